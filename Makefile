@@ -1,0 +1,36 @@
+# make demo and make test need Python >= 3.10 and make, nothing else: they set up .venv by themselves.
+PYTHON ?= python3
+VENV ?= .venv
+RUN := $(VENV)/bin/python
+READY := $(VENV)/.ready
+
+.PHONY: setup test test-all demo lint bench clean
+
+setup: $(READY)
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "fullbatch needs Python >= 3.10; set PYTHON=")'
+	$(PYTHON) -m venv $(VENV)
+	$(RUN) -m pip install --quiet --upgrade pip
+	$(RUN) -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
+	touch $@
+
+test: $(READY)          ## the tier everyone runs
+	$(RUN) -m pytest -m "not slow"
+
+test-all: $(READY)      ## and the slow ones
+	$(RUN) -m pytest
+
+demo: $(READY)          ## train a tiny CLIP on drawn shapes with NeuCLIP
+	$(RUN) examples/own_loop.py
+
+lint: $(READY)
+	$(RUN) -m ruff check .
+	$(RUN) -m ruff format --check .
+	$(RUN) -m mypy
+
+bench: $(READY)         ## time and memory beside open_clip's loss
+	$(RUN) benchmarks/objectives.py
+
+clean:
+	rm -rf $(VENV) build *.egg-info

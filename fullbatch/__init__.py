@@ -1,0 +1,52 @@
+"""fullbatch: contrastive training in which small batches reach full-batch quality."""
+
+from fullbatch.config import (
+    Amortized,
+    BatchMean,
+    Constant,
+    Identity,
+    LearnedScale,
+    Method,
+    Mlp,
+    MovingAverage,
+    NoNormalizer,
+    PerSample,
+    Predicted,
+    Prototypes,
+    RobustGlobal,
+    RobustPositives,
+    Scale,
+    Sigmoid,
+    SquaredHinge,
+)
+from fullbatch.evaluation.exact_normalizers import exact_log_normalizers
+from fullbatch.objective.methods import METHODS, make_objective, settings_of
+from fullbatch.objective.objective import Objective, Output
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "METHODS",
+    "Amortized",
+    "BatchMean",
+    "Constant",
+    "Identity",
+    "LearnedScale",
+    "Method",
+    "Mlp",
+    "MovingAverage",
+    "NoNormalizer",
+    "Objective",
+    "Output",
+    "PerSample",
+    "Predicted",
+    "Prototypes",
+    "RobustGlobal",
+    "RobustPositives",
+    "Scale",
+    "Sigmoid",
+    "SquaredHinge",
+    "exact_log_normalizers",
+    "make_objective",
+    "settings_of",
+]

@@ -1,0 +1,49 @@
+"""Normalizers that need no network: the batch's own mean, and a moving average per sample."""
+
+from __future__ import annotations
+
+import math
+
+from torch import nn
+
+from fullbatch.config import BatchMean, MovingAverage
+from fullbatch.objective.log_domain import cosine_gamma, log_add, log_moving_average
+from fullbatch.objective.per_sample import PerSampleTable, TableOptions, log_mean_within, same_id_groups
+from fullbatch.objective.step import Direction, Estimate, Progress
+
+
+class BatchMeanNormalizer(nn.Module):
+    """alpha_i = log(epsilon + g_i(batch)); with epsilon = 1/(number of negatives) this is CLIP's InfoNCE."""
+
+    def __init__(self, config: BatchMean) -> None:
+        super().__init__()
+        self.config = config
+
+    def forward(self, direction: Direction, progress: Progress) -> Estimate:
+        epsilon = 1.0 / direction.negatives if self.config.epsilon is None else self.config.epsilon
+        log_total_B = log_add(direction.log_g_B, epsilon)
+        return Estimate(log_total_B.detach(), log_total_B, tau_on_ratio=False, tau_on_alpha=True)
+
+
+class MovingAverageNormalizer(nn.Module):
+    """alpha_i = log u_i, the new u of NeuCLIP eq. (3), so that the gradient is eq. (4) and tau's eq. (13)."""
+
+    def __init__(self, config: MovingAverage, table: TableOptions, name: str) -> None:
+        super().__init__()
+        self.config = config
+        self.log_u = PerSampleTable(table, f"{name}.log_u", initial=-math.inf)
+
+    def gamma(self, progress: Progress) -> float:
+        return cosine_gamma(self.config.gamma, self.config.gamma_epochs, progress.epoch)
+
+    def forward(self, direction: Direction, progress: Progress) -> Estimate:
+        ids_N = direction.anchor.ids_N
+        assert ids_N is not None
+        group_N = same_id_groups(ids_N)
+        log_new_N = log_mean_within(log_add(direction.log_g_N, self.config.epsilon), group_N)
+        log_old_N = self.log_u.get(ids_N, log_new_N.dtype)
+        log_u_N = log_moving_average(log_old_N, log_new_N, self.gamma(progress))
+        if progress.training:
+            self.log_u.put(ids_N, log_u_N, group_N, progress)
+        log_total_B = log_add(direction.log_g_B, self.config.epsilon)
+        return Estimate(log_u_N[direction.rows], log_total_B, tau_on_ratio=False, tau_on_alpha=True)

@@ -1,0 +1,152 @@
+"""A value per sample: the table that moving averages and per-sample temperatures are kept in.
+
+The table only gets and puts rows; what a row means is its owner's affair.  Where it lies is a choice:
+
+    "rank"      a buffer on each rank's device: no waiting for the host, one copy a rank
+    "node"      one copy a node in shared host memory
+    a folder    one memory-mapped file a node
+    "auto"      "rank" up to 256 MB a table, "node" beyond
+"""
+
+# N: rows on all ranks
+
+from __future__ import annotations
+
+import os
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fullbatch import distributed
+from fullbatch.objective.step import Progress
+
+AUTO_LIMIT_BYTES = 256 * 2**20
+_DTYPES = (torch.float16, torch.float32, torch.float64)
+
+
+@dataclass(frozen=True)
+class TableOptions:
+    num_samples: int
+    dtype: torch.dtype = torch.float32
+    storage: str = "auto"
+
+    def __post_init__(self) -> None:
+        if self.dtype not in _DTYPES:
+            raise ValueError(
+                f"table_dtype must be torch.float32 or torch.float16 (torch.float64 for tests), got {self.dtype}."
+            )
+
+    @property
+    def place(self) -> str:
+        if self.storage != "auto":
+            return self.storage
+        return "rank" if self.num_samples * self.dtype.itemsize <= AUTO_LIMIT_BYTES else "node"
+
+
+class PerSampleTable(nn.Module):
+    values: Tensor
+
+    def __init__(self, options: TableOptions, name: str, initial: float) -> None:
+        super().__init__()
+        self.name = name
+        self.on_host = options.place != "rank"
+        values = _map_host_values(options, name) if self.on_host else torch.empty(options.num_samples).to(options.dtype)
+        if not self.on_host or distributed.is_node_leader():
+            values.fill_(initial)
+        if self.on_host:
+            distributed.node_barrier()
+        self.register_buffer("values", values)
+
+    def get(self, ids_N: Tensor, dtype: torch.dtype) -> Tensor:
+        return self.values[ids_N.to(self.values.device)].to(ids_N.device, dtype)
+
+    def put(self, ids_N: Tensor, new_N: Tensor, group_N: Tensor, progress: Progress) -> None:
+        """Rows with the same id must bring the same value (see ``mean_within``)."""
+        if self.values.dtype == torch.float16:
+            new_N = round_stochastically(new_N, group_N, progress)
+        if not self.on_host:
+            self.values[ids_N] = new_N.to(self.values.dtype)
+            return
+        new_N = new_N.to("cpu", self.values.dtype)
+        distributed.node_barrier()  # everyone has read
+        if distributed.is_node_leader():
+            self.values[ids_N.cpu()] = new_N
+        distributed.node_barrier()  # everyone sees the new rows
+
+    def _apply(self, fn: Any, recurse: bool = True) -> PerSampleTable:
+        """A table in host memory stays there when the objective moves to a GPU."""
+        return self if self.on_host else super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        saved = state_dict.get(prefix + "values")
+        if saved is not None and saved.shape != self.values.shape:
+            raise ValueError(
+                f"The saved table {self.name!r} holds {saved.shape[0]} samples and this objective was made for "
+                f"num_samples={self.values.shape[0]}: it belongs to another data set. Load it with the num_samples it "
+                "was trained with, or start with a new objective."
+            )
+        super()._load_from_state_dict(state_dict, prefix, *args)
+        if self.on_host:
+            distributed.node_barrier()
+
+
+def _map_host_values(options: TableOptions, name: str) -> Tensor:
+    """One mapping that all ranks of a node share: a named file for a folder, an unlinked one in memory otherwise."""
+    shared_memory = options.place == "node"
+    if shared_memory:
+        memory = "/dev/shm" if os.path.isdir("/dev/shm") else tempfile.gettempdir()
+        handle, own_path = tempfile.mkstemp(prefix="fullbatch-", dir=memory)
+        os.close(handle)
+    else:
+        Path(options.place).mkdir(parents=True, exist_ok=True)
+        own_path = str(Path(options.place) / f"{name}.table")
+    path = distributed.share_text(own_path)
+    if own_path != path:
+        os.unlink(own_path)  # only the leader's is used
+    if distributed.is_node_leader():
+        with open(path, "wb") as file:
+            file.truncate(options.num_samples * options.dtype.itemsize)
+    distributed.node_barrier()
+    values = torch.from_file(path, shared=True, size=options.num_samples, dtype=options.dtype)
+    distributed.node_barrier()
+    if shared_memory and distributed.is_node_leader():
+        os.unlink(path)  # the mapping lives on; a killed run leaves nothing behind
+    return values
+
+
+def round_stochastically(values_N: Tensor, group_N: Tensor, progress: Progress) -> Tensor:
+    """float32 to float16, up or down with the odds that keep the mean: small moves add up instead of being lost."""
+    low_bits = 13  # what float16's mantissa has fewer than float32's
+    exact_N = values_N.to(torch.float32)
+    noise_N = torch.randint(
+        2**low_bits, exact_N.shape, generator=progress.generator(exact_N.device, 16), device=exact_N.device
+    )
+    bits_N = exact_N.view(torch.int32) + noise_N[group_N].to(torch.int32)
+    rounded_N = (bits_N & -(2**low_bits)).view(torch.float32)
+    return torch.where(torch.isfinite(exact_N), rounded_N, exact_N).to(torch.float16)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# the same id more than once in a batch: one id, one value
+
+
+def same_id_groups(ids_N: Tensor) -> Tensor:
+    """A number in [0, N) for each row, equal for equal ids; no sizes are read, so the host need not wait."""
+    return torch.searchsorted(ids_N.sort().values, ids_N)
+
+
+def mean_within(values_N: Tensor, group_N: Tensor) -> Tensor:
+    """Each row's value replaced by the mean over the rows of its group."""
+    total_N = torch.zeros_like(values_N).index_add_(0, group_N, values_N)
+    count_N = torch.zeros_like(values_N).index_add_(0, group_N, torch.ones_like(values_N))
+    return (total_N / count_N)[group_N]
+
+
+def log_mean_within(log_N: Tensor, group_N: Tensor) -> Tensor:
+    """``mean_within`` for values given by their logs."""
+    peak_N = torch.full_like(log_N, -torch.inf).scatter_reduce_(0, group_N, log_N, "amax")[group_N]
+    return mean_within(torch.exp(log_N - peak_N), group_N).log() + peak_N

@@ -1,0 +1,207 @@
+"""NeuCLIP's normalizer-prediction network (NPN): prototypes, or the MLP it is compared with.
+
+It keeps nothing per sample and needs no sample ids.  All ranks hold all gathered embeddings, so each computes the
+identical update itself and nothing is communicated for it.
+"""
+
+# B: anchors on this rank   N: anchors on all ranks   M: prototypes   D: width
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import normalize
+
+from fullbatch.config import Mlp, Pairwise, Prototypes, SquaredHinge
+from fullbatch.distributed import average_gradient
+from fullbatch.kernels.log_mean_exp import Pairs, log_mean_exp, pull_back_to_others, reduce_rows
+from fullbatch.objective.fitted_net import FittedNet, adagrad_direction
+from fullbatch.objective.log_domain import bounded_exp, log_add, log_or_minus_inf
+from fullbatch.objective.step import Direction, Estimate, Progress
+
+
+def is_restart(config: Prototypes | Mlp, steps: int) -> bool:
+    """Line 3 of Algorithm 1; with ``restart_every`` None or 0 only the first step."""
+    return steps == 0 or bool(config.restart_every and steps % config.restart_every == 0)
+
+
+def fit_gradient(config: Prototypes | Mlp, alpha_N: Tensor, log_total_N: Tensor, tau_N: Tensor) -> Tensor:
+    """d/d alpha_i of what the NPN minimises: NeuCLIP eq. (12), or half the squared log error ("separate")."""
+    if config.fit == "separate":
+        return (alpha_N - log_total_N) / alpha_N.shape[0]
+    return tau_N * (1.0 - bounded_exp(log_total_N - alpha_N)) / alpha_N.shape[0]
+
+
+class PrototypeNormalizer(nn.Module):
+    """alpha_i = log(epsilon + mean_k exp(loss(cos(e_i, W_k) - s_ii) / tau)).  NeuCLIP eq. (10), (11).
+
+    A restart sets the prototypes to the other modality's embeddings of this batch.  A batch larger than M gives a
+    random subset; a smaller one is topped up with the embeddings of the batches before it, and while fewer than M have
+    been seen at all, every new batch is appended.
+    """
+
+    prototypes_MD: Tensor
+    accumulator_MD: Tensor
+    recent_MD: Tensor
+
+    def __init__(self, config: Prototypes, pairwise: Pairwise, width: int, chunk: int | None, name: str) -> None:
+        super().__init__()
+        self.config, self.pairwise, self.chunk = config, pairwise, chunk
+        self.tag = 0 if name == "image" else 1
+        shape = (config.prototypes, width)
+        if config.schedule == "simultaneous":
+            self.prototypes_MD = nn.Parameter(torch.zeros(shape))
+        else:
+            self.register_buffer("prototypes_MD", torch.zeros(shape))
+            self.register_buffer("accumulator_MD", torch.zeros(shape))
+        self.register_buffer("recent_MD", torch.zeros(shape))
+        self.active = 0  # prototypes in use
+        self.seen = 0  # rows ever written to recent_MD, a ring
+        self.steps = 0
+
+    def get_extra_state(self) -> Tensor:
+        return torch.tensor([self.active, self.seen, self.steps])
+
+    def set_extra_state(self, state: Tensor) -> None:
+        self.active, self.seen, self.steps = (int(value) for value in state)
+
+    def forward(self, direction: Direction, progress: Progress) -> Estimate:
+        if progress.training:
+            with torch.no_grad():
+                self._refresh(direction.other.all_ND, progress)
+                if self.config.schedule == "alternating":
+                    self._fit(direction)
+            self.steps += 1
+        elif self.active == 0:
+            raise ValueError(
+                "This objective has no prototypes yet: they come from the first training batch. "
+                "Call it in training mode once, or load a state_dict, before eval()."
+            )
+        alpha_B = self._alpha(direction)
+        log_total_B = log_add(direction.log_g_B, self.config.epsilon)
+        if self.config.prototype_gradient == "detached":
+            alpha_B = alpha_B.detach()
+        return Estimate(alpha_B, log_total_B, tau_on_ratio=True, tau_on_alpha=True)
+
+    def _alpha(self, direction: Direction) -> Tensor:
+        used_MD = self.prototypes_MD[: self.active]
+        if self.config.schedule == "simultaneous":
+            used_MD = average_gradient(self.prototypes_MD)[: self.active]
+        unit_MD = normalize(used_MD.to(direction.log_g_B.dtype), dim=1)
+        mean = log_mean_exp(
+            direction.anchor.local_BD,
+            unit_MD,
+            direction.reference_B,
+            direction.tau_B,
+            pairwise=self.pairwise,
+            chunk=self.chunk,
+        )
+        return log_add(mean.log_mean_B, self.config.epsilon)
+
+    # -- restarts ---------------------------------------------------------------------------------------------------
+
+    def _refresh(self, other_ND: Tensor, progress: Progress) -> None:
+        self._remember(other_ND)
+        if is_restart(self.config, self.steps):
+            self._restart(other_ND, progress)
+        elif self.active < self.config.prototypes and self.config.schedule == "alternating":
+            self._append(other_ND)
+
+    def _remember(self, other_ND: Tensor) -> None:
+        newest = other_ND[-self.config.prototypes :]
+        place = torch.arange(self.seen, self.seen + newest.shape[0], device=other_ND.device) % self.config.prototypes
+        self.recent_MD[place] = newest.to(self.recent_MD.dtype)
+        self.seen += newest.shape[0]
+
+    def _restart(self, other_ND: Tensor, progress: Progress) -> None:
+        total = self.config.prototypes
+        if other_ND.shape[0] > total:
+            generator = progress.generator(other_ND.device, 3)  # the same pairs in both directions
+            chosen = torch.randperm(other_ND.shape[0], generator=generator, device=other_ND.device)[:total]
+            fresh_MD = other_ND[chosen]
+        else:
+            fresh_MD = self.recent_MD[: min(self.seen, total)]
+        self.active = fresh_MD.shape[0]
+        self.prototypes_MD[: self.active] = fresh_MD.to(self.prototypes_MD.dtype)
+        if self.config.reset_accumulator and self.config.schedule == "alternating":
+            self.accumulator_MD.zero_()
+
+    def _append(self, other_ND: Tensor) -> None:
+        count = min(other_ND.shape[0], self.config.prototypes - self.active)
+        self.prototypes_MD[self.active : self.active + count] = other_ND[:count].to(self.prototypes_MD.dtype)
+        self.active += count
+
+    # -- updates ----------------------------------------------------------------------------------------------------
+
+    def _fit(self, direction: Direction) -> None:
+        """T_u AdaGrad updates on this batch with the encoders fixed; the gradient in closed form."""
+        log_total_N = log_add(direction.log_g_N, self.config.epsilon)
+        for _ in range(self.config.updates):
+            gradient_MD = self._prototype_gradient(direction, log_total_N).to(self.prototypes_MD.dtype)
+            step_MD = adagrad_direction(self.accumulator_MD[: self.active], gradient_MD)
+            self.prototypes_MD[: self.active].sub_(step_MD, alpha=self.config.prototype_lr)
+
+    def _prototype_gradient(self, direction: Direction, log_total_N: Tensor) -> Tensor:
+        """d/dW of eq. (12): through alpha, the log-sum-exp pool and the prototypes' normalisation."""
+        used_MD = self.prototypes_MD[: self.active].to(log_total_N.dtype)
+        norm_M1 = used_MD.norm(dim=1, keepdim=True).clamp_min(1e-12)
+        unit_MD = used_MD / norm_M1
+        pairs = Pairs(direction.anchor.all_ND, unit_MD, direction.reference_N, direction.tau_N, None, self.pairwise)
+        value_N, _ = reduce_rows(pairs, self.chunk)
+        log_mean_N = value_N - math.log(self.active)
+        alpha_N = log_add(log_mean_N, self.config.epsilon)
+        d_alpha_N = fit_gradient(self.config, alpha_N, log_total_N, direction.tau_N)
+        d_value_N = d_alpha_N * torch.sigmoid(log_mean_N - log_or_minus_inf(self.config.epsilon))
+        to_unit_MD = pull_back_to_others(pairs, value_N, d_value_N, self.chunk)
+        radial_M1 = (to_unit_MD * unit_MD).sum(dim=1, keepdim=True)
+        gradient_MD: Tensor = (to_unit_MD - radial_M1 * unit_MD) / norm_M1
+        return gradient_MD
+
+
+class MlpNormalizer(nn.Module):
+    """alpha_i = MLP(stopgrad e_i) - s_ii / tau; with a hinge, which has no such linear part, alpha_i = MLP(e_i)."""
+
+    def __init__(self, config: Mlp, pairwise: Pairwise, width: int, name: str) -> None:
+        super().__init__()
+        self.config, self.tag = config, 0 if name == "image" else 1
+        self.linear_part = not isinstance(pairwise, SquaredHinge)
+
+        def build() -> nn.Module:
+            return nn.Sequential(nn.Linear(width, config.hidden), nn.ReLU(), nn.Linear(config.hidden, 1))
+
+        self.net = FittedNet(build, "adagrad", config.prototype_lr)
+        self.steps = 0
+
+    def get_extra_state(self) -> Tensor:
+        return torch.tensor(self.steps)
+
+    def set_extra_state(self, state: Tensor) -> None:
+        self.steps = int(state)
+
+    def _shift(self, reference: Tensor, tau: Tensor) -> Tensor:
+        return -reference / tau if self.linear_part else torch.zeros_like(tau)
+
+    def forward(self, direction: Direction, progress: Progress) -> Estimate:
+        if progress.training:
+            if is_restart(self.config, self.steps):
+                self.net.restart(seed=progress.seed + 2 * self.steps + self.tag)
+            self._fit(direction)
+            self.steps += 1
+        alpha_B = self.net(direction.anchor.local_BD.detach()) + self._shift(direction.reference_B, direction.tau_B)
+        if self.config.prototype_gradient == "detached":
+            alpha_B = alpha_B.detach()
+        log_total_B = log_add(direction.log_g_B, self.config.epsilon)
+        return Estimate(alpha_B, log_total_B, tau_on_ratio=True, tau_on_alpha=True)
+
+    def _fit(self, direction: Direction) -> None:
+        log_total_N = log_add(direction.log_g_N, self.config.epsilon)
+        shift_N = self._shift(direction.reference_N, direction.tau_N)
+
+        def loss_of(value_N: Tensor) -> Tensor:
+            alpha_N = value_N + shift_N
+            gradient_N = fit_gradient(self.config, alpha_N.detach(), log_total_N, direction.tau_N)
+            return (gradient_N * alpha_N).sum()
+
+        self.net.fit(direction.anchor.all_ND, loss_of, self.config.updates)

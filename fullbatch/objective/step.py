@@ -1,0 +1,109 @@
+"""What travels through one call of an objective: where training stands, the batch on all ranks, its directions."""
+
+# B: rows on this rank   N: rows on all ranks   D: width
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fullbatch import distributed
+
+
+DIRECTIONS = ("image", "text")  # a direction is named after its anchors
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where training stands.  ``epoch`` counts whole passes; ``training`` False leaves every state untouched."""
+
+    step: int
+    epoch: int
+    seed: int
+    training: bool
+
+    def generator(self, device: torch.device, *tags: int) -> torch.Generator:
+        """Noise that depends on the step alone, so that it is the same on every rank and after a resume."""
+        seed = self.seed
+        for tag in (self.step, *tags):
+            seed = (seed * 6364136223846793005 + tag + 1442695040888963407) % 2**63
+        return torch.Generator(device).manual_seed(seed)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """One modality of the batch: this rank's rows with gradient, all ranks' without, and all ranks' ids."""
+
+    local_BD: Tensor
+    all_ND: Tensor
+    ids_N: Tensor | None
+
+
+@dataclass(frozen=True)
+class Batch:
+    image: Rows
+    text: Rows
+    positive_B: Tensor
+    positive_N: Tensor
+    rows: slice
+
+    @property
+    def size(self) -> int:
+        return self.image.all_ND.shape[0]
+
+    def directions(self) -> tuple[tuple[str, Rows, Rows], ...]:
+        """Both directions as (name, anchors, others): the same code, called with the two tables swapped."""
+        return (DIRECTIONS[0], self.image, self.text), (DIRECTIONS[1], self.text, self.image)
+
+
+def gather_batch(image_BD: Tensor, text_BD: Tensor, ids_B2: Tensor | None) -> Batch:
+    """Bring the batch of all ranks here: the embeddings travel once, together."""
+    count, width = image_BD.shape
+    both_N2D = distributed.gather_rows(torch.cat([image_BD, text_BD], dim=1))
+    image_ND, text_ND = both_N2D[:, :width].contiguous(), both_N2D[:, width:].contiguous()
+    ids_N2 = None if ids_B2 is None else distributed.gather_rows(ids_B2)
+    return Batch(
+        image=Rows(image_BD, image_ND, None if ids_N2 is None else ids_N2[:, 0].contiguous()),
+        text=Rows(text_BD, text_ND, None if ids_N2 is None else ids_N2[:, 1].contiguous()),
+        positive_B=(image_BD * text_BD).sum(1),
+        positive_N=(image_ND * text_ND).sum(1),
+        rows=distributed.world().rows(count),
+    )
+
+
+@dataclass(frozen=True)
+class Direction:
+    """One direction of a step: anchors of one modality against the other, and what is known of their negatives."""
+
+    name: str  # the anchors' modality
+    anchor: Rows
+    other: Rows
+    rows: slice
+    positive_B: Tensor
+    positive_N: Tensor
+    reference_B: Tensor  # s_ii, or 0 where raw similarities are used
+    reference_N: Tensor
+    tau_B: Tensor
+    tau_N: Tensor
+    log_g_B: Tensor
+    log_g_N: Tensor
+    mean_exponent_N: Tensor | None
+    negatives: int
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A normalizer's answer for this rank's anchors.
+
+    alpha_B        estimate of log(epsilon + g_i(data set)), with or without gradient as the method has it
+    log_total_B    log(epsilon + g_i(batch)), with gradient
+    tau_on_ratio   whether the factor tau of the ratio (epsilon + g) / exp(alpha) carries gradient
+    tau_on_alpha   whether the factor tau of alpha does
+    """
+
+    alpha_B: Tensor
+    log_total_B: Tensor
+    tau_on_ratio: bool
+    tau_on_alpha: bool

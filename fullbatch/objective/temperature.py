@@ -1,0 +1,174 @@
+"""Temperatures: one for all (constant, learned, robust), one per sample (iSogCLR), one predicted per anchor (TempNet).
+
+Each kind answers two questions of a direction: ``read`` gives tau for the anchors; ``learn`` is called when the
+normalizer is known and returns what its learning adds to the loss (nothing, unless it is TempNet's).
+"""
+
+# B: anchors on this rank   N: anchors on all ranks   C: centers   D: width
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import normalize
+
+from fullbatch.config import Constant, LearnedScale, PerSample, Predicted, RobustGlobal, rho_of_direction
+from fullbatch.distributed import average_gradient
+from fullbatch.objective.log_domain import temperature_gradient
+from fullbatch.objective.per_sample import PerSampleTable, TableOptions, mean_within, same_id_groups
+from fullbatch.objective.step import Batch, Direction, Progress, Rows
+
+
+class GlobalTemperature(nn.Module):
+    """One temperature for all anchors.  What is learned is log tau, clamped from below before each use."""
+
+    log_temperature: nn.Parameter | None
+
+    def __init__(self, config: Constant | LearnedScale | RobustGlobal) -> None:
+        super().__init__()
+        self.config = config
+        learned = not isinstance(config, Constant)
+        start = torch.tensor(math.log(config.temperature))
+        self.log_temperature = nn.Parameter(start) if learned else None
+
+    @property
+    def minimum(self) -> float:
+        return 0.0 if isinstance(self.config, Constant) else self.config.temperature_min
+
+    def tau(self, dtype: torch.dtype, device: torch.device) -> Tensor:
+        if self.log_temperature is None:
+            return torch.tensor(self.config.temperature, dtype=dtype, device=device)
+        return average_gradient(self.log_temperature).to(dtype).exp()
+
+    def read(self, anchor: Rows, other: Rows, batch: Batch, progress: Progress) -> tuple[Tensor, Tensor]:
+        if self.log_temperature is not None and progress.training:
+            with torch.no_grad():
+                self.log_temperature.clamp_(min=math.log(self.minimum))
+        tau = self.tau(anchor.all_ND.dtype, anchor.all_ND.device)
+        return tau.expand(anchor.local_BD.shape[0]), tau.detach().expand(batch.size)
+
+    def rho(self, progress: Progress) -> float:
+        return self.config.rho_at(progress.epoch) if isinstance(self.config, RobustGlobal) else 0.0
+
+    def learn(self, direction: Direction, alpha_N: Tensor | None, progress: Progress) -> Tensor | None:
+        return None
+
+
+class PerSampleTemperature(nn.Module):
+    """iSogCLR's tau_i.  A step's encoder gradient uses the tau_i it found; the move below shows from the next on."""
+
+    def __init__(self, config: PerSample, table: TableOptions, name: str) -> None:
+        super().__init__()
+        self.config, self.rho_value = config, rho_of_direction(config, name)
+        self.tau = PerSampleTable(table, f"{name}.tau", initial=config.temperature)
+        self.first = PerSampleTable(table, f"{name}.tau_first_moment", initial=0.0)
+        if config.rule == "adam":
+            self.second = PerSampleTable(table, f"{name}.tau_second_moment", initial=0.0)
+
+    def read(self, anchor: Rows, other: Rows, batch: Batch, progress: Progress) -> tuple[Tensor, Tensor]:
+        assert anchor.ids_N is not None
+        tau_N = self.tau.get(anchor.ids_N, anchor.all_ND.dtype)
+        return tau_N[batch.rows], tau_N
+
+    def rho(self, progress: Progress) -> float:
+        return self.rho_value
+
+    def learn(self, direction: Direction, alpha_N: Tensor | None, progress: Progress) -> Tensor | None:
+        if not progress.training:
+            return None
+        ids_N = direction.anchor.ids_N
+        assert ids_N is not None
+        assert alpha_N is not None and direction.mean_exponent_N is not None
+        group_N = same_id_groups(ids_N)
+        gradient_N = temperature_gradient(alpha_N, direction.log_g_N, direction.mean_exponent_N, self.rho_value)
+        if self.config.clip is not None:
+            gradient_N = gradient_N.clamp(-self.config.clip, self.config.clip)
+        gradient_N = mean_within(gradient_N, group_N)
+        move_N = self._move(gradient_N, ids_N, group_N, progress) * self.config.temperature_lr
+        tau_N = (direction.tau_N - move_N).clamp(self.config.temperature_min, self.config.temperature_max)
+        self.tau.put(ids_N, tau_N, group_N, progress)
+        return None
+
+    def _move(self, gradient_N: Tensor, ids_N: Tensor, group_N: Tensor, progress: Progress) -> Tensor:
+        first_N = self.first.get(ids_N, gradient_N.dtype)
+        if self.config.rule == "momentum":
+            first_N = (1.0 - self.config.beta) * first_N + self.config.beta * gradient_N
+            self.first.put(ids_N, first_N, group_N, progress)
+            return first_N
+        second_N = self.second.get(ids_N, gradient_N.dtype)
+        keep_first, keep_second = (0.9, 0.999) if progress.epoch > 0 else (0.0, 0.0)
+        first_N = keep_first * first_N + (1.0 - keep_first) * gradient_N
+        second_N = keep_second * second_N + (1.0 - keep_second) * gradient_N.square()
+        self.first.put(ids_N, first_N, group_N, progress)
+        self.second.put(ids_N, second_N, group_N, progress)
+        visits = progress.epoch + 1  # a sample is seen once an epoch
+        unbiased_first_N = first_N / (1.0 - keep_first**visits)
+        unbiased_second_N = second_N / (1.0 - keep_second**visits)
+        return unbiased_first_N / (unbiased_second_N.sqrt() + 1e-8)
+
+
+class PredictedTemperature(nn.Module):
+    """TempNet.  Every rank predicts for all ranks' anchors, so its gradient is the same everywhere."""
+
+    initialised: Tensor
+
+    def __init__(self, config: Predicted, width: int, name: str) -> None:
+        super().__init__()
+        self.config, self.rho_value = config, rho_of_direction(config, name)
+        self.tag = 1 if name == "image" else 2
+        self.projection = nn.Linear(width, width)
+        self.centers_CD = nn.Parameter(torch.zeros(config.centers, width))
+        self.log_sharpness = nn.Parameter(torch.tensor(math.log(0.01)))
+        self.head = nn.Linear(config.centers, 1)
+        nn.init.ones_(self.head.weight)
+        nn.init.zeros_(self.head.bias)
+        self.started = False
+        self._predicted_N: Tensor | None = None
+
+    def get_extra_state(self) -> Tensor:
+        return torch.tensor(self.started)
+
+    def set_extra_state(self, state: Tensor) -> None:
+        self.started = bool(state)
+
+    def rho(self, progress: Progress) -> float:
+        return self.rho_value
+
+    def predict(self, x_ND: Tensor, progress: Progress) -> Tensor:
+        dtype = x_ND.dtype
+        hidden_ND = torch.sigmoid(x_ND @ self.projection.weight.to(dtype).T + self.projection.bias.to(dtype))
+        if progress.training and self.config.dropout > 0.0:
+            keep = 1.0 - self.config.dropout
+            generator = progress.generator(x_ND.device, 7, self.tag)
+            noise_ND = torch.rand(hidden_ND.shape, generator=generator, device=x_ND.device)
+            hidden_ND = hidden_ND * (noise_ND < keep) / keep
+        product_NC = hidden_ND @ normalize(self.centers_CD.to(dtype), dim=1).T
+        share_NC = torch.softmax(product_NC / self.log_sharpness.to(dtype).exp(), dim=1)
+        pooled_NC = (share_NC - 1.0 / self.config.centers) * torch.sigmoid(product_NC)
+        raw_N = pooled_NC @ self.head.weight.to(dtype)[0] + self.head.bias.to(dtype)
+        low, high = self.config.temperature_min, self.config.temperature_max
+        return low + (high - low) * torch.sigmoid(raw_N)
+
+    def read(self, anchor: Rows, other: Rows, batch: Batch, progress: Progress) -> tuple[Tensor, Tensor]:
+        if not self.started and progress.training:
+            self._start_from(other.all_ND)
+        self._predicted_N = self.predict(anchor.all_ND, progress)
+        tau_N = self._predicted_N.detach()
+        return tau_N[batch.rows], tau_N
+
+    def _start_from(self, other_ND: Tensor) -> None:
+        """Centers are the first batch of the other modality, over again where it has fewer rows."""
+        rows = torch.arange(self.config.centers, device=other_ND.device) % other_ND.shape[0]
+        with torch.no_grad():
+            self.centers_CD.copy_(other_ND[rows])
+        self.started = True
+
+    def learn(self, direction: Direction, alpha_N: Tensor | None, progress: Progress) -> Tensor | None:
+        """mean_i stopgrad(d tau_i) tau_i, whose gradient trains the net."""
+        predicted_N, self._predicted_N = self._predicted_N, None
+        assert predicted_N is not None
+        assert alpha_N is not None and direction.mean_exponent_N is not None
+        gradient_N = temperature_gradient(alpha_N, direction.log_g_N, direction.mean_exponent_N, self.rho_value)
+        return (gradient_N * predicted_N).mean()
