@@ -144,7 +144,8 @@ class MovingAverage:
 def _check_fitted(owner: Prototypes | Mlp) -> None:
     _require_epsilon(owner)
     _require_count(owner, "updates", 0)
-    _require_positive(owner, "prototype_lr")
+    if owner.prototype_lr is not None:
+        _require_positive(owner, "prototype_lr")
     if owner.restart_every is not None:
         _require_count(owner, "restart_every", 0)
     _require_choice(owner, "prototype_gradient", ("full", "detached"))
@@ -158,7 +159,8 @@ class Prototypes:
     prototypes           m, how many summarise the data set for each direction
     updates              T_u, AdaGrad updates a step; 0 leaves them as the last restart set them
     restart_every        T_r, steps between restarts from fresh embeddings; None or 0: only at the first step
-    prototype_lr         AdaGrad's learning rate (see docs/normalizer.md for why it is not the paper's 1.0)
+    prototype_lr         AdaGrad's learning rate; None: 0.01 / sqrt(width), a first step of 0.01 radians
+                         (docs/normalizer.md shows why the default is not the paper's 1.0)
     prototype_gradient   "full": the encoders' gradient flows through alpha as eq. (12) says; "detached": it does not
     fit                  "unified": eq. (12); "separate": half the squared log error (Tables 14-16)
     schedule             "alternating": Algorithm 1; "simultaneous": Algorithm 3, prototypes are parameters of the
@@ -169,7 +171,7 @@ class Prototypes:
     prototypes: int = 4096
     updates: int = 10
     restart_every: int | None = 500
-    prototype_lr: float = 0.02
+    prototype_lr: float | None = None
     prototype_gradient: Literal["full", "detached"] = "full"
     fit: Literal["unified", "separate"] = "unified"
     schedule: Literal["alternating", "simultaneous"] = "alternating"
@@ -180,6 +182,14 @@ class Prototypes:
         _check_fitted(self)
         _require_count(self, "prototypes", 1)
         _require_choice(self, "schedule", ("alternating", "simultaneous"))
+
+    @classmethod
+    def as_published(cls) -> Prototypes:
+        """NeuCLIP's Table 4: AdaGrad at 1.0, here started anew at each restart (the paper does not say)."""
+        return cls(prototypes=4096, updates=10, restart_every=500, prototype_lr=1.0, reset_accumulator=True)
+
+    def lr_for(self, width: int) -> float:
+        return 0.01 / math.sqrt(width) if self.prototype_lr is None else self.prototype_lr
 
 
 @dataclass(frozen=True)
@@ -235,6 +245,18 @@ Normalizer = NoNormalizer | BatchMean | MovingAverage | Prototypes | Mlp | Amort
 # temperature
 
 
+def _check_bounds(owner: LearnedScale | RobustGlobal | PerSample | Predicted) -> None:
+    low, high = owner.temperature_min, owner.temperature_max
+    _require_temperature(owner, "temperature_min")
+    _require_temperature(owner, "temperature_max")
+    _require(high > low, owner, "temperature_max", f"exceed temperature_min ({low})")
+
+
+def temperature_bounds(owner: LearnedScale | RobustGlobal | PerSample) -> tuple[float, float]:
+    """The bounds, widened where the start lies outside them: who starts at 0.005 means it."""
+    return min(owner.temperature_min, owner.temperature), max(owner.temperature_max, owner.temperature)
+
+
 @dataclass(frozen=True)
 class Constant:
     """One temperature that never moves."""
@@ -247,14 +269,15 @@ class Constant:
 
 @dataclass(frozen=True)
 class LearnedScale:
-    """CLIP's learned 1/tau, kept as log tau; ``temperature_min`` 0.01 is CLIP's bound of 100 on the scale."""
+    """CLIP's learned 1/tau, kept as log tau; the bounds are CLIP's 1 to 100 on the scale."""
 
     temperature: float = 0.07
     temperature_min: float = 0.01
+    temperature_max: float = 1.0
 
     def __post_init__(self) -> None:
         _require_temperature(self)
-        _require_temperature(self, "temperature_min")
+        _check_bounds(self)
 
 
 @dataclass(frozen=True)
@@ -267,12 +290,13 @@ class RobustGlobal:
     temperature: float = 0.07
     rho: float = 6.5
     temperature_min: float = 0.01
+    temperature_max: float = 1.0
     rho_late: float | None = None
     rho_late_epoch: float = 0.0
 
     def __post_init__(self) -> None:
         _require_temperature(self)
-        _require_temperature(self, "temperature_min")
+        _check_bounds(self)
         _require(_is_number(self.rho), self, "rho", "be a number")
 
     def rho_at(self, epoch: float) -> float:
@@ -280,11 +304,7 @@ class RobustGlobal:
         return self.rho_late if late and self.rho_late is not None else self.rho
 
 
-def _check_bounds(owner: PerSample | Predicted) -> None:
-    _require_temperature(owner, "temperature_min")
-    _require_temperature(owner, "temperature_max")
-    rule = f"exceed temperature_min ({owner.temperature_min})"
-    _require(owner.temperature_max > owner.temperature_min, owner, "temperature_max", rule)
+def _check_rho(owner: PerSample | Predicted) -> None:
     for field in ("rho", "rho_image", "rho_text"):
         value = getattr(owner, field)
         _require(_is_number(value) or (value is None and field != "rho"), owner, field, "be a number")
@@ -312,6 +332,7 @@ class PerSample:
     def __post_init__(self) -> None:
         _require_temperature(self)
         _check_bounds(self)
+        _check_rho(self)
         _require_positive(self, "temperature_lr")
         _require_choice(self, "rule", ("momentum", "adam"))
         _require(_is_number(self.beta) and 0.0 < self.beta <= 1.0, self, "beta", "lie in (0, 1]")
@@ -336,6 +357,7 @@ class Predicted:
 
     def __post_init__(self) -> None:
         _check_bounds(self)
+        _check_rho(self)
         _require_count(self, "centers", 2)
         _require(_is_number(self.dropout) and 0.0 <= self.dropout < 1.0, self, "dropout", "lie in [0, 1)")
 

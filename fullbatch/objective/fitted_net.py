@@ -28,8 +28,6 @@ def _parameters_to_buffers(net: nn.Module) -> nn.Module:
 class FittedNet(nn.Module):
     """``net(x_ND) -> value_N``, with ``fit`` taking Adam or AdaGrad steps on a loss of those values."""
 
-    steps: Tensor
-
     def __init__(
         self, build: Callable[[], nn.Module], rule: Literal["adam", "adagrad"], lr: float, clip: float | None = None
     ) -> None:
@@ -39,7 +37,13 @@ class FittedNet(nn.Module):
         for index, weight in enumerate(self.weights.values()):
             self.register_buffer(f"first_{index}", torch.zeros_like(weight))
             self.register_buffer(f"second_{index}", torch.zeros_like(weight))
-        self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
+        self.steps = 0
+
+    def get_extra_state(self) -> Tensor:
+        return torch.tensor(self.steps)
+
+    def set_extra_state(self, state: Tensor) -> None:
+        self.steps = int(state)
 
     @property
     def weights(self) -> dict[str, Tensor]:
@@ -55,7 +59,7 @@ class FittedNet(nn.Module):
             weight.copy_(fresh[name])
             for moment in self.moments(index):
                 moment.zero_()
-        self.steps.zero_()
+        self.steps = 0
 
     def follow(self, leader: FittedNet, keep: float) -> None:
         """weights <- keep * own + (1 - keep) * leader's."""
@@ -97,7 +101,7 @@ def adagrad_direction(accumulator: Tensor, gradient: Tensor) -> Tensor:
 
 
 def adam_direction(
-    first: Tensor, second: Tensor, gradient: Tensor, steps: Tensor, betas: tuple[float, float] = (0.9, 0.999)
+    first: Tensor, second: Tensor, gradient: Tensor, steps: int, betas: tuple[float, float] = (0.9, 0.999)
 ) -> Tensor:
     """Adam's step at learning rate 1, with bias correction; both moments move."""
     first.lerp_(gradient.to(first.dtype), 1.0 - betas[0])

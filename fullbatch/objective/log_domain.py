@@ -18,9 +18,9 @@ def log_add(log_x: Tensor, value: float) -> Tensor:
 
 
 def log_moving_average(log_u: Tensor, log_new: Tensor, gamma: float) -> Tensor:
-    """log((1 - gamma) u + gamma new), NeuCLIP eq. (3).  A row never seen (log u = -inf) starts at ``new``."""
+    """log((1 - gamma) u + gamma new), NeuCLIP eq. (3).  A row never seen (NaN) starts at ``new``."""
     moved = torch.logaddexp(log_u + log_or_minus_inf(1.0 - gamma), log_new + math.log(gamma))
-    return torch.where(torch.isneginf(log_u), log_new, moved)
+    return torch.where(torch.isnan(log_u), log_new, moved)
 
 
 def cosine_gamma(gamma: float, gamma_epochs: float | None, epoch: float) -> float:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 from torch import nn
 
 from fullbatch.config import BatchMean, MovingAverage
@@ -31,7 +29,7 @@ class MovingAverageNormalizer(nn.Module):
     def __init__(self, config: MovingAverage, table: TableOptions, name: str) -> None:
         super().__init__()
         self.config = config
-        self.log_u = PerSampleTable(table, f"{name}.log_u", initial=-math.inf)
+        self.log_u = PerSampleTable(table, f"{name}.log_u")
 
     def gamma(self, progress: Progress) -> float:
         return cosine_gamma(self.config.gamma, self.config.gamma_epochs, progress.epoch)

@@ -31,6 +31,8 @@ from fullbatch.config import (
     RobustGlobal,
     RobustPositives,
     Sigmoid,
+    rho_of_direction,
+    temperature_bounds,
 )
 from fullbatch.kernels.log_mean_exp import Reduced, Remote, log_mean_exp
 from fullbatch.objective import checks
@@ -297,11 +299,12 @@ class Objective(nn.Module):
         temperature = self.method.temperature
         if isinstance(temperature, (LearnedScale, RobustGlobal)):
             tau = float(metrics["tau"])
-            if tau <= temperature.temperature_min * (1 + 1e-5):
+            low, _ = temperature_bounds(temperature)
+            if tau <= low * (1 + 1e-5) and tau < temperature.temperature:
                 self._notice(
                     "clamp",
-                    f"the temperature sits on its lower bound {temperature.temperature_min}; a smaller rho or a "
-                    "smaller learning rate for it lets it move",
+                    f"the temperature has fallen to its lower bound {low} and stays there; a smaller rho or a smaller "
+                    "learning rate for it lets it move",
                 )
         if self.step == 0 and isinstance(self.method.normalizer, BatchMean):
             self._warn_if_rho_unreachable(batch.size, "the batch")
@@ -312,6 +315,8 @@ class Objective(nn.Module):
         if isinstance(temperature, (Constant, LearnedScale)) or count < 3:
             return
         rho, bound = temperature.rho, math.log(count - 1)
+        if isinstance(temperature, (PerSample, Predicted)):
+            rho = max(rho_of_direction(temperature, name) for name in DIRECTIONS)
         if rho >= bound:
             warnings.warn(
                 f"rho={rho} is at or above log(negatives) = {bound:.2f} of {where} ({count} samples): no softmax can "

@@ -12,6 +12,7 @@ The table only gets and puts rows; what a row means is its owner's affair.  Wher
 
 from __future__ import annotations
 
+import math
 import os
 import tempfile
 from dataclasses import dataclass
@@ -50,19 +51,24 @@ class TableOptions:
 class PerSampleTable(nn.Module):
     values: Tensor
 
-    def __init__(self, options: TableOptions, name: str, initial: float) -> None:
+    def __init__(self, options: TableOptions, name: str) -> None:
         super().__init__()
         self.name = name
         self.on_host = options.place != "rank"
         values = _map_host_values(options, name) if self.on_host else torch.empty(options.num_samples).to(options.dtype)
         if not self.on_host or distributed.is_node_leader():
-            values.fill_(initial)
+            values.fill_(math.nan)
         if self.on_host:
             distributed.node_barrier()
         self.register_buffer("values", values)
 
     def get(self, ids_N: Tensor, dtype: torch.dtype) -> Tensor:
+        """Rows as they are; NaN where never put."""
         return self.values[ids_N.to(self.values.device)].to(ids_N.device, dtype)
+
+    def get_or(self, ids_N: Tensor, start: float, dtype: torch.dtype) -> Tensor:
+        rows_N = self.get(ids_N, dtype)
+        return torch.where(torch.isnan(rows_N), start, rows_N)
 
     def put(self, ids_N: Tensor, new_N: Tensor, group_N: Tensor, progress: Progress) -> None:
         """Rows with the same id must bring the same value (see ``mean_within``)."""

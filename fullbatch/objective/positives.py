@@ -20,7 +20,7 @@ class PositiveWeights(nn.Module):
     def __init__(self, config: RobustPositives) -> None:
         super().__init__()
         self.config = config
-        self.register_buffer("log_r", torch.tensor(-math.inf))
+        self.register_buffer("log_r", torch.tensor(math.nan))
 
     def forward(self, batch: Batch, progress: Progress) -> Tensor:
         log_weight_N = -2.0 * batch.positive_N / self.config.strength

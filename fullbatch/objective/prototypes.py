@@ -50,6 +50,7 @@ class PrototypeNormalizer(nn.Module):
         super().__init__()
         self.config, self.pairwise, self.chunk = config, pairwise, chunk
         self.tag = 0 if name == "image" else 1
+        self.lr = config.lr_for(width)
         shape = (config.prototypes, width)
         if config.schedule == "simultaneous":
             self.prototypes_MD = nn.Parameter(torch.zeros(shape))
@@ -91,7 +92,7 @@ class PrototypeNormalizer(nn.Module):
             used_MD = average_gradient(self.prototypes_MD)[: self.active]
         unit_MD = normalize(used_MD.to(direction.log_g_B.dtype), dim=1)
         mean = log_mean_exp(
-            direction.anchor.local_BD,
+            normalize(direction.anchor.local_BD, dim=1),  # a cosine, so its gradient is tangential
             unit_MD,
             direction.reference_B,
             direction.tau_B,
@@ -141,14 +142,21 @@ class PrototypeNormalizer(nn.Module):
         for _ in range(self.config.updates):
             gradient_MD = self._prototype_gradient(direction, log_total_N).to(self.prototypes_MD.dtype)
             step_MD = adagrad_direction(self.accumulator_MD[: self.active], gradient_MD)
-            self.prototypes_MD[: self.active].sub_(step_MD, alpha=self.config.prototype_lr)
+            self.prototypes_MD[: self.active].sub_(step_MD, alpha=self.lr)
 
     def _prototype_gradient(self, direction: Direction, log_total_N: Tensor) -> Tensor:
         """d/dW of eq. (12): through alpha, the log-sum-exp pool and the prototypes' normalisation."""
         used_MD = self.prototypes_MD[: self.active].to(log_total_N.dtype)
         norm_M1 = used_MD.norm(dim=1, keepdim=True).clamp_min(1e-12)
         unit_MD = used_MD / norm_M1
-        pairs = Pairs(direction.anchor.all_ND, unit_MD, direction.reference_N, direction.tau_N, None, self.pairwise)
+        pairs = Pairs(
+            normalize(direction.anchor.all_ND, dim=1),
+            unit_MD,
+            direction.reference_N,
+            direction.tau_N,
+            None,
+            self.pairwise,
+        )
         value_N, _ = reduce_rows(pairs, self.chunk)
         log_mean_N = value_N - math.log(self.active)
         alpha_N = log_add(log_mean_N, self.config.epsilon)

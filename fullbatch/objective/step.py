@@ -11,7 +11,6 @@ from torch import Tensor
 
 from fullbatch import distributed
 
-
 DIRECTIONS = ("image", "text")  # a direction is named after its anchors
 
 

@@ -9,12 +9,21 @@ normalizer is known and returns what its learning adds to the loss (nothing, unl
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
-from fullbatch.config import Constant, LearnedScale, PerSample, Predicted, RobustGlobal, rho_of_direction
+from fullbatch.config import (
+    Constant,
+    LearnedScale,
+    PerSample,
+    Predicted,
+    RobustGlobal,
+    rho_of_direction,
+    temperature_bounds,
+)
 from fullbatch.distributed import average_gradient
 from fullbatch.objective.log_domain import temperature_gradient
 from fullbatch.objective.per_sample import PerSampleTable, TableOptions, mean_within, same_id_groups
@@ -22,7 +31,7 @@ from fullbatch.objective.step import Batch, Direction, Progress, Rows
 
 
 class GlobalTemperature(nn.Module):
-    """One temperature for all anchors.  What is learned is log tau, clamped from below before each use."""
+    """One temperature for all anchors.  What is learned is log tau, clamped to its bounds before each use."""
 
     log_temperature: nn.Parameter | None
 
@@ -33,9 +42,14 @@ class GlobalTemperature(nn.Module):
         start = torch.tensor(math.log(config.temperature))
         self.log_temperature = nn.Parameter(start) if learned else None
 
-    @property
-    def minimum(self) -> float:
-        return 0.0 if isinstance(self.config, Constant) else self.config.temperature_min
+    def _apply(self, fn: Any, recurse: bool = True) -> GlobalTemperature:
+        """As ever; but ``.double()`` on a temperature not yet trained gives its log in full precision."""
+        start = math.log(self.config.temperature)
+        fresh = self.log_temperature is not None and self.log_temperature.item() == float(torch.tensor(start))
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        if fresh and self.log_temperature is not None:
+            self.log_temperature.data.fill_(start)
+        return self
 
     def tau(self, dtype: torch.dtype, device: torch.device) -> Tensor:
         if self.log_temperature is None:
@@ -44,10 +58,15 @@ class GlobalTemperature(nn.Module):
 
     def read(self, anchor: Rows, other: Rows, batch: Batch, progress: Progress) -> tuple[Tensor, Tensor]:
         if self.log_temperature is not None and progress.training:
-            with torch.no_grad():
-                self.log_temperature.clamp_(min=math.log(self.minimum))
+            self._clamp(self.log_temperature)
         tau = self.tau(anchor.all_ND.dtype, anchor.all_ND.device)
         return tau.expand(anchor.local_BD.shape[0]), tau.detach().expand(batch.size)
+
+    @torch.no_grad()
+    def _clamp(self, log_temperature: Tensor) -> None:
+        assert not isinstance(self.config, Constant)
+        low, high = temperature_bounds(self.config)
+        log_temperature.clamp_(math.log(low), math.log(high))
 
     def rho(self, progress: Progress) -> float:
         return self.config.rho_at(progress.epoch) if isinstance(self.config, RobustGlobal) else 0.0
@@ -62,14 +81,14 @@ class PerSampleTemperature(nn.Module):
     def __init__(self, config: PerSample, table: TableOptions, name: str) -> None:
         super().__init__()
         self.config, self.rho_value = config, rho_of_direction(config, name)
-        self.tau = PerSampleTable(table, f"{name}.tau", initial=config.temperature)
-        self.first = PerSampleTable(table, f"{name}.tau_first_moment", initial=0.0)
+        self.tau = PerSampleTable(table, f"{name}.tau")
+        self.first = PerSampleTable(table, f"{name}.tau_first_moment")
         if config.rule == "adam":
-            self.second = PerSampleTable(table, f"{name}.tau_second_moment", initial=0.0)
+            self.second = PerSampleTable(table, f"{name}.tau_second_moment")
 
     def read(self, anchor: Rows, other: Rows, batch: Batch, progress: Progress) -> tuple[Tensor, Tensor]:
         assert anchor.ids_N is not None
-        tau_N = self.tau.get(anchor.ids_N, anchor.all_ND.dtype)
+        tau_N = self.tau.get_or(anchor.ids_N, self.config.temperature, anchor.all_ND.dtype)
         return tau_N[batch.rows], tau_N
 
     def rho(self, progress: Progress) -> float:
@@ -87,17 +106,17 @@ class PerSampleTemperature(nn.Module):
             gradient_N = gradient_N.clamp(-self.config.clip, self.config.clip)
         gradient_N = mean_within(gradient_N, group_N)
         move_N = self._move(gradient_N, ids_N, group_N, progress) * self.config.temperature_lr
-        tau_N = (direction.tau_N - move_N).clamp(self.config.temperature_min, self.config.temperature_max)
+        tau_N = (direction.tau_N - move_N).clamp(*temperature_bounds(self.config))
         self.tau.put(ids_N, tau_N, group_N, progress)
         return None
 
     def _move(self, gradient_N: Tensor, ids_N: Tensor, group_N: Tensor, progress: Progress) -> Tensor:
-        first_N = self.first.get(ids_N, gradient_N.dtype)
+        first_N = self.first.get_or(ids_N, 0.0, gradient_N.dtype)
         if self.config.rule == "momentum":
             first_N = (1.0 - self.config.beta) * first_N + self.config.beta * gradient_N
             self.first.put(ids_N, first_N, group_N, progress)
             return first_N
-        second_N = self.second.get(ids_N, gradient_N.dtype)
+        second_N = self.second.get_or(ids_N, 0.0, gradient_N.dtype)
         keep_first, keep_second = (0.9, 0.999) if progress.epoch > 0 else (0.0, 0.0)
         first_N = keep_first * first_N + (1.0 - keep_first) * gradient_N
         second_N = keep_second * second_N + (1.0 - keep_second) * gradient_N.square()

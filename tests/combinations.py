@@ -1,0 +1,72 @@
+"""Every combination of the axes that is not excluded, in a small size: what the contract suite runs over."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import fullbatch as fb
+from fullbatch.config import excluded_because
+
+WIDTH, SAMPLES = 6, 24
+
+PAIRWISE = {
+    "identity": fb.Identity(),
+    "hinge": fb.SquaredHinge(0.1),
+    "robust_positives": fb.RobustPositives(),
+    "sigmoid": fb.Sigmoid(-2.0),
+}
+NORMALIZERS = {
+    "none": fb.NoNormalizer(),
+    "infonce": fb.BatchMean(),
+    "batch": fb.BatchMean(epsilon=1e-14),
+    "average": fb.MovingAverage(gamma=0.6, gamma_epochs=2),
+    "prototypes": fb.Prototypes(prototypes=40, updates=2, restart_every=2),
+    "simultaneous": fb.Prototypes(prototypes=40, schedule="simultaneous", restart_every=None),
+    "separate": fb.Prototypes(prototypes=5, updates=2, restart_every=2, fit="separate", prototype_gradient="detached"),
+    "mlp": fb.Mlp(hidden=5, updates=2, restart_every=2),
+    "amortized": fb.Amortized(blend_epochs=2),
+    "amortized_net": fb.Amortized(blend_epochs=2, divide_by="net"),
+}
+TEMPERATURES = {
+    "constant": fb.Constant(0.1),
+    "learned": fb.LearnedScale(0.1),
+    "robust": fb.RobustGlobal(0.1, rho=1.0),
+    "per_sample": fb.PerSample(0.1, rho=1.0),
+    "per_sample_adam": fb.PerSample(0.1, rho=1.0, rule="adam", temperature_min=0.05),
+    "predicted": fb.Predicted(rho=1.0, centers=8, temperature_min=0.05, temperature_max=0.3),
+}
+
+
+def _exists(pairwise: Any, normalizer: Any, temperature: Any) -> bool:
+    try:
+        method = fb.Method(pairwise, normalizer, temperature)
+    except ValueError:
+        return False
+    assert excluded_because(method) is None
+    return True
+
+
+COMBINATIONS = [
+    "-".join(names)
+    for names in itertools.product(PAIRWISE, NORMALIZERS, TEMPERATURES)
+    if _exists(PAIRWISE[names[0]], NORMALIZERS[names[1]], TEMPERATURES[names[2]])
+]
+
+
+def parts(name: str) -> dict[str, Any]:
+    pairwise, normalizer, temperature = name.split("-")
+    return {
+        "pairwise": PAIRWISE[pairwise],
+        "normalizer": NORMALIZERS[normalizer],
+        "temperature": TEMPERATURES[temperature],
+    }
+
+
+def make(name: str, **changes: Any) -> fb.Objective:
+    """A combination by its name, or a named method in a small size; ``changes`` as in make_objective."""
+    sizes: dict[str, Any] = {"width": WIDTH, "num_samples": SAMPLES}
+    if "-" in name:
+        return fb.make_objective("openclip", scale=fb.Scale(), **{**sizes, **parts(name), **changes})
+    small = {"prototypes": 8, "updates": 2} if name == "neuclip" else {}
+    return fb.make_objective(name, **{**sizes, **small, **changes})

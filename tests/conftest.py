@@ -1,0 +1,21 @@
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+torch.set_num_threads(1)  # small tensors: threads only get in each other's way
+
+
+def unit_rows(count: int, width: int, seed: int, dtype: torch.dtype = torch.float64) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return normalize(torch.randn(count, width, generator=generator, dtype=torch.float64), dim=-1).to(dtype)
+
+
+@pytest.fixture(scope="session")
+def two_ranks():
+    """Two real gloo processes, started once a session."""
+    from tests.distributed.pool import RankPool
+
+    pool = RankPool(size=2)
+    yield pool
+    pool.close()

@@ -1,0 +1,123 @@
+"""Two real gloo ranks give the gradient, tables and metrics of one rank with the concatenated batch."""
+
+import pytest
+import torch
+
+import fullbatch as fb
+from tests.combinations import COMBINATIONS, SAMPLES, WIDTH, make
+from tests.conftest import unit_rows
+
+pytestmark = pytest.mark.filterwarnings("ignore:rho=")
+BATCH, STEPS = 8, 4
+EVERYTHING = [*COMBINATIONS, *fb.METHODS]
+
+
+def train(rank, size, name, changes):
+    """Four steps on this rank's share of each batch; all that came of them."""
+    objective = make(name, **changes).double()
+    share = slice(rank * BATCH // size, (rank + 1) * BATCH // size)
+    record = []
+    for step in range(STEPS):
+        order = torch.randperm(SAMPLES, generator=torch.Generator().manual_seed(step))[:BATCH]
+        if step == 3:
+            order[1] = order[6]  # the same sample twice in a batch, on different ranks
+        image, text = (unit_rows(SAMPLES, WIDTH, seed + step)[order][share].requires_grad_() for seed in (1, 2))
+        out = objective(image, text, order[share])
+        parameters = list(objective.parameters())
+        found = torch.autograd.grad(out.loss, (image, text, *parameters), allow_unused=True)
+        with torch.no_grad():
+            for parameter, gradient in zip(parameters, found[2:], strict=True):
+                if gradient is not None:
+                    parameter -= 0.01 * gradient
+        metrics = {key: torch.as_tensor(value, dtype=torch.float64) for key, value in out.metrics.items()}
+        record.append({"loss": out.loss.detach(), "rows": found[:2], "own": found[2:], "metrics": metrics})
+    return record, objective.state_dict()
+
+
+def assert_close(got, want, what):
+    torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-11, equal_nan=True, msg=lambda text: f"{what}: {text}")
+
+
+def compare(two_ranks, name, changes):
+    one, one_state = train(0, 1, name, changes)
+    ranks = two_ranks.run(train, 2, name, changes)
+    for step in range(STEPS):
+        mean = torch.stack([record[step]["loss"] for record, _ in ranks]).mean()
+        assert_close(mean, one[step]["loss"], f"loss of step {step}")
+        for side in range(2):
+            joined = torch.cat([record[step]["rows"][side] for record, _ in ranks]) / 2  # DDP averages over ranks
+            assert_close(joined, one[step]["rows"][side], f"gradient {side} of step {step}")
+        for record, _ in ranks:
+            for a, b in zip(record[step]["own"], one[step]["own"], strict=True):
+                if b is not None:
+                    assert_close(a, b, f"own gradient of step {step}")
+            for key, value in one[step]["metrics"].items():
+                assert_close(record[step]["metrics"][key], value, f"{key} of step {step}")
+    for _, state in ranks:
+        assert state.keys() == one_state.keys()
+        for key, value in one_state.items():
+            assert_close(state[key], value, key)
+
+
+@pytest.mark.parametrize("name", EVERYTHING)
+def test_two_ranks_equal_one(two_ranks, name):
+    compare(two_ranks, name, {})
+
+
+@pytest.mark.parametrize("name", ["openclip", "siglip", "fastclip_v3", "neuclip", "tuneclip"])
+def test_two_ranks_equal_one_in_chunks(two_ranks, name):
+    compare(two_ranks, name, {"chunk": 3})
+
+
+@pytest.mark.parametrize("storage", ["node", "folder"])
+@pytest.mark.parametrize("name", ["fastclip_v3", "fastclip_v2"])
+def test_tables_shared_by_a_node(two_ranks, name, storage, tmp_path):
+    place = "node" if storage == "node" else str(tmp_path / "tables")
+    compare(two_ranks, name, {"table_storage": place, "table_dtype": torch.float64})
+
+
+def test_stochastic_rounding_is_the_same_on_any_number_of_ranks(two_ranks):
+    """In the node's table, which .double() leaves as it is."""
+    one = train(0, 1, "fastclip_v3", {"table_dtype": torch.float16, "table_storage": "node"})[1]
+    for _, state in two_ranks.run(train, 2, "fastclip_v3", {"table_dtype": torch.float16, "table_storage": "node"}):
+        for key, value in one.items():
+            if "log_u" in key:
+                assert value.dtype == torch.float16
+                assert_close(state[key], value, key)
+
+
+def open_clip_losses(rank, size, name):
+    """Gradients of open_clip's class and of ours on the same rows."""
+    from open_clip.loss import ClipLoss, SigLipLoss
+
+    rows = slice(rank * BATCH // size, (rank + 1) * BATCH // size)
+    image, text = (unit_rows(BATCH, WIDTH, seed)[rows].requires_grad_() for seed in (1, 2))
+    objective = fb.make_objective(name).double()
+    log_tau = objective.temperatures["both"].log_temperature
+    scale = torch.exp(-log_tau)
+    if name == "openclip":
+        theirs = ClipLoss(local_loss=True, gather_with_grad=True, rank=rank, world_size=size)
+        expected = theirs(image, text, scale)
+    else:
+        theirs = SigLipLoss(rank=rank, world_size=size)
+        expected = theirs(image, text, scale, objective.bias)
+    own = [log_tau] if name == "openclip" else [log_tau, objective.bias]
+    want = torch.autograd.grad(expected, (image, text, *own))
+    loss = objective(image, text).loss
+    got = torch.autograd.grad(loss, (image, text, *own))
+    return loss.detach(), expected.detach(), got, want
+
+
+@pytest.mark.parametrize("name", ["openclip", "siglip"])
+@pytest.mark.parametrize("size", [1, 2])
+def test_equal_to_open_clip(two_ranks, name, size):
+    answers = [open_clip_losses(0, 1, name)] if size == 1 else two_ranks.run(open_clip_losses, 2, name)
+    for loss, expected, got, want in answers:
+        assert_close(loss, expected, "loss")
+        assert_close(got[0], want[0], "image gradient")
+        assert_close(got[1], want[1], "text gradient")
+    # ours is already averaged over ranks, theirs is what DDP would average
+    for index in range(2, len(answers[0][2])):
+        mean = torch.stack([want[index] for _, _, _, want in answers]).mean()
+        for _, _, got, _ in answers:
+            assert_close(got[index], mean, "scale and bias")

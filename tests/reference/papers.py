@@ -1,0 +1,340 @@
+"""The papers' equations as loops over samples, in float64, with exponentials and logarithms as they are printed.
+
+Nothing here is taken from the package.  Slow and only right for moderate temperatures; that is the point.
+Gradients of estimators such as NeuCLIP eq. (4) are written as the printed sum, with autograd for the inner gradient
+of one g_i only.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+Loss = Callable[[Tensor], Tensor]
+
+
+def identity(gap: Tensor) -> Tensor:
+    return gap
+
+
+def squared_hinge(margin: float) -> Loss:
+    return lambda gap: torch.clamp(gap + margin, min=0.0) ** 2
+
+
+def similarity(a: Tensor, b: Tensor) -> Tensor:
+    return torch.dot(a, b)
+
+
+def inner_mean(anchor: Tensor, other: Tensor, i: int, tau: Tensor, loss: Loss = identity, raw: bool = False) -> Tensor:
+    """g_i: mean over j != i of exp(loss(s_ij - s_ii) / tau); with ``raw`` the positive is not subtracted."""
+    positive = similarity(anchor[i], other[i])
+    terms = []
+    for j in range(len(other)):
+        if j == i:
+            continue
+        s = similarity(anchor[i], other[j])
+        terms.append(torch.exp((s if raw else loss(s - positive)) / tau))
+    return sum(terms[1:], terms[0]) / len(terms)
+
+
+def weighted_mean(
+    anchor: Tensor, other: Tensor, i: int, tau: Tensor, loss: Loss = identity, raw: bool = False
+) -> Tensor:
+    """mean over j != i of exp(x_ij) x_ij with x_ij = loss(s_ij - s_ii) / tau, iSogCLR's temperature gradient."""
+    positive = similarity(anchor[i], other[i])
+    terms = []
+    for j in range(len(other)):
+        if j == i:
+            continue
+        s = similarity(anchor[i], other[j])
+        x = (s if raw else loss(s - positive)) / tau
+        terms.append(torch.exp(x) * x)
+    return sum(terms[1:], terms[0]) / len(terms)
+
+
+# -- losses with a closed form ----------------------------------------------------------------------------------------
+
+
+def infonce(image: Tensor, text: Tensor, tau: Tensor) -> Tensor:
+    """CLIP: cross entropy of each row and each column, averaged, halved."""
+    total = torch.zeros((), dtype=image.dtype)
+    count = len(image)
+    for anchor, other in ((image, text), (text, image)):
+        for i in range(count):
+            exps = [torch.exp(similarity(anchor[i], other[j]) / tau) for j in range(count)]
+            total = total - torch.log(exps[i] / sum(exps))
+    return total / (2 * count)
+
+
+def siglip(image: Tensor, text: Tensor, scale: Tensor, bias: Tensor) -> Tensor:
+    """Zhai et al. 2023, algorithm 1: -log sigmoid(z (scale s + bias)), summed over pairs, over the batch size."""
+    total = torch.zeros((), dtype=image.dtype)
+    for i in range(len(image)):
+        for j in range(len(text)):
+            z = 1.0 if i == j else -1.0
+            total = total - torch.log(torch.sigmoid(z * (scale * similarity(image[i], text[j]) + bias)))
+    return total / len(image)
+
+
+def nt_xent(first: Tensor, second: Tensor, tau: float) -> Tensor:
+    """SimCLR: 2B anchors, each against the 2B - 1 other views."""
+    views = [*first, *second]
+    count = len(first)
+    total = torch.zeros((), dtype=first.dtype)
+    for i in range(2 * count):
+        partner = (i + count) % (2 * count)
+        exps = {k: torch.exp(similarity(views[i], views[k]) / tau) for k in range(2 * count) if k != i}
+        total = total - torch.log(exps[partner] / sum(exps.values()))
+    return total / (2 * count)
+
+
+def global_loss(image: Tensor, text: Tensor, tau: Tensor, rho: float, epsilon: float, loss: Loss = identity) -> Tensor:
+    """NeuCLIP eq. (1) on the rows given."""
+    total = 2 * tau * rho
+    for anchor, other in ((image, text), (text, image)):
+        for i in range(len(image)):
+            total = total + tau * torch.log(epsilon + inner_mean(anchor, other, i, tau, loss)) / len(image)
+    return total
+
+
+# -- the moving average, NeuCLIP eq. (3), (4), (13) -------------------------------------------------------------------
+
+
+@dataclass
+class Gradients:
+    image: Tensor
+    text: Tensor
+    tau: Tensor | None = None
+
+
+@dataclass
+class MovingAverages:
+    """u per direction and id; absent until first seen."""
+
+    image: dict[int, float] = field(default_factory=dict)
+    text: dict[int, float] = field(default_factory=dict)
+
+    def update(self, direction: str, key: int, new: float, gamma: float) -> float:
+        table = getattr(self, direction)
+        table[key] = (1.0 - gamma) * table[key] + gamma * new if key in table else new
+        return table[key]
+
+
+def cosine_gamma(gamma_min: float, epochs: float, epoch: int) -> float:
+    if epoch >= epochs:
+        return gamma_min
+    return 0.5 * (1.0 + math.cos(math.pi * epoch / epochs)) * (1.0 - gamma_min) + gamma_min
+
+
+def directions(image: Tensor, text: Tensor) -> list[tuple[str, Tensor, Tensor]]:
+    return [("image", image, text), ("text", text, image)]
+
+
+def moving_average_step(
+    image: Tensor,
+    text: Tensor,
+    ids: list[int],
+    u: MovingAverages,
+    tau: float,
+    gamma: float,
+    epsilon: float,
+    rho: float | None = None,
+    loss: Loss = identity,
+    times_tau: bool = True,
+) -> tuple[Gradients, float]:
+    """The estimator of eq. (4), eq. (13) for tau where rho is given, and tau mean log u (+ 2 rho tau) as the value.
+
+    ``times_tau=False`` is FastCLIP v0: the loss, and so both gradients, without the factor tau.
+    """
+    count = len(ids)
+    image, text = image.detach().requires_grad_(), text.detach().requires_grad_()
+    live_tau = torch.tensor(tau, dtype=image.dtype, requires_grad=True)
+    grad_image, grad_text, grad_tau = torch.zeros_like(image), torch.zeros_like(text), 0.0
+    value = 0.0
+    factor = tau if times_tau else 1.0
+    for name, anchor, other in directions(image, text):
+        for i in range(count):
+            g = inner_mean(anchor, other, i, live_tau, loss)
+            new_u = u.update(name, ids[i], epsilon + float(g.detach()), gamma)
+            d_image, d_text, d_tau = torch.autograd.grad(g, (image, text, live_tau))
+            grad_image += factor / count / new_u * d_image
+            grad_text += factor / count / new_u * d_text
+            grad_tau += factor / count / new_u * float(d_tau)
+            if times_tau:
+                grad_tau += math.log(new_u) / count
+            value += factor * ((epsilon + float(g.detach())) / new_u - 1.0 + math.log(new_u)) / count
+    if rho is not None:
+        grad_tau += 2 * rho
+        value += 2 * rho * tau
+    return Gradients(grad_image, grad_text, torch.tensor(grad_tau, dtype=torch.float64)), value
+
+
+# -- per-sample temperatures, iSogCLR and FastCLIP v2 -----------------------------------------------------------------
+
+
+@dataclass
+class Temperatures:
+    start: float
+    tau: dict[tuple[str, int], float] = field(default_factory=dict)
+    first: dict[tuple[str, int], float] = field(default_factory=dict)
+    second: dict[tuple[str, int], float] = field(default_factory=dict)
+
+    def of(self, direction: str, key: int) -> float:
+        return self.tau.get((direction, key), self.start)
+
+
+def momentum_move(state: Temperatures, key: tuple[str, int], gradient: float, beta: float) -> float:
+    state.first[key] = (1.0 - beta) * state.first.get(key, 0.0) + beta * gradient
+    return state.first[key]
+
+
+def adam_move(state: Temperatures, key: tuple[str, int], gradient: float, epoch: int) -> float:
+    beta1, beta2 = (0.9, 0.999) if epoch > 0 else (0.0, 0.0)
+    state.first[key] = beta1 * state.first.get(key, 0.0) + (1 - beta1) * gradient
+    state.second[key] = beta2 * state.second.get(key, 0.0) + (1 - beta2) * gradient**2
+    corrected_first = state.first[key] / (1 - beta1 ** (epoch + 1))
+    corrected_second = state.second[key] / (1 - beta2 ** (epoch + 1))
+    return corrected_first / (math.sqrt(corrected_second) + 1e-8)
+
+
+def per_sample_step(
+    image: Tensor,
+    text: Tensor,
+    ids: list[int],
+    u: MovingAverages,
+    temperatures: Temperatures,
+    gamma: float,
+    epsilon: float,
+    rho: dict[str, float],
+    move: Callable[[Temperatures, tuple[str, int], float], float],
+    lr: float,
+    bounds: tuple[float, float],
+    clip: float | None,
+    loss: Loss = identity,
+    raw: bool = False,
+) -> tuple[Gradients, float]:
+    """One step of iSogCLR: the encoders' gradient with the old tau_i and the new u_i, then tau_i moves."""
+    count = len(ids)
+    image, text = image.detach().requires_grad_(), text.detach().requires_grad_()
+    grad_image, grad_text, value = torch.zeros_like(image), torch.zeros_like(text), 0.0
+    for name, anchor, other in directions(image, text):
+        for i, key in enumerate(ids):
+            tau = temperatures.of(name, key)
+            live = torch.tensor(tau, dtype=image.dtype)
+            g = inner_mean(anchor, other, i, live, loss, raw)
+            new_u = u.update(name, key, epsilon + float(g.detach()), gamma)
+            d_image, d_text = torch.autograd.grad(g, (image, text))
+            grad_image += tau / count / new_u * d_image
+            grad_text += tau / count / new_u * d_text
+            value += tau * ((epsilon + float(g.detach())) / new_u - 1.0 + math.log(new_u) + rho[name]) / count
+            gradient = math.log(new_u) + rho[name]
+            gradient -= float(weighted_mean(anchor, other, i, live, loss, raw).detach()) / new_u
+            if clip is not None:
+                gradient = min(max(gradient, -clip), clip)
+            moved = tau - lr * move(temperatures, (name, key), gradient)
+            temperatures.tau[name, key] = min(max(moved, bounds[0]), bounds[1])
+    return Gradients(grad_image, grad_text), value
+
+
+def robust_positives_step(
+    image: Tensor, text: Tensor, r: float | None, strength: float, gamma: float
+) -> tuple[Gradients, float, float]:
+    """-2 mean(p_i s_ii), p_i = exp(-2 s_ii / lambda) / r with r a moving average of the mean numerator."""
+    count = len(image)
+    numerators = [math.exp(-2.0 * float(similarity(image[i], text[i]).detach()) / strength) for i in range(count)]
+    mean = sum(numerators) / count
+    r = mean if r is None else (1.0 - gamma) * r + gamma * mean
+    grad_image, grad_text, value = torch.zeros_like(image), torch.zeros_like(text), 0.0
+    for i in range(count):
+        p = numerators[i] / r
+        grad_image[i] = -2.0 * p / count * text[i]
+        grad_text[i] = -2.0 * p / count * image[i]
+        value += -2.0 * p / count * float(similarity(image[i], text[i]).detach())
+    return Gradients(grad_image, grad_text), value, r
+
+
+# -- TempNet ----------------------------------------------------------------------------------------------------------
+
+
+def tempnet(
+    x: Tensor, weight: Tensor, bias: Tensor, centers: Tensor, log_sharpness: Tensor, head: Tensor, head_bias: Tensor,
+    bounds: tuple[float, float],
+) -> Tensor:  # fmt: skip
+    """tau of one embedding, without dropout."""
+    v = torch.sigmoid(weight @ x + bias)
+    a = torch.stack([torch.dot(v, p / p.norm()) for p in centers])
+    q = torch.softmax(a / torch.exp(log_sharpness), dim=0)
+    t = torch.dot(head, (q - 1.0 / len(centers)) * torch.sigmoid(a)) + head_bias
+    return bounds[0] + (bounds[1] - bounds[0]) * torch.sigmoid(t)
+
+
+# -- NeuCLIP ----------------------------------------------------------------------------------------------------------
+
+
+def npn_alpha(
+    e: Tensor, partner: Tensor, prototypes: Tensor, tau: Tensor, epsilon: float, loss: Loss = identity
+) -> Tensor:
+    """NeuCLIP eq. (10) for one anchor."""
+    positive = similarity(e, partner)
+    total = torch.zeros((), dtype=e.dtype)
+    for w in prototypes:
+        cosine = similarity(e, w) / (e.norm() * w.norm())
+        total = total + torch.exp(loss(cosine - positive) / tau)
+    return torch.log(epsilon + total / len(prototypes))
+
+
+def neuclip_loss(
+    image: Tensor, text: Tensor, w_image: Tensor, w_text: Tensor, tau: Tensor, rho: float, epsilon: float,
+    detach_alpha: bool = False, loss: Loss = identity,
+) -> Tensor:  # fmt: skip
+    """NeuCLIP eq. (12); w_image are the prototypes that image anchors look at (they summarise texts)."""
+    total = 2 * tau * (rho - 1.0)
+    for anchor, other, prototypes in ((image, text, w_image), (text, image, w_text)):
+        for i in range(len(image)):
+            alpha = npn_alpha(anchor[i], other[i], prototypes, tau, epsilon, loss)
+            if detach_alpha:
+                alpha = alpha.detach()
+            g = inner_mean(anchor, other, i, tau, loss)
+            total = total + tau * (torch.exp(-alpha) * (epsilon + g) + alpha) / len(image)
+    return total
+
+
+def npn_separate_loss(
+    anchor: Tensor, other: Tensor, prototypes: Tensor, tau: Tensor, epsilon: float, loss: Loss = identity
+) -> Tensor:
+    """half the mean squared difference of the logs (the "separate" objective of Tables 14-16), one direction."""
+    total = torch.zeros((), dtype=anchor.dtype)
+    for i in range(len(anchor)):
+        alpha = npn_alpha(anchor[i], other[i], prototypes, tau, epsilon, loss)
+        target = torch.log(epsilon + inner_mean(anchor, other, i, tau, loss))
+        total = total + 0.5 * (alpha - target.detach()) ** 2 / len(anchor)
+    return total
+
+
+# -- AmorLIP ----------------------------------------------------------------------------------------------------------
+
+
+def amorlip_sum(anchor: Tensor, other: Tensor, i: int, tau: Tensor, positive_weight: float) -> Tensor:
+    total = torch.zeros((), dtype=anchor.dtype)
+    for j in range(len(other)):
+        weight = positive_weight if j == i else 1.0
+        total = total + weight * torch.exp(similarity(anchor[i], other[j]) / tau)
+    return total
+
+
+def amorlip_loss(
+    image: Tensor, text: Tensor, tau: Tensor, log_lambda: dict[str, list[float]], rho: float, positive_weight: float
+) -> Tensor:
+    """tau.detach() (-2 mean s_ii / tau + sum over directions of mean_i sum_j exp(s_ij / tau) / lambda_i) + rho tau."""
+    count = len(image)
+    total = torch.zeros((), dtype=image.dtype)
+    for i in range(count):
+        total = total - 2.0 * similarity(image[i], text[i]) / tau / count
+    for name, anchor, other in directions(image, text):
+        for i in range(count):
+            total = total + amorlip_sum(anchor, other, i, tau, positive_weight) / math.exp(log_lambda[name][i]) / count
+    return total * tau.detach() + rho * tau
