@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fullbatch.config import Identity, Pairwise, RobustPositives, Sigmoid
-from fullbatch.kernels.log_mean_exp import Pairs, exponents, reduce_row
+from fullbatch.kernels.log_mean_exp import exponents, reduce_terms
 from fullbatch.objective.log_domain import log_add
 
 Temperatures = float | Tensor | tuple[Tensor, Tensor]
@@ -88,12 +88,11 @@ def _one_direction(
         log_sum_R = torch.full_like(positive_R, -math.inf)
         for start in range(0, other_nD.shape[0], chunk):
             other_CD = other_nD[start : start + chunk].to(dtype)
-            pairs = Pairs(anchor_RD, other_CD, reference_R, tau_R, None, pairwise)
             own_R = rows_R - start
             inside_R = (own_R >= 0) & (own_R < other_CD.shape[0])
-            x_RC = exponents(pairs)
+            x_RC = exponents(anchor_RD @ other_CD.T, reference_R, tau_R, 1, pairwise)
             x_RC[inside_R.nonzero()[:, 0], own_R[inside_R]] = -math.inf
-            log_sum_R = torch.logaddexp(log_sum_R, reduce_row(x_RC, pairwise))
+            log_sum_R = torch.logaddexp(log_sum_R, reduce_terms(x_RC, 1, pairwise))
         log_sums.append(log_sum_R)
     log_mean_A = torch.cat(log_sums) - math.log(other_nD.shape[0] - 1) if log_sums else tau_A.clone()
     return log_add(log_mean_A, epsilon)

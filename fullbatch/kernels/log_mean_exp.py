@@ -3,16 +3,19 @@
     x_ij = loss(s_ij - r_i) / tau_i            s_ij = anchor_i . other_j,  r_i the reference (s_ii, or 0 for raw terms)
     value_i = log sum_j exp(x_ij)              or, for SigLIP, sum_j log(1 + exp(x_ij))
 
-Every objective is made of it, and it is the place where a GPU kernel goes.  With ``chunk`` rows at a time no
-anchors x others matrix exists; with ``chunk=None`` the matrix is kept and the backward pass need not compute it again.
+Rows and columns of one similarity matrix can both be anchors (image -> text and text -> image), so that both
+directions of a batch share the matrix products.  With ``chunk`` rows at a time no rows x columns matrix exists; with
+``chunk=None`` the similarities are kept and the backward pass need not compute them again.
+
+Every objective is made of it, and it is the place where a GPU kernel goes.
 """
 
-# R: rows at hand   C: columns at hand   B: anchors on this rank   N: anchors (or others) on all ranks   D: width
+# R: rows at hand   C: columns at hand   B: rows on this rank   N: rows on all ranks   M: prototypes   D: width
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,120 +26,123 @@ from torch.nn.functional import logsigmoid
 from fullbatch import distributed
 from fullbatch.config import Identity, Pairwise, Sigmoid, SquaredHinge
 
+# ---------------------------------------------------------------------------------------------------------------------
+# terms of one block of the similarity matrix; ``dim`` is 1 when the rows are the anchors and 0 when the columns are
+
+
+def _across(scalar: Tensor, dim: int) -> Tensor:
+    """One scalar an anchor, laid along the anchors."""
+    return scalar.unsqueeze(dim)
+
+
+def exponents(sim_RC: Tensor, reference: Tensor, tau: Tensor, dim: int, pairwise: Pairwise) -> Tensor:
+    """x_ij for every pair."""
+    if isinstance(pairwise, SquaredHinge):
+        gap_RC = sim_RC - _across(reference - pairwise.margin, dim)
+        return gap_RC.clamp_(min=0).square_().div_(_across(tau, dim))
+    return torch.sub(sim_RC, _across(reference, dim)).div_(_across(tau, dim))
+
+
+def reduce_terms(x_RC: Tensor, dim: int, pairwise: Pairwise) -> Tensor:
+    if isinstance(pairwise, Sigmoid):
+        return -logsigmoid(-x_RC).sum(dim)
+    return torch.logsumexp(x_RC, dim)
+
+
+def merge(first: Tensor, second: Tensor, pairwise: Pairwise) -> Tensor:
+    """The value over two sets of others, from the values over each."""
+    return first + second if isinstance(pairwise, Sigmoid) else torch.logaddexp(first, second)
+
+
+def term_weights(x_RC: Tensor, value: Tensor, dim: int, pairwise: Pairwise) -> Tensor:
+    """d value_i / d x_ij: softmax weights, or the sigmoid's.  Overwrites x."""
+    if isinstance(pairwise, Sigmoid):
+        return torch.sigmoid_(x_RC)
+    return x_RC.sub_(_across(value, dim)).exp_()
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# blocks
+
 
 @dataclass(frozen=True)
-class Pairs:
-    """Anchors against others, in numbers.  ``own_column`` is where row 0's positive lies; None: nothing is excluded."""
+class Block:
+    """Some rows against some columns.  ``has_pairs``: row k's own positive is column k, and is left out."""
 
-    anchor_RD: Tensor
-    other_ND: Tensor
-    reference_R: Tensor
-    tau_R: Tensor
-    own_column: int | None
-    pairwise: Pairwise
+    rows: slice
+    columns: slice
+    has_pairs: bool
 
-    def chunks(self, rows: int | None) -> Iterator[tuple[slice, Pairs]]:
-        count = self.anchor_RD.shape[0]
-        step = count if rows is None else rows
-        for start in range(0, count, max(step, 1)):
-            here = slice(start, min(start + step, count))
-            column = None if self.own_column is None else self.own_column + start
-            part = Pairs(
-                self.anchor_RD[here], self.other_ND, self.reference_R[here], self.tau_R[here], column, self.pairwise
-            )
-            yield here, part
-
-    def set_own_column(self, matrix_RN: Tensor, value: float) -> Tensor:
-        if self.own_column is not None:
-            matrix_RN.diagonal(self.own_column)[: matrix_RN.shape[0]] = value
-        return matrix_RN
+    def chunks(self, size: int | None) -> Iterator[tuple[Block, int | None]]:
+        """The block in pieces of ``size`` rows, each with the offset of its diagonal of positives."""
+        step = self.rows.stop - self.rows.start if size is None else size
+        for start in range(self.rows.start, self.rows.stop, max(step, 1)):
+            piece = slice(start, min(start + step, self.rows.stop))
+            yield Block(piece, self.columns, self.has_pairs), start - self.rows.start if self.has_pairs else None
 
 
-def exponents(pairs: Pairs) -> Tensor:
-    """x_ij, with minus infinity where the anchor's own positive lies."""
-    if isinstance(pairs.pairwise, SquaredHinge):
-        sim_RN = pairs.anchor_RD @ pairs.other_ND.T
-        gap_RN = sim_RN.sub_((pairs.reference_R - pairs.pairwise.margin)[:, None])
-        x_RN = gap_RN.clamp_(min=0).square_().div_(pairs.tau_R[:, None])
-    else:
-        shift_R = -pairs.reference_R / pairs.tau_R
-        x_RN = torch.addmm(shift_R[:, None], pairs.anchor_RD / pairs.tau_R[:, None], pairs.other_ND.T)
-    return pairs.set_own_column(x_RN, -math.inf)
+def fill_pairs(matrix_RC: Tensor, offset: int | None, value: float) -> Tensor:
+    if offset is not None:
+        matrix_RC.diagonal(offset)[: matrix_RC.shape[0]] = value
+    return matrix_RC
 
 
-def reduce_row(x_RN: Tensor, pairwise: Pairwise) -> Tensor:
-    if isinstance(pairwise, Sigmoid):
-        return -logsigmoid(-x_RN).sum(1)
-    return torch.logsumexp(x_RN, dim=1)
+@dataclass(frozen=True)
+class Anchors:
+    """One side's anchors on all ranks, as numbers.  ``value_N`` and ``grad_N`` are known in the backward pass only."""
 
-
-def weights(x_RN: Tensor, value_R: Tensor, pairwise: Pairwise) -> Tensor:
-    """d value_i / d x_ij: softmax weights, or the sigmoid's."""
-    if isinstance(pairwise, Sigmoid):
-        return torch.sigmoid(x_RN)
-    return torch.exp(x_RN - value_R[:, None])
-
-
-def similarity_weights(pairs: Pairs, x_RN: Tensor, value_R: Tensor) -> Tensor:
-    """tau_i d value_i / d s_ij."""
-    weight_RN = weights(x_RN, value_R, pairs.pairwise)
-    if isinstance(pairs.pairwise, SquaredHinge):
-        hinge_RN = (x_RN * pairs.tau_R[:, None]).clamp_(min=0).sqrt_()
-        weight_RN.mul_(hinge_RN.mul_(2.0))
-    return weight_RN
-
-
-def mean_exponent(x_RN: Tensor, value_R: Tensor, pairs: Pairs) -> Tensor:
-    """sum_j w_ij x_ij = -tau_i d value_i / d tau_i; what the temperatures' rules are made of."""
-    product_RN = weights(x_RN, value_R, pairs.pairwise).mul_(x_RN)
-    return pairs.set_own_column(product_RN, 0.0).sum(1)
+    reference_N: Tensor
+    tau_N: Tensor
+    value_N: Tensor | None = None
+    grad_N: Tensor | None = None
 
 
 @dataclass
-class RowGradients:
-    anchor_RD: Tensor
-    other_CD: Tensor
-    reference_R: Tensor
-    tau_R: Tensor
+class Side:
+    """What a pass gathers for one side: its anchors' values (forward) or its gradients (backward)."""
+
+    value: Tensor
+    mean: Tensor | None
 
 
-def pull_back_rows(pairs: Pairs, x_RN: Tensor, value_R: Tensor, grad_R: Tensor, columns: slice) -> RowGradients:
-    """The gradient of sum_i grad_i value_i, in two matrix products; to the others in ``columns`` only.
-
-    x is (gap + margin)_+ to a power (1 or 2) over tau, so sum_j w x needs no third pass over the matrix: it is
-    sum_j (dx/ds)(gap + margin) / power, and sum_j (dx/ds) s_ij is the row product with the anchor.
-    """
-    weight_RN = similarity_weights(pairs, x_RN, value_R)
-    row_RD, weight_R, scale_R = weight_RN @ pairs.other_ND, weight_RN.sum(1), grad_R / pairs.tau_R
-    margin, power = (pairs.pairwise.margin, 2.0) if isinstance(pairs.pairwise, SquaredHinge) else (0.0, 1.0)
-    gap_R = (row_RD * pairs.anchor_RD).sum(1) - weight_R * (pairs.reference_R - margin)
-    return RowGradients(
-        anchor_RD=row_RD * scale_R[:, None],
-        other_CD=weight_RN[:, columns].T @ (pairs.anchor_RD * scale_R[:, None]),
-        reference_R=-scale_R * weight_R,
-        tau_R=-scale_R * gap_R / (power * pairs.tau_R),
-    )
+def reduce_block(
+    sim_RC: Tensor, offset: int | None, anchors: Anchors, here: slice, dim: int, pairwise: Pairwise, with_mean: bool
+) -> Side:
+    """This block's part of the anchors' values, and of the mean exponent where asked for."""
+    x_RC = exponents(sim_RC, anchors.reference_N[here], anchors.tau_N[here], dim, pairwise)
+    value = reduce_terms(fill_pairs(x_RC, offset, -math.inf), dim, pairwise)
+    if not with_mean:
+        return Side(value, None)
+    weight_RC = term_weights(x_RC.clone(), value, dim, pairwise)
+    return Side(value, fill_pairs(weight_RC.mul_(x_RC), offset, 0.0).sum(dim))
 
 
-def pull_back_to_others(pairs: Pairs, value_R: Tensor, grad_R: Tensor, chunk: int | None) -> Tensor:
-    """Only the gradient to the others: what remote anchors, and a prototype update, need."""
-    grad_ND = torch.zeros_like(pairs.other_ND)
-    for here, part in pairs.chunks(chunk):
-        weight_RN = similarity_weights(part, exponents(part), value_R[here])
-        grad_ND.addmm_(weight_RN.T, part.anchor_RD * (grad_R[here] / part.tau_R)[:, None])
-    return grad_ND
+@dataclass(frozen=True)
+class Pull:
+    """The gradient of sum_i grad_i value_i to this block's similarities, and to its anchors' scalars."""
+
+    sim_RC: Tensor
+    reference: Tensor
+    tau: Tensor
 
 
-def reduce_rows(pairs: Pairs, chunk: int | None, with_mean: bool = False) -> tuple[Tensor, Tensor | None]:
-    """value_i of every row, and the mean exponent where asked for; no gradient, no matrix beyond ``chunk`` rows."""
-    value_R = torch.empty_like(pairs.reference_R)
-    mean_R = torch.empty_like(pairs.reference_R) if with_mean else None
-    for here, part in pairs.chunks(chunk):
-        x_RN = exponents(part)
-        value_R[here] = reduce_row(x_RN, part.pairwise)
-        if mean_R is not None:
-            mean_R[here] = mean_exponent(x_RN, value_R[here], part)
-    return value_R, mean_R
+def pull_back_block(
+    sim_RC: Tensor, offset: int | None, anchors: Anchors, here: slice, dim: int, pairwise: Pairwise
+) -> Pull:
+    """x is (gap + margin)_+ to a power (1 or 2) over tau; so sum_j w x is sum_j (dx/ds)(gap + margin) / power."""
+    assert anchors.value_N is not None and anchors.grad_N is not None
+    reference, tau, scale = anchors.reference_N[here], anchors.tau_N[here], anchors.grad_N[here] / anchors.tau_N[here]
+    x_RC = exponents(sim_RC, reference, tau, dim, pairwise)
+    margin, power, slope_RC = 0.0, 1.0, None
+    if isinstance(pairwise, SquaredHinge):
+        margin, power = pairwise.margin, 2.0
+        slope_RC = (sim_RC - _across(reference - margin, dim)).clamp_(min=0).mul_(2.0)
+    weight_RC = fill_pairs(term_weights(x_RC, anchors.value_N[here], dim, pairwise), offset, 0.0)
+    if slope_RC is not None:
+        weight_RC.mul_(slope_RC)
+    weight = weight_RC.sum(dim)
+    gap = torch.linalg.vecdot(weight_RC, sim_RC, dim=dim) - weight * (reference - margin)
+    return Pull(weight_RC.mul_(_across(scale, dim)), -scale * weight, -scale * gap / (power * tau))
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -144,97 +150,142 @@ def reduce_rows(pairs: Pairs, chunk: int | None, with_mean: bool = False) -> tup
 
 
 @dataclass(frozen=True)
-class Remote:
-    """All ranks' anchors and others (detached), needed where the others are themselves spread over ranks."""
+class Layout:
+    """Which blocks make up a reduction, where this rank's rows and columns lie in the tables of all ranks."""
 
-    anchor_ND: Tensor
-    other_ND: Tensor
-    reference_N: Tensor
-    tau_N: Tensor
+    row_ND: Tensor
+    column_ND: Tensor
     rows: slice
-
-
-@dataclass(frozen=True)
-class Options:
+    columns: slice
+    blocks: tuple[Block, ...]
+    row_anchors: Anchors
+    column_anchors: Anchors | None
     pairwise: Pairwise
     chunk: int | None
-    exclude_own: bool
     with_mean: bool
+    spread: bool  # whether the columns are spread over ranks as the rows are
+
+    def pieces(self) -> Iterator[tuple[Block, int | None]]:
+        for block in self.blocks:
+            yield from block.chunks(self.chunk)
+
+    def similarities(self, piece: Block) -> Tensor:
+        return self.row_ND[piece.rows] @ self.column_ND[piece.columns].T
+
+    def is_own(self, piece: Block) -> tuple[bool, bool]:
+        """Whether the piece's rows, and its columns, are this rank's."""
+        return self.rows.start <= piece.rows.start < self.rows.stop, piece.columns == self.columns
+
+    def fresh(self, span: slice) -> Side:
+        start = 0.0 if isinstance(self.pairwise, Sigmoid) else -math.inf
+        value = self.row_ND.new_full((span.stop - span.start,), start)
+        return Side(value, torch.zeros_like(value) if self.with_mean else None)
+
+    def add(self, total: Side, part: Side, here: slice) -> None:
+        old = total.value[here]
+        new = merge(old, part.value, self.pairwise)
+        if total.mean is not None and part.mean is not None:
+            total.mean[here] = total.mean[here] * torch.exp(old - new) + part.mean * torch.exp(part.value - new)
+        total.value[here] = new
+
+
+def _within(outer: slice, inner: slice) -> slice:
+    """``inner`` counted from the start of ``outer``."""
+    return slice(inner.start - outer.start, inner.stop - outer.start)
 
 
 class _ReducePairs(torch.autograd.Function):
     """Forward: this rank's anchors against all others.  Backward: scalars travel, gradients of rows do not.
 
-    The gradient to this rank's *others* has a part from every rank's anchors.  Each rank computes it itself from the
-    gathered embeddings and one gathered scalar an anchor (FastCLIP's scheme).  On one rank no anchor is remote.
+    The gradient to this rank's rows has a part from every rank's anchors.  Each rank computes it itself from the
+    gathered embeddings and one gathered scalar an anchor and direction (FastCLIP's scheme).
     """
 
     @staticmethod
     def forward(
         ctx: Any,
-        anchor_BD: Tensor,
-        other_BD: Tensor,
-        reference_B: Tensor,
-        tau_B: Tensor,
-        remote: Remote | None,
-        options: Options,
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
-        other_ND = other_BD if remote is None else remote.other_ND
-        own = (remote.rows.start if remote else 0) if options.exclude_own else None
-        pairs = Pairs(anchor_BD, other_ND, reference_B, tau_B, own, options.pairwise)
-        kept_BN = None
-        if options.chunk is None:
-            kept_BN = exponents(pairs)
-            value_B = reduce_row(kept_BN, options.pairwise)
-            mean_B = mean_exponent(kept_BN, value_B, pairs) if options.with_mean else None
-        else:
-            value_B, mean_B = reduce_rows(pairs, options.chunk, options.with_mean)
-        value_N, mean_N = _gather_columns(value_B, mean_B)
-        ctx.save_for_backward(anchor_BD, other_BD, reference_B, tau_B, value_B, value_N, kept_BN)
-        ctx.remote, ctx.options, ctx.own = remote, options, own
+        row_BD: Tensor,
+        column_BD: Tensor,
+        row_reference_B: Tensor,
+        row_tau_B: Tensor,
+        column_reference_B: Tensor | None,
+        column_tau_B: Tensor | None,
+        layout: Layout,
+    ) -> tuple[Tensor | None, ...]:
+        row, column = layout.fresh(layout.rows), layout.fresh(layout.columns)
+        kept: list[Tensor] = []
+        for piece, offset in layout.pieces():
+            sim_RC = layout.similarities(piece)
+            own_rows, own_columns = layout.is_own(piece)
+            options = (layout.pairwise, layout.with_mean)
+            if own_rows:
+                part = reduce_block(sim_RC, offset, layout.row_anchors, piece.rows, 1, *options)
+                layout.add(row, part, _within(layout.rows, piece.rows))
+            if own_columns and layout.column_anchors is not None:
+                part = reduce_block(sim_RC, offset, layout.column_anchors, piece.columns, 0, *options)
+                layout.add(column, part, _within(layout.columns, piece.columns))
+            if layout.chunk is None:
+                kept.append(sim_RC)
+        sides = [row] if layout.column_anchors is None else [row, column]
+        columns_Bk = [t for side in sides for t in (side.value, side.mean) if t is not None]
+        gathered_Nk = _gather_columns(columns_Bk, layout.spread)
+        step = len(columns_Bk) // len(sides)
+        values_N, means_N = gathered_Nk[::step], gathered_Nk[1::step] if layout.with_mean else [None] * len(sides)
+        ctx.layout = layout
+        ctx.save_for_backward(*values_N, *kept)
+        ctx.mark_non_differentiable(*gathered_Nk)
         ctx.set_materialize_grads(False)
-        ctx.mark_non_differentiable(*(t for t in (value_N, mean_N) if t is not None))
-        return value_B, value_N, mean_N
+        padded: list[Tensor | None] = [row.value, None, values_N[0], None, means_N[0], None]
+        if layout.column_anchors is not None:
+            padded[1::2] = [column.value, values_N[1], means_N[1]]
+        return tuple(padded)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad_B: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
-        anchor_BD, other_BD, reference_B, tau_B, value_B, value_N, kept_BN = ctx.saved_tensors
-        remote, options = ctx.remote, ctx.options
-        if grad_B is None:
-            return (None,) * 6
-        other_ND = other_BD if remote is None else remote.other_ND
-        columns = slice(0, other_ND.shape[0]) if remote is None else remote.rows
-        pairs = Pairs(anchor_BD, other_ND, reference_B, tau_B, ctx.own, options.pairwise)
-        total = RowGradients(*(torch.zeros_like(t) for t in (anchor_BD, other_BD, reference_B, tau_B)))
-        for here, part in pairs.chunks(options.chunk):
-            x_RN = exponents(part) if kept_BN is None else kept_BN
-            rows = pull_back_rows(part, x_RN, value_B[here], grad_B[here], columns)
-            total.anchor_RD[here] = rows.anchor_RD
-            total.other_CD += rows.other_CD
-            total.reference_R[here] = rows.reference_R
-            total.tau_R[here] = rows.tau_R
-        if remote is not None:
-            grad_N = distributed.gather_rows(grad_B)
-            before, after = slice(0, remote.rows.start), slice(remote.rows.stop, None)
-            for there in (before, after):
-                far = Pairs(
-                    remote.anchor_ND[there],
-                    other_BD,
-                    remote.reference_N[there],
-                    remote.tau_N[there],
-                    None,
-                    options.pairwise,
-                )
-                total.other_CD += pull_back_to_others(far, value_N[there], grad_N[there], options.chunk)
-        return total.anchor_RD, total.other_CD, total.reference_R, total.tau_R, None, None
+    def backward(ctx: Any, row_grad_B: Tensor | None, column_grad_B: Tensor | None, *_: Any) -> tuple[Any, ...]:
+        layout: Layout = ctx.layout
+        grads = [row_grad_B] if layout.column_anchors is None else [row_grad_B, column_grad_B]
+        values_N, kept = ctx.saved_tensors[: len(grads)], iter(ctx.saved_tensors[len(grads) :])
+        spans = (layout.rows, layout.columns)
+        grads_B = [
+            values_N[0].new_zeros(span.stop - span.start) if g is None else g
+            for g, span in zip(grads, spans, strict=False)
+        ]
+        grads_N = _gather_columns(grads_B, layout.spread)
+        sides = [layout.row_anchors] if layout.column_anchors is None else [layout.row_anchors, layout.column_anchors]
+        anchors = [
+            Anchors(side.reference_N, side.tau_N, value_N, grad_N)
+            for side, value_N, grad_N in zip(sides, values_N, grads_N, strict=True)
+        ]
+        to_row_BD = torch.zeros_like(layout.row_ND[layout.rows])
+        to_column_BD = torch.zeros_like(layout.column_ND[layout.columns])
+        scalars = [(torch.zeros_like(g), torch.zeros_like(g)) for g in grads_B]
+        for piece, offset in layout.pieces():
+            sim_RC = next(kept) if layout.chunk is None else layout.similarities(piece)
+            own = layout.is_own(piece)
+            to_sim_RC: Tensor | None = None
+            for dim, side, here, is_own, span, (to_reference_B, to_tau_B) in zip(
+                (1, 0), anchors, (piece.rows, piece.columns), own, spans, scalars, strict=False
+            ):
+                pull = pull_back_block(sim_RC, offset, side, here, dim, layout.pairwise)
+                to_sim_RC = pull.sim_RC if to_sim_RC is None else to_sim_RC.add_(pull.sim_RC)
+                if is_own:
+                    to_reference_B[_within(span, here)] += pull.reference
+                    to_tau_B[_within(span, here)] += pull.tau
+            assert to_sim_RC is not None
+            if own[0]:
+                to_row_BD[_within(layout.rows, piece.rows)] += to_sim_RC @ layout.column_ND[piece.columns]
+            if own[1]:
+                to_column_BD.addmm_(to_sim_RC.T, layout.row_ND[piece.rows])
+        flat = [t for pair in scalars for t in pair]
+        return to_row_BD, to_column_BD, *flat, *([None] * (4 - len(flat))), None
 
 
-def _gather_columns(value_B: Tensor, mean_B: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    if mean_B is None:
-        return distributed.gather_rows(value_B).clone(), None
-    both_N2 = distributed.gather_rows(torch.stack([value_B, mean_B], dim=1))
-    return both_N2[:, 0].contiguous(), both_N2[:, 1].contiguous()
+def _gather_columns(columns_B: Sequence[Tensor], spread: bool) -> list[Tensor]:
+    """Several scalars a row, from all ranks, in one collective."""
+    if not spread:
+        return [column_B.detach().clone() for column_B in columns_B]
+    return [c.contiguous() for c in distributed.gather_rows(torch.stack(list(columns_B), dim=1)).clone().unbind(1)]
 
 
 @dataclass(frozen=True)
@@ -246,29 +297,135 @@ class Reduced:
     mean_exponent_N: Tensor | None
 
 
+def blocks_of_rank(rows: slice, count: int) -> tuple[Block, ...]:
+    """The parts of the N x N matrix that this rank's rows or columns have a share in; on one rank it is one block."""
+    before, after = slice(0, rows.start), slice(rows.stop, count)
+    remote = [part for part in (before, after) if part.stop > part.start]
+    own = Block(rows, rows, has_pairs=True)
+    return own, *(Block(rows, part, False) for part in remote), *(Block(part, rows, False) for part in remote)
+
+
+@dataclass(frozen=True)
+class Table:
+    """One modality's embeddings: this rank's with gradient, all ranks' without; and its anchors' scalars."""
+
+    local_BD: Tensor
+    all_ND: Tensor
+    reference_B: Tensor
+    reference_N: Tensor
+    tau_B: Tensor
+    tau_N: Tensor
+
+    def anchors(self) -> Anchors:
+        return Anchors(self.reference_N, self.tau_N)
+
+
+def reduce_batch(
+    row: Table,
+    column: Table,
+    rows: slice,
+    *,
+    columns_are_anchors: bool,
+    pairwise: Pairwise = Identity(),
+    chunk: int | None = None,
+    with_mean: bool = False,
+) -> list[Tensor | None]:
+    """Values of this rank's row anchors (and column anchors) over all other pairs of the batch.
+
+    Returns, for rows and columns in turn: value_B (with gradient), value_N and mean_exponent_N of all ranks.
+    """
+    layout = Layout(
+        row_ND=row.all_ND,
+        column_ND=column.all_ND,
+        rows=rows,
+        columns=rows,
+        blocks=blocks_of_rank(rows, row.all_ND.shape[0]),
+        row_anchors=row.anchors(),
+        column_anchors=column.anchors() if columns_are_anchors else None,
+        pairwise=pairwise,
+        chunk=chunk,
+        with_mean=with_mean,
+        spread=True,
+    )
+    reference_B, tau_B = (column.reference_B, column.tau_B) if columns_are_anchors else (None, None)
+    found: list[Tensor | None] = list(
+        _ReducePairs.apply(row.local_BD, column.local_BD, row.reference_B, row.tau_B, reference_B, tau_B, layout)
+    )
+    return found
+
+
+def log_mean_exp_of_batch(
+    row: Table, column: Table, rows: slice, *, columns_are_anchors: bool = True, **options: Any
+) -> tuple[Reduced, ...]:
+    """log g_i: the log of the mean of exp(x_ij) over the N - 1 others, for the rows and for the columns as anchors."""
+    found = reduce_batch(row, column, rows, columns_are_anchors=columns_are_anchors, **options)
+    log_count = math.log(row.all_ND.shape[0] - 1)
+    results = []
+    for side in range(2 if columns_are_anchors else 1):
+        value_B, value_N, mean_N = found[side::2]
+        assert value_B is not None and value_N is not None
+        results.append(Reduced(value_B - log_count, value_N - log_count, mean_N))
+    return tuple(results)
+
+
+def sum_softplus_of_batch(row: Table, column: Table, rows: slice, chunk: int | None) -> Tensor:
+    """sum over j != i of log(1 + exp(x_ij)), SigLIP's negatives, for this rank's rows."""
+    value_B = reduce_batch(row, column, rows, columns_are_anchors=False, pairwise=Sigmoid(), chunk=chunk)[0]
+    assert value_B is not None
+    return value_B
+
+
 def log_mean_exp(
     anchor_BD: Tensor,
-    other_BD: Tensor,
+    other_MD: Tensor,
     reference_B: Tensor,
     tau_B: Tensor,
     *,
     pairwise: Pairwise = Identity(),
-    remote: Remote | None = None,
-    exclude_own: bool = False,
-    with_mean: bool = False,
     chunk: int | None = None,
-) -> Reduced:
-    """log of the mean of exp(x_ij) over the others (all but the anchor's own when ``exclude_own``)."""
-    count = (other_BD if remote is None else remote.other_ND).shape[0] - int(exclude_own)
-    options = Options(pairwise, chunk, exclude_own, with_mean)
-    value_B, value_N, mean_N = _ReducePairs.apply(anchor_BD, other_BD, reference_B, tau_B, remote, options)
-    return Reduced(value_B - math.log(count), value_N - math.log(count), mean_N)
-
-
-def sum_softplus(
-    anchor_BD: Tensor, other_BD: Tensor, reference_B: Tensor, tau_B: Tensor, *, remote: Remote, chunk: int | None
 ) -> Tensor:
-    """sum over j != i of log(1 + exp(x_ij)), SigLIP's negatives."""
-    options = Options(Sigmoid(), chunk, exclude_own=True, with_mean=False)
-    value_B: Tensor = _ReducePairs.apply(anchor_BD, other_BD, reference_B, tau_B, remote, options)[0]
-    return value_B
+    """log of the mean of exp(x_ij) over others that every rank holds, such as prototypes; gradients to all inputs."""
+    rows, columns = slice(0, anchor_BD.shape[0]), slice(0, other_MD.shape[0])
+    layout = Layout(
+        row_ND=anchor_BD.detach(),
+        column_ND=other_MD.detach(),
+        rows=rows,
+        columns=columns,
+        blocks=(Block(rows, columns, False),),
+        row_anchors=Anchors(reference_B.detach(), tau_B.detach()),
+        column_anchors=None,
+        pairwise=pairwise,
+        chunk=chunk,
+        with_mean=False,
+        spread=False,
+    )
+    value_B: Tensor = _ReducePairs.apply(anchor_BD, other_MD, reference_B, tau_B, None, None, layout)[0]
+    return value_B - math.log(columns.stop)
+
+
+@torch.no_grad()
+def gradient_to_others(
+    anchor_ND: Tensor,
+    other_MD: Tensor,
+    reference_N: Tensor,
+    tau_N: Tensor,
+    to_value: Callable[[Tensor, slice], Tensor],
+    *,
+    pairwise: Pairwise = Identity(),
+    chunk: int | None = None,
+) -> Tensor:
+    """The gradient to the others alone, in one pass over the rows: the prototype update in closed form.
+
+    ``to_value`` maps the log-means of the anchors at hand, and which they are, to the gradient that reaches them.
+    """
+    total_MD = torch.zeros_like(other_MD)
+    block = Block(slice(0, anchor_ND.shape[0]), slice(0, other_MD.shape[0]), False)
+    for piece, _ in block.chunks(chunk):
+        here, all_of_them = piece.rows, slice(None)
+        sim_RC = anchor_ND[here] @ other_MD.T
+        anchors = Anchors(reference_N[here], tau_N[here])
+        value_R = reduce_block(sim_RC, None, anchors, all_of_them, 1, pairwise, False).value
+        grad_R = to_value(value_R - math.log(other_MD.shape[0]), here)
+        known = Anchors(reference_N[here], tau_N[here], value_R, grad_R)
+        total_MD.addmm_(pull_back_block(sim_RC, None, known, all_of_them, 1, pairwise).sim_RC.T, anchor_ND[here])
+    return total_MD

@@ -34,7 +34,7 @@ from fullbatch.config import (
     rho_of_direction,
     temperature_bounds,
 )
-from fullbatch.kernels.log_mean_exp import Reduced, Remote, log_mean_exp
+from fullbatch.kernels.log_mean_exp import Reduced, Table, log_mean_exp_of_batch
 from fullbatch.objective import checks
 from fullbatch.objective.amortized import AmortizedNormalizer
 from fullbatch.objective.fitted_net import build_seeded
@@ -168,8 +168,8 @@ class Objective(nn.Module):
         ids_B2 = self._take_ids(sample_ids, image_embeddings, look=True)
         batch = gather_batch(image_embeddings.to(wide), text_embeddings.to(wide), ids_B2)
         image, text = (
-            self.normalizers[name](self._direction(name, anchor, other, batch, progress), progress).alpha_B
-            for name, anchor, other in batch.directions()
+            self.normalizers[direction.name](direction, progress).alpha_B
+            for direction in self._directions(batch, progress)
         )
         return image, text
 
@@ -206,8 +206,8 @@ class Objective(nn.Module):
         share = 1.0 if scale.directions == "sum" else 0.5
         loss = batch.positive_B.new_zeros(())
         summary = Summary()
-        for name, anchor, other in batch.directions():
-            direction = self._direction(name, anchor, other, batch, progress)
+        for direction in self._directions(batch, progress):
+            name = direction.name
             estimate = self.normalizers[name](direction, progress)
             part = direction_loss(direction, estimate, scale.times_temperature)
             value = part.loss + (math.log(direction.negatives) if scale.log_of_sum else 0.0)
@@ -233,46 +233,54 @@ class Objective(nn.Module):
         assert isinstance(found, (GlobalTemperature, PerSampleTemperature, PredictedTemperature))
         return found
 
-    def _direction(self, name: str, anchor: Rows, other: Rows, batch: Batch, progress: Progress) -> Direction:
-        tau_B, tau_N = self._temperature(name).read(anchor, other, batch, progress)
+    def _directions(self, batch: Batch, progress: Progress) -> list[Direction]:
+        """Both directions; their kernel runs once, since they share the similarity matrix."""
         raw = isinstance(self.method.pairwise, RobustPositives)
         reference_B = torch.zeros_like(batch.positive_B) if raw else batch.positive_B
         reference_N = torch.zeros_like(batch.positive_N) if raw else batch.positive_N
-        own_rule = isinstance(self.method.temperature, (PerSample, Predicted))
 
-        def against(rows: Rows) -> Reduced:
-            remote = Remote(anchor.all_ND, rows.all_ND, reference_N, tau_N, batch.rows)
-            return log_mean_exp(
-                anchor.local_BD,
-                rows.local_BD,
-                reference_B,
-                tau_B,
-                pairwise=self.method.pairwise,
-                remote=remote,
-                exclude_own=True,
-                with_mean=own_rule,
-                chunk=self.context.chunk,
+        def table(name: str, anchor: Rows, other: Rows) -> Table:
+            tau_B, tau_N = self._temperature(name).read(anchor, other, batch, progress)
+            return Table(anchor.local_BD, anchor.all_ND, reference_B, reference_N, tau_B, tau_N)
+
+        tables = [table(*direction) for direction in batch.directions()]
+        return [
+            Direction(
+                name=name,
+                anchor=anchor,
+                other=other,
+                rows=batch.rows,
+                positive_B=batch.positive_B,
+                positive_N=batch.positive_N,
+                reference_B=reference_B,
+                reference_N=reference_N,
+                tau_B=own.tau_B,
+                tau_N=own.tau_N,
+                log_g_B=found.log_mean_B,
+                log_g_N=found.log_mean_N,
+                mean_exponent_N=found.mean_exponent_N,
+                negatives=(batch.size - 1) * (2 if self.method.negatives == "both" else 1),
             )
+            for (name, anchor, other), own, found in zip(
+                batch.directions(), tables, self._reduce(tables, batch), strict=True
+            )
+        ]
 
-        negatives, found = batch.size - 1, against(other)
-        if self.method.negatives == "both":
-            negatives, found = 2 * negatives, _pool(found, against(anchor))
-        return Direction(
-            name=name,
-            anchor=anchor,
-            other=other,
-            rows=batch.rows,
-            positive_B=batch.positive_B,
-            positive_N=batch.positive_N,
-            reference_B=reference_B,
-            reference_N=reference_N,
-            tau_B=tau_B,
-            tau_N=tau_N,
-            log_g_B=found.log_mean_B,
-            log_g_N=found.log_mean_N,
-            mean_exponent_N=found.mean_exponent_N,
-            negatives=negatives,
-        )
+    def _reduce(self, tables: list[Table], batch: Batch) -> list[Reduced]:
+        """log g_i of both directions; with negatives="both" each modality's own rows are negatives as well."""
+        options = {
+            "pairwise": self.method.pairwise,
+            "chunk": self.context.chunk,
+            "with_mean": isinstance(self.method.temperature, (PerSample, Predicted)),
+        }
+        image, text = tables
+        across = list(log_mean_exp_of_batch(image, text, batch.rows, **options))
+        if self.method.negatives == "across":
+            return across
+        within = [
+            log_mean_exp_of_batch(own, own, batch.rows, columns_are_anchors=False, **options)[0] for own in tables
+        ]
+        return [_pool(*both) for both in zip(across, within, strict=True)]
 
     def _learn_temperature(self, direction: Direction, part: DirectionLoss, progress: Progress) -> Tensor | None:
         temperature = self._temperature(direction.name)

@@ -8,15 +8,13 @@ identical update itself and nothing is communicated for it.
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from fullbatch.config import Mlp, Pairwise, Prototypes, SquaredHinge
 from fullbatch.distributed import average_gradient
-from fullbatch.kernels.log_mean_exp import Pairs, log_mean_exp, pull_back_to_others, reduce_rows
+from fullbatch.kernels.log_mean_exp import gradient_to_others, log_mean_exp
 from fullbatch.objective.fitted_net import FittedNet, adagrad_direction
 from fullbatch.objective.log_domain import bounded_exp, log_add, log_or_minus_inf
 from fullbatch.objective.step import Direction, Estimate, Progress
@@ -28,10 +26,10 @@ def is_restart(config: Prototypes | Mlp, steps: int) -> bool:
 
 
 def fit_gradient(config: Prototypes | Mlp, alpha_N: Tensor, log_total_N: Tensor, tau_N: Tensor) -> Tensor:
-    """d/d alpha_i of what the NPN minimises: NeuCLIP eq. (12), or half the squared log error ("separate")."""
+    """d/d alpha_i of anchor i's term in what the NPN minimises the mean of: eq. (12), or half the squared log error."""
     if config.fit == "separate":
-        return (alpha_N - log_total_N) / alpha_N.shape[0]
-    return tau_N * (1.0 - bounded_exp(log_total_N - alpha_N)) / alpha_N.shape[0]
+        return alpha_N - log_total_N
+    return tau_N * (1.0 - bounded_exp(log_total_N - alpha_N))
 
 
 class PrototypeNormalizer(nn.Module):
@@ -91,7 +89,7 @@ class PrototypeNormalizer(nn.Module):
         if self.config.schedule == "simultaneous":
             used_MD = average_gradient(self.prototypes_MD)[: self.active]
         unit_MD = normalize(used_MD.to(direction.log_g_B.dtype), dim=1)
-        mean = log_mean_exp(
+        log_mean_B = log_mean_exp(
             normalize(direction.anchor.local_BD, dim=1),  # a cosine, so its gradient is tangential
             unit_MD,
             direction.reference_B,
@@ -99,7 +97,7 @@ class PrototypeNormalizer(nn.Module):
             pairwise=self.pairwise,
             chunk=self.chunk,
         )
-        return log_add(mean.log_mean_B, self.config.epsilon)
+        return log_add(log_mean_B, self.config.epsilon)
 
     # -- restarts ---------------------------------------------------------------------------------------------------
 
@@ -149,20 +147,22 @@ class PrototypeNormalizer(nn.Module):
         used_MD = self.prototypes_MD[: self.active].to(log_total_N.dtype)
         norm_M1 = used_MD.norm(dim=1, keepdim=True).clamp_min(1e-12)
         unit_MD = used_MD / norm_M1
-        pairs = Pairs(
+
+        def to_value(log_mean_R: Tensor, here: slice) -> Tensor:
+            alpha_R = log_add(log_mean_R, self.config.epsilon)
+            to_alpha_R = fit_gradient(self.config, alpha_R, log_total_N[here], direction.tau_N[here])
+            share_R = torch.sigmoid(log_mean_R - log_or_minus_inf(self.config.epsilon))
+            return to_alpha_R * share_R / log_total_N.shape[0]
+
+        to_unit_MD = gradient_to_others(
             normalize(direction.anchor.all_ND, dim=1),
             unit_MD,
             direction.reference_N,
             direction.tau_N,
-            None,
-            self.pairwise,
+            to_value,
+            pairwise=self.pairwise,
+            chunk=self.chunk,
         )
-        value_N, _ = reduce_rows(pairs, self.chunk)
-        log_mean_N = value_N - math.log(self.active)
-        alpha_N = log_add(log_mean_N, self.config.epsilon)
-        d_alpha_N = fit_gradient(self.config, alpha_N, log_total_N, direction.tau_N)
-        d_value_N = d_alpha_N * torch.sigmoid(log_mean_N - log_or_minus_inf(self.config.epsilon))
-        to_unit_MD = pull_back_to_others(pairs, value_N, d_value_N, self.chunk)
         radial_M1 = (to_unit_MD * unit_MD).sum(dim=1, keepdim=True)
         gradient_MD: Tensor = (to_unit_MD - radial_M1 * unit_MD) / norm_M1
         return gradient_MD
@@ -210,6 +210,6 @@ class MlpNormalizer(nn.Module):
         def loss_of(value_N: Tensor) -> Tensor:
             alpha_N = value_N + shift_N
             gradient_N = fit_gradient(self.config, alpha_N.detach(), log_total_N, direction.tau_N)
-            return (gradient_N * alpha_N).sum()
+            return (gradient_N * alpha_N).mean()
 
         self.net.fit(direction.anchor.all_ND, loss_of, self.config.updates)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from fullbatch.kernels.log_mean_exp import Remote, sum_softplus
+from fullbatch.kernels.log_mean_exp import Table, sum_softplus_of_batch
 from fullbatch.objective.step import Batch
 
 
@@ -15,11 +15,10 @@ def sigmoid_loss(batch: Batch, tau_B: Tensor, tau_N: Tensor, bias: Tensor, chunk
 
     In the kernel's terms the bias is a reference: (s - r) / tau with r = -b tau.
     """
-    reference_B = -bias * tau_B
-    reference_N = -bias.detach() * tau_N
-    remote = Remote(batch.image.all_ND, batch.text.all_ND, reference_N, tau_N, batch.rows)
-    negatives_B = sum_softplus(
-        batch.image.local_BD, batch.text.local_BD, reference_B, tau_B, remote=remote, chunk=chunk
+    reference_B, reference_N = -bias * tau_B, -bias.detach() * tau_N
+    image, text = (
+        Table(side.local_BD, side.all_ND, reference_B, reference_N, tau_B, tau_N) for side in (batch.image, batch.text)
     )
+    negatives_B = sum_softplus_of_batch(image, text, batch.rows, chunk)
     positives_B = -logsigmoid(batch.positive_B / tau_B + bias)
     return torch.mean(positives_B + negatives_B)
