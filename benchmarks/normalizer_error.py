@@ -62,9 +62,11 @@ def batch_estimate(data: Clusters, step: int, args: argparse.Namespace) -> tuple
 
 
 def batches(data: Clusters, args: argparse.Namespace) -> list[Tensor]:
-    order, generator = [], torch.Generator().manual_seed(args.seed + 1)
+    order: list[Tensor] = []
+    generator = torch.Generator().manual_seed(args.seed + 1)
     while len(order) < args.steps:
-        order += list(torch.randperm(args.samples, generator=generator).split(args.batch)[: args.samples // args.batch])
+        shuffled = torch.randperm(args.samples, generator=generator)
+        order += torch.split(shuffled[: args.samples // args.batch * args.batch], args.batch)
     return order[: args.steps]
 
 

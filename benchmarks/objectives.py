@@ -32,13 +32,17 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import fullbatch as fb
 
 Step = Callable[[], None]
+COLUMNS = (
+    *("date", "machine", "python", "torch", "fullbatch"),
+    *("method", "chunk", "batch", "width", "ms", "peer_ms", "ratio", "peak_mib"),
+)
 
 
-class LiveBytes(TorchDispatchMode):
+class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Peak bytes of storages that came to life inside the block; a storage is counted once, while it lives."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.live, self.peak, self.known = 0, 0, set[int]()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -163,9 +167,7 @@ def main() -> None:
         with open(args.csv, "a", newline="") as file:
             writer = csv.writer(file)
             if file.tell() == 0:
-                writer.writerow(
-                    ["date", "machine", "python", "torch", "fullbatch", "method", "chunk", "batch", "width", "ms", "peer_ms", "ratio", "peak_mib"]
-                )
+                writer.writerow(COLUMNS)
             for record in records:
                 head = [today, machine, platform.python_version(), torch.__version__, fb.__version__]
                 writer.writerow([*head, *(f"{v:.4g}" if isinstance(v, float) else v for v in record)])

@@ -4,6 +4,7 @@ from fullbatch.config import (
     Amortized,
     BatchMean,
     Constant,
+    CycleConsistency,
     Identity,
     LearnedScale,
     Method,
@@ -18,6 +19,7 @@ from fullbatch.config import (
     Scale,
     Sigmoid,
     SquaredHinge,
+    VarianceCovariance,
 )
 from fullbatch.evaluation.exact_normalizers import exact_log_normalizers
 from fullbatch.objective.methods import METHODS, make_objective, settings_of
@@ -30,6 +32,7 @@ __all__ = [
     "Amortized",
     "BatchMean",
     "Constant",
+    "CycleConsistency",
     "Identity",
     "LearnedScale",
     "Method",
@@ -46,6 +49,7 @@ __all__ = [
     "Scale",
     "Sigmoid",
     "SquaredHinge",
+    "VarianceCovariance",
     "exact_log_normalizers",
     "make_objective",
     "settings_of",

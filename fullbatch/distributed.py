@@ -43,6 +43,18 @@ def gather_rows(rows_BD: Tensor) -> Tensor:
     return rows_ND
 
 
+def check_equal_rows(count: int, device: torch.device) -> None:
+    """Gathering needs the same number of rows everywhere; say so on every rank rather than hang."""
+    if world().size == 1:
+        return
+    counts = gather_rows(torch.tensor([count], device=device)).tolist()
+    if len(set(counts)) > 1:
+        raise ValueError(
+            f"Every rank must bring the same number of pairs, but they brought {counts}; "
+            "use drop_last=True in the data loader, or pad the last batch."
+        )
+
+
 def mean_over_ranks(value: Tensor) -> Tensor:
     if world().size == 1:
         return value

@@ -126,6 +126,17 @@ class Pull:
     tau: Tensor
 
 
+def similarity_weights(
+    x_RC: Tensor, sim_RC: Tensor, value: Tensor, reference: Tensor, dim: int, pairwise: Pairwise
+) -> Tensor:
+    """tau_i d value_i / d s_ij.  Overwrites x."""
+    weight_RC = term_weights(x_RC, value, dim, pairwise)
+    if isinstance(pairwise, SquaredHinge):
+        hinge_RC = (sim_RC - _across(reference - pairwise.margin, dim)).clamp_(min=0)
+        weight_RC.mul_(hinge_RC.mul_(2.0))
+    return weight_RC
+
+
 def pull_back_block(
     sim_RC: Tensor, offset: int | None, anchors: Anchors, here: slice, dim: int, pairwise: Pairwise
 ) -> Pull:
@@ -133,13 +144,9 @@ def pull_back_block(
     assert anchors.value_N is not None and anchors.grad_N is not None
     reference, tau, scale = anchors.reference_N[here], anchors.tau_N[here], anchors.grad_N[here] / anchors.tau_N[here]
     x_RC = exponents(sim_RC, reference, tau, dim, pairwise)
-    margin, power, slope_RC = 0.0, 1.0, None
-    if isinstance(pairwise, SquaredHinge):
-        margin, power = pairwise.margin, 2.0
-        slope_RC = (sim_RC - _across(reference - margin, dim)).clamp_(min=0).mul_(2.0)
-    weight_RC = fill_pairs(term_weights(x_RC, anchors.value_N[here], dim, pairwise), offset, 0.0)
-    if slope_RC is not None:
-        weight_RC.mul_(slope_RC)
+    weight_RC = similarity_weights(x_RC, sim_RC, anchors.value_N[here], reference, dim, pairwise)
+    fill_pairs(weight_RC, offset, 0.0)
+    margin, power = (pairwise.margin, 2.0) if isinstance(pairwise, SquaredHinge) else (0.0, 1.0)
     weight = weight_RC.sum(dim)
     gap = torch.linalg.vecdot(weight_RC, sim_RC, dim=dim) - weight * (reference - margin)
     return Pull(weight_RC.mul_(_across(scale, dim)), -scale * weight, -scale * gap / (power * tau))
@@ -421,11 +428,12 @@ def gradient_to_others(
     total_MD = torch.zeros_like(other_MD)
     block = Block(slice(0, anchor_ND.shape[0]), slice(0, other_MD.shape[0]), False)
     for piece, _ in block.chunks(chunk):
-        here, all_of_them = piece.rows, slice(None)
-        sim_RC = anchor_ND[here] @ other_MD.T
-        anchors = Anchors(reference_N[here], tau_N[here])
-        value_R = reduce_block(sim_RC, None, anchors, all_of_them, 1, pairwise, False).value
-        grad_R = to_value(value_R - math.log(other_MD.shape[0]), here)
-        known = Anchors(reference_N[here], tau_N[here], value_R, grad_R)
-        total_MD.addmm_(pull_back_block(sim_RC, None, known, all_of_them, 1, pairwise).sim_RC.T, anchor_ND[here])
+        here = piece.rows
+        anchor_RD, reference_R, tau_R = anchor_ND[here], reference_N[here], tau_N[here]
+        sim_RC = anchor_RD @ other_MD.T
+        x_RC = exponents(sim_RC, reference_R, tau_R, 1, pairwise)
+        value_R = reduce_terms(x_RC, 1, pairwise)
+        scale_R = to_value(value_R - math.log(other_MD.shape[0]), here) / tau_R
+        weight_RC = similarity_weights(x_RC, sim_RC, value_R, reference_R, 1, pairwise)
+        total_MD.addmm_(weight_RC.T, anchor_RD * scale_R[:, None])
     return total_MD

@@ -12,6 +12,7 @@ from fullbatch.config import (
     Amortized,
     BatchMean,
     Constant,
+    CycleConsistency,
     Identity,
     LearnedScale,
     Method,
@@ -26,6 +27,7 @@ from fullbatch.config import (
     Scale,
     Sigmoid,
     SquaredHinge,
+    VarianceCovariance,
 )
 from fullbatch.objective.objective import Context, Objective
 
@@ -38,6 +40,8 @@ METHODS: Mapping[str, Method] = MappingProxyType(
         "openclip": Method(Identity(), BatchMean(), LearnedScale(0.07), _CLIP),
         "siglip": Method(Sigmoid(), NoNormalizer(), LearnedScale(0.1)),
         "simclr": Method(Identity(), BatchMean(), Constant(0.1), _CLIP, negatives="both"),
+        "cyclip": Method(Identity(), BatchMean(), LearnedScale(0.07), _CLIP, penalty=CycleConsistency()),
+        "vicreg": Method(VarianceCovariance(), NoNormalizer(), Constant()),
         "gcl_batch": Method(Identity(), BatchMean(epsilon=1e-14), Constant(0.07)),
         # a moving average per sample
         "sogclr": Method(Identity(), MovingAverage(gamma=0.8), Constant(0.07)),
@@ -73,7 +77,7 @@ METHODS: Mapping[str, Method] = MappingProxyType(
     }
 )
 
-_AXES = ("pairwise", "normalizer", "temperature", "scale", "negatives")
+_AXES = ("pairwise", "normalizer", "temperature", "scale", "penalty", "negatives")
 _CONTEXT = tuple(field.name for field in dataclasses.fields(Context))
 
 
@@ -99,15 +103,16 @@ def make_objective(name: str, **settings: Any) -> Objective:
         _check_part(axis, part)
     changed = {axis: parts.get(axis, getattr(method, axis)) for axis in _AXES}
     _refuse_unknown(name, settings, changed)
-    for axis in ("pairwise", "normalizer", "temperature", "scale"):
+    for axis in ("pairwise", "normalizer", "temperature", "scale", "penalty"):
         own = {key: value for key, value in settings.items() if key in _fields(changed[axis])}
-        changed[axis] = dataclasses.replace(changed[axis], **own)
+        if own:
+            changed[axis] = dataclasses.replace(changed[axis], **own)
     return Objective(Method(**changed), Context(**context))
 
 
 def settings_of(method: Method) -> tuple[str, ...]:
     """The keyword settings a method takes, beside whole parts and surroundings."""
-    parts = (method.pairwise, method.normalizer, method.temperature, method.scale)
+    parts = (method.pairwise, method.normalizer, method.temperature, method.scale, method.penalty)
     return tuple(sorted({field for part in parts for field in _fields(part)}))
 
 
@@ -121,10 +126,11 @@ def _fields(part: Any) -> set[str]:
 
 
 _PARTS: dict[str, tuple[type, ...]] = {
-    "pairwise": (Identity, SquaredHinge, RobustPositives, Sigmoid),
+    "pairwise": (Identity, SquaredHinge, RobustPositives, Sigmoid, VarianceCovariance),
     "normalizer": (NoNormalizer, BatchMean, MovingAverage, Prototypes, Mlp, Amortized),
     "temperature": (Constant, LearnedScale, RobustGlobal, PerSample, Predicted),
     "scale": (Scale,),
+    "penalty": (CycleConsistency, type(None)),
 }
 
 

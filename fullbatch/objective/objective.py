@@ -10,6 +10,7 @@ import warnings
 import zlib
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -31,6 +32,7 @@ from fullbatch.config import (
     RobustGlobal,
     RobustPositives,
     Sigmoid,
+    VarianceCovariance,
     rho_of_direction,
     temperature_bounds,
 )
@@ -39,6 +41,7 @@ from fullbatch.objective import checks
 from fullbatch.objective.amortized import AmortizedNormalizer
 from fullbatch.objective.fitted_net import build_seeded
 from fullbatch.objective.log_domain import raise_stale
+from fullbatch.objective.moments import cycle_consistency, variance_covariance
 from fullbatch.objective.moving_average import BatchMeanNormalizer, MovingAverageNormalizer
 from fullbatch.objective.per_sample import TableOptions
 from fullbatch.objective.positives import PositiveWeights
@@ -135,16 +138,24 @@ class Objective(nn.Module):
         checks.check_shapes(image_embeddings, text_embeddings, self.context.width)
         look = self._may_look(image_embeddings)
         if look:
+            distributed.check_equal_rows(image_embeddings.shape[0], image_embeddings.device)
             checks.check_unit_rows("image_embeddings", image_embeddings)
             checks.check_unit_rows("text_embeddings", text_embeddings)
         ids_B2 = self._take_ids(sample_ids, image_embeddings, look)
         with torch.autocast(image_embeddings.device.type, enabled=False):
             wide = torch.float64 if image_embeddings.dtype == torch.float64 else torch.float32
             batch = gather_batch(image_embeddings.to(wide), text_embeddings.to(wide), ids_B2)
-            if isinstance(self.method.pairwise, Sigmoid):
-                output = self._sigmoid(batch, progress)
-            else:
-                output = self._contrast(batch, progress)
+            match self.method.pairwise:
+                case Sigmoid():
+                    output = self._sigmoid(batch, progress)
+                case VarianceCovariance() as config:
+                    output = _simple_output(variance_covariance(batch, config), batch, progress)
+                case _:
+                    output = self._contrast(batch, progress)
+            if self.method.penalty is not None:
+                penalty = cycle_consistency(batch, self.method.penalty)
+                output.metrics["penalty"] = penalty.detach()
+                output = Output(output.loss + penalty, output.metrics)
         if look:
             self._watch(output.metrics, batch)
         if self.training:
@@ -161,7 +172,7 @@ class Objective(nn.Module):
         Nothing changes.  A method without memory (BatchMean) can only answer from the rows it is given.
         """
         if isinstance(self.method.normalizer, NoNormalizer):
-            raise ValueError("SigLIP has no normalizer to ask for.")
+            raise ValueError("This method (SigLIP, VICReg) has no normalizer to ask for.")
         progress = Progress(self.step, self.epoch, self.context.seed, training=False)
         checks.check_shapes(image_embeddings, text_embeddings, self.context.width)
         wide = torch.float64 if image_embeddings.dtype == torch.float64 else torch.float32
@@ -191,15 +202,7 @@ class Objective(nn.Module):
         assert self.bias is not None
         bias = distributed.average_gradient(self.bias).to(tau_B.dtype)
         loss = sigmoid_loss(batch, tau_B, tau_N, bias, self.context.chunk)
-        means = distributed.mean_over_ranks(torch.stack([loss, batch.positive_B.mean()]).detach())
-        metrics: dict[str, Tensor | float] = {
-            "global_loss": means[0],
-            "positive_similarity": means[1],
-            "tau": tau_N[0],
-            "bias": bias.detach(),
-            "epoch": float(progress.epoch),
-        }
-        return Output(loss, metrics)
+        return _simple_output(loss, batch, progress, tau=tau_N[0], bias=bias.detach())
 
     def _contrast(self, batch: Batch, progress: Progress) -> Output:
         scale = self.method.scale
@@ -268,7 +271,7 @@ class Objective(nn.Module):
 
     def _reduce(self, tables: list[Table], batch: Batch) -> list[Reduced]:
         """log g_i of both directions; with negatives="both" each modality's own rows are negatives as well."""
-        options = {
+        options: dict[str, Any] = {
             "pairwise": self.method.pairwise,
             "chunk": self.context.chunk,
             "with_mean": isinstance(self.method.temperature, (PerSample, Predicted)),
@@ -305,7 +308,7 @@ class Objective(nn.Module):
                 "bounded; a smaller prototype_lr or more frequent restarts help",
             )
         temperature = self.method.temperature
-        if isinstance(temperature, (LearnedScale, RobustGlobal)):
+        if isinstance(temperature, (LearnedScale, RobustGlobal)) and "tau" in metrics:
             tau = float(metrics["tau"])
             low, _ = temperature_bounds(temperature)
             if tau <= low * (1 + 1e-5) and tau < temperature.temperature:
@@ -384,6 +387,14 @@ class Summary:
         return metrics
 
 
+def _simple_output(loss: Tensor, batch: Batch, progress: Progress, **more: Tensor) -> Output:
+    """For losses without a normalizer."""
+    means = distributed.mean_over_ranks(torch.stack([loss, batch.positive_B.mean()]).detach())
+    return Output(
+        loss, {"global_loss": means[0], "positive_similarity": means[1], "epoch": float(progress.epoch), **more}
+    )
+
+
 def _pool(first: Reduced, second: Reduced) -> Reduced:
     """Two sets of negatives of equal size as one."""
     log_B = torch.logaddexp(first.log_mean_B, second.log_mean_B) - math.log(2.0)
@@ -452,7 +463,7 @@ def _make_normalizer(method: Method, context: Context, name: str) -> nn.Module:
         case Amortized() as config:
             return AmortizedNormalizer(config, width, name)
         case NoNormalizer():
-            raise AssertionError("SigLIP has no normalizer")
+            raise AssertionError("nothing to make")
         case _ as unknown:
             assert_never(unknown)
 

@@ -86,6 +86,16 @@ def test_stochastic_rounding_is_the_same_on_any_number_of_ranks(two_ranks):
                 assert_close(state[key], value, key)
 
 
+def uneven_batch(rank):
+    with pytest.raises(ValueError, match=r"they brought \[4, 5\]; use drop_last=True"):
+        fb.make_objective("openclip")(unit_rows(4 + rank, 3, 1), unit_rows(4 + rank, 3, 2))
+    return True
+
+
+def test_uneven_batches_are_refused_on_every_rank(two_ranks):
+    assert two_ranks.run(uneven_batch) == [True, True]
+
+
 def open_clip_losses(rank, size, name):
     """Gradients of open_clip's class and of ours on the same rows."""
     from open_clip.loss import ClipLoss, SigLipLoss

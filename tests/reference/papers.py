@@ -92,6 +92,32 @@ def nt_xent(first: Tensor, second: Tensor, tau: float) -> Tensor:
     return total / (2 * count)
 
 
+def cyclip_penalty(image: Tensor, text: Tensor, in_modal: float, cross_modal: float) -> Tensor:
+    """Goel et al. 2022, the two consistency terms, each a sum over pairs divided by the batch size."""
+    total = torch.zeros((), dtype=image.dtype)
+    for i in range(len(image)):
+        for j in range(len(image)):
+            within = similarity(image[i], image[j]) - similarity(text[i], text[j])
+            across = similarity(image[i], text[j]) - similarity(image[j], text[i])
+            total = total + (in_modal * within**2 + cross_modal * across**2) / len(image)
+    return total
+
+
+def vicreg(image: Tensor, text: Tensor, invariance: float, variance: float, covariance: float) -> Tensor:
+    """Bardes et al. 2022, eq. (1)-(6), coordinate by coordinate."""
+    count, width = image.shape
+    total = invariance * torch.nn.functional.mse_loss(image, text)
+    for rows in (image, text):
+        centred = rows - rows.mean(0)
+        for a in range(width):
+            deviation = torch.sqrt(centred[:, a].square().sum() / (count - 1) + 1e-4)
+            total = total + variance * torch.clamp(1.0 - deviation, min=0.0) / width / 2
+            for b in range(width):
+                if a != b:
+                    total = total + covariance * ((centred[:, a] * centred[:, b]).sum() / (count - 1)) ** 2 / width
+    return total
+
+
 def global_loss(image: Tensor, text: Tensor, tau: Tensor, rho: float, epsilon: float, loss: Loss = identity) -> Tensor:
     """NeuCLIP eq. (1) on the rows given."""
     total = 2 * tau * rho

@@ -68,6 +68,21 @@ def test_gcl_batch_is_the_global_loss_on_the_batch(chunk, margin):
     assert_same(objective(image, text).loss, expected, [(image, text, log_tau), (image, text, own)])
 
 
+def test_cyclip():
+    image, text = pair()
+    objective = fb.make_objective("cyclip", temperature=fb.Constant(0.2), in_modal=0.3, cross_modal=0.7).double()
+    expected = papers.infonce(image, text, torch.tensor(0.2, dtype=torch.float64))
+    expected = expected + papers.cyclip_penalty(image, text, 0.3, 0.7)
+    assert_same(objective(image, text).loss, expected, [(image, text), (image, text)])
+
+
+def test_vicreg():
+    image, text = pair(7, 4)
+    expected = papers.vicreg(image, text, 5.0, 3.0, 0.8)
+    objective = fb.make_objective("vicreg", invariance=5.0, variance=3.0, covariance=0.8).double()
+    assert_same(objective(image, text).loss, expected, [(image, text), (image, text)])
+
+
 def test_infonce_is_the_batch_mean_with_epsilon_one_over_negatives():
     """The fact the family rests on: log(1 + sum) = log(B - 1) + log(1/(B - 1) + g)."""
     image, text = pair()

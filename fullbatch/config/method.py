@@ -1,0 +1,96 @@
+"""A method: one choice on every axis, and which choices exclude each other."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from fullbatch.config.normalizer import Amortized, Mlp, MovingAverage, NoNormalizer, Normalizer, Prototypes
+from fullbatch.config.pairwise import CycleConsistency, Pairwise, Sigmoid, SquaredHinge, VarianceCovariance
+from fullbatch.config.temperature import Constant, LearnedScale, PerSample, Predicted, RobustGlobal, Temperature
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How the two directions become one number.
+
+    times_temperature   the loss is multiplied by tau, NeuCLIP eq. (1)
+    directions          "sum" (eq. (1)) or "mean" (CLIP)
+    log_of_sum          the reported value is the log of the sum over negatives, not of their mean (InfoNCE)
+    rho_terms           how many times rho * tau is added: once a direction, or once in all (AmorLIP)
+    """
+
+    times_temperature: bool = True
+    directions: Literal["sum", "mean"] = "sum"
+    log_of_sum: bool = False
+    rho_terms: Literal["each", "once"] = "each"
+
+
+@dataclass(frozen=True)
+class Method:
+    """A point of the table: one choice on every axis."""
+
+    pairwise: Pairwise
+    normalizer: Normalizer
+    temperature: Temperature
+    scale: Scale = Scale()
+    negatives: Literal["across", "both"] = "across"
+    penalty: CycleConsistency | None = None
+
+    def __post_init__(self) -> None:
+        reason = excluded_because(self)
+        if reason:
+            raise ValueError(reason)
+
+    @property
+    def needs_ids(self) -> bool:
+        return isinstance(self.normalizer, MovingAverage) or isinstance(self.temperature, PerSample)
+
+    @property
+    def needs_width(self) -> bool:
+        return isinstance(self.normalizer, (Prototypes, Mlp, Amortized)) or isinstance(self.temperature, Predicted)
+
+    @property
+    def needs_epochs(self) -> bool:
+        by_gamma = isinstance(self.normalizer, MovingAverage) and self.normalizer.gamma_epochs is not None
+        by_rho = isinstance(self.temperature, RobustGlobal) and self.temperature.rho_late is not None
+        by_adam = isinstance(self.temperature, PerSample) and self.temperature.rule == "adam"
+        return by_gamma or by_rho or by_adam or isinstance(self.normalizer, Amortized)
+
+
+def excluded_because(method: Method) -> str | None:
+    """Why a combination makes no sense, or None."""
+    pairwise, normalizer, temperature = (
+        type(p).__name__ for p in (method.pairwise, method.normalizer, method.temperature)
+    )
+    alone = isinstance(method.pairwise, (Sigmoid, VarianceCovariance))
+    if alone and not isinstance(method.normalizer, NoNormalizer):
+        return (
+            f"{pairwise} ({'SigLIP' if pairwise == 'Sigmoid' else 'VICReg'}) has nothing to normalise, so "
+            f"normalizer={normalizer} cannot be used with it; use NoNormalizer()."
+        )
+    if not alone and isinstance(method.normalizer, NoNormalizer):
+        return f"{pairwise} needs a normalizer; NoNormalizer() goes with Sigmoid() and VarianceCovariance() only."
+    if alone and not isinstance(method.temperature, (Constant, LearnedScale)):
+        return (
+            f"temperature={temperature} follows a rule on the normalizer and {pairwise} has none; "
+            "use Constant() or LearnedScale()."
+        )
+    if alone and method.negatives == "both":
+        return f"{pairwise} has no such negatives; negatives='both' goes with the other pairwise losses."
+    if isinstance(method.normalizer, Amortized) and isinstance(method.pairwise, SquaredHinge):
+        return (
+            "AmorLIP's net predicts a sum of exponentials that is linear in the positive's similarity; "
+            "SquaredHinge is not, so they cannot be combined. Use MovingAverage() or Prototypes()."
+        )
+    if isinstance(method.normalizer, Amortized) and isinstance(method.temperature, PerSample):
+        return (
+            "AmorLIP's net sees an embedding, not the sample's own temperature, so it cannot predict the sum for "
+            "PerSample temperatures. Use RobustGlobal(), or PerSample with MovingAverage() or Prototypes()."
+        )
+    if method.negatives == "both" and isinstance(method.normalizer, (Prototypes, Mlp, Amortized)):
+        return (
+            f"negatives='both' is available with BatchMean() and MovingAverage(); {normalizer} summarises the other "
+            "modality only."
+        )
+    return None

@@ -1,0 +1,152 @@
+"""How 1 / (epsilon + g_i(data set)) is estimated."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from fullbatch.config.checks import (
+    is_number,
+    require,
+    require_choice,
+    require_count,
+    require_epsilon,
+    require_gamma,
+    require_positive,
+)
+
+
+@dataclass(frozen=True)
+class NoNormalizer:
+    """SigLIP has none."""
+
+
+@dataclass(frozen=True)
+class BatchMean:
+    """The batch's own mean.  ``epsilon=None`` stands for 1 / (number of negatives), which makes it InfoNCE."""
+
+    epsilon: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.epsilon is not None:
+            require_epsilon(self)
+
+
+@dataclass(frozen=True)
+class MovingAverage:
+    """One running mean u_i per sample and direction.  NeuCLIP eq. (3).
+
+    ``gamma_epochs=None`` keeps gamma constant; else it falls from 1 to ``gamma`` by a cosine over that many epochs.
+    """
+
+    gamma: float = 0.8
+    gamma_epochs: float | None = None
+    epsilon: float = 1e-14
+
+    def __post_init__(self) -> None:
+        require_gamma(self)
+        require_epsilon(self)
+        if self.gamma_epochs is not None:
+            require_positive(self, "gamma_epochs")
+
+
+def _check_fitted(owner: Prototypes | Mlp) -> None:
+    require_epsilon(owner)
+    require_count(owner, "updates", 0)
+    if owner.prototype_lr is not None:
+        require_positive(owner, "prototype_lr")
+    if owner.restart_every is not None:
+        require_count(owner, "restart_every", 0)
+    require_choice(owner, "prototype_gradient", ("full", "detached"))
+    require_choice(owner, "fit", ("unified", "separate"))
+
+
+@dataclass(frozen=True)
+class Prototypes:
+    """NeuCLIP's normalizer-prediction network: m prototypes and a log-sum-exp pool.  NeuCLIP eq. (10)-(12).
+
+    prototypes           m, how many summarise the data set for each direction
+    updates              T_u, AdaGrad updates a step; 0 leaves them as the last restart set them
+    restart_every        T_r, steps between restarts from fresh embeddings; None or 0: only at the first step
+    prototype_lr         AdaGrad's learning rate; None: 0.01 / sqrt(width), a first step of 0.01 radians
+                         (docs/normalizer.md shows why the default is not the paper's 1.0)
+    prototype_gradient   "full": the encoders' gradient flows through alpha as eq. (12) says; "detached": it does not
+    fit                  "unified": eq. (12); "separate": half the squared log error (Tables 14-16)
+    schedule             "alternating": Algorithm 1; "simultaneous": Algorithm 3, prototypes are parameters of the
+                         objective, trained by your optimizer
+    reset_accumulator    whether a restart also forgets AdaGrad's accumulators
+    """
+
+    prototypes: int = 4096
+    updates: int = 10
+    restart_every: int | None = 500
+    prototype_lr: float | None = None
+    prototype_gradient: Literal["full", "detached"] = "full"
+    fit: Literal["unified", "separate"] = "unified"
+    schedule: Literal["alternating", "simultaneous"] = "alternating"
+    reset_accumulator: bool = False
+    epsilon: float = 1e-14
+
+    def __post_init__(self) -> None:
+        _check_fitted(self)
+        require_count(self, "prototypes", 1)
+        require_choice(self, "schedule", ("alternating", "simultaneous"))
+
+    @classmethod
+    def as_published(cls) -> Prototypes:
+        """NeuCLIP's Table 4: AdaGrad at 1.0, here started anew at each restart (the paper does not say)."""
+        return cls(prototypes=4096, updates=10, restart_every=500, prototype_lr=1.0, reset_accumulator=True)
+
+    def lr_for(self, width: int) -> float:
+        return 0.01 / math.sqrt(width) if self.prototype_lr is None else self.prototype_lr
+
+
+@dataclass(frozen=True)
+class Mlp:
+    """The MLP that NeuCLIP compares its prototypes with (Tables 14-16): alpha_i = MLP(stopgrad e_i) - s_ii / tau."""
+
+    hidden: int = 512
+    updates: int = 10
+    restart_every: int | None = 500
+    prototype_lr: float = 0.01
+    prototype_gradient: Literal["full", "detached"] = "full"
+    fit: Literal["unified", "separate"] = "unified"
+    epsilon: float = 1e-14
+
+    def __post_init__(self) -> None:
+        _check_fitted(self)
+        require_count(self, "hidden", 1)
+
+
+@dataclass(frozen=True)
+class Amortized:
+    """AmorLIP's net predicting log lambda_i, fitted to targets blended with last epoch's averaged net.
+
+    positive_weight   weight of the positive pair in the sum
+    blend             beta_z after ``blend_epochs`` epochs of a rising cosine
+    divide_by         "target": the encoder divides by the blended target (the authors' script); "net": by the net
+    ema, ema_every    the averaged net follows as ema * old + (1 - ema) * new, every so many steps
+    updates, net_lr, net_clip   Adam updates a step, their learning rate and gradient clipping
+    """
+
+    positive_weight: float = 1e-3
+    blend: float = 0.8
+    blend_epochs: float = 16.0
+    divide_by: Literal["target", "net"] = "target"
+    ema: float = 0.92
+    ema_every: int = 2
+    updates: int = 3
+    net_lr: float = 1e-3
+    net_clip: float = 1.0
+
+    def __post_init__(self) -> None:
+        require_positive(self, "positive_weight", "blend_epochs", "net_lr", "net_clip")
+        require(is_number(self.blend) and 0.0 <= self.blend < 1.0, self, "blend", "lie in [0, 1)")
+        require(is_number(self.ema) and 0.0 <= self.ema < 1.0, self, "ema", "lie in [0, 1)")
+        require_choice(self, "divide_by", ("target", "net"))
+        require_count(self, "ema_every", 1)
+        require_count(self, "updates", 0)
+
+
+Normalizer = NoNormalizer | BatchMean | MovingAverage | Prototypes | Mlp | Amortized

@@ -1,0 +1,73 @@
+"""What one negative costs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fullbatch.config.checks import is_number, require, require_gamma, require_positive
+
+
+@dataclass(frozen=True)
+class Identity:
+    """The gap itself, d_ij = s_ij - s_ii."""
+
+
+@dataclass(frozen=True)
+class SquaredHinge:
+    """max(d_ij + margin, 0)^2: negatives already ``margin`` below the positive cost nothing.  TuneCLIP eq. (8)."""
+
+    margin: float = 0.1
+
+    def __post_init__(self) -> None:
+        require(is_number(self.margin) and 0.0 <= self.margin <= 2.0, self, "margin", "lie in [0, 2]")
+
+
+@dataclass(frozen=True)
+class RobustPositives:
+    """Raw similarities for negatives, positives re-weighted towards the hard ones (the iSogCLR_New_v2 of seed 003).
+
+    ``strength`` is lambda in p_i = exp(-2 s_ii / lambda) / r; r is a running mean of the numerator with rate ``gamma``.
+    """
+
+    strength: float = 1.0
+    gamma: float = 0.8
+
+    def __post_init__(self) -> None:
+        require_positive(self, "strength")
+        require_gamma(self)
+
+
+@dataclass(frozen=True)
+class Sigmoid:
+    """SigLIP: every pair is a binary question; no normalizer exists.  ``bias`` is where the learned bias starts."""
+
+    bias: float = -10.0
+
+    def __post_init__(self) -> None:
+        require(is_number(self.bias), self, "bias", "be a number")
+
+
+@dataclass(frozen=True)
+class VarianceCovariance:
+    """VICReg: pairs alike, coordinates spread out and uncorrelated; no negatives at all."""
+
+    invariance: float = 25.0
+    variance: float = 25.0
+    covariance: float = 1.0
+
+    def __post_init__(self) -> None:
+        require_positive(self, "invariance", "variance", "covariance")
+
+
+Pairwise = Identity | SquaredHinge | RobustPositives | Sigmoid | VarianceCovariance
+
+
+@dataclass(frozen=True)
+class CycleConsistency:
+    """CyCLIP's two penalties, added to any loss: similarities symmetric across modalities, and alike within them."""
+
+    in_modal: float = 0.25
+    cross_modal: float = 0.25
+
+    def __post_init__(self) -> None:
+        require_positive(self, "in_modal", "cross_modal")

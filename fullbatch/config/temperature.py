@@ -1,0 +1,140 @@
+"""Where tau comes from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from fullbatch.config.checks import (
+    is_number,
+    require,
+    require_choice,
+    require_count,
+    require_positive,
+    require_temperature,
+)
+
+
+def _check_bounds(owner: LearnedScale | RobustGlobal | PerSample | Predicted) -> None:
+    low, high = owner.temperature_min, owner.temperature_max
+    require_temperature(owner, "temperature_min")
+    require_temperature(owner, "temperature_max")
+    require(high > low, owner, "temperature_max", f"exceed temperature_min ({low})")
+
+
+def temperature_bounds(owner: LearnedScale | RobustGlobal | PerSample) -> tuple[float, float]:
+    """The bounds, widened where the start lies outside them: who starts at 0.005 means it."""
+    return min(owner.temperature_min, owner.temperature), max(owner.temperature_max, owner.temperature)
+
+
+@dataclass(frozen=True)
+class Constant:
+    """One temperature that never moves."""
+
+    temperature: float = 0.07
+
+    def __post_init__(self) -> None:
+        require_temperature(self)
+
+
+@dataclass(frozen=True)
+class LearnedScale:
+    """CLIP's learned 1/tau, kept as log tau; the bounds are CLIP's 1 to 100 on the scale."""
+
+    temperature: float = 0.07
+    temperature_min: float = 0.01
+    temperature_max: float = 1.0
+
+    def __post_init__(self) -> None:
+        require_temperature(self)
+        _check_bounds(self)
+
+
+@dataclass(frozen=True)
+class RobustGlobal:
+    """One learned temperature with a KL budget ``rho``: the loss gains rho * tau a direction.  NeuCLIP eq. (1), (13).
+
+    ``rho_late`` replaces ``rho`` from epoch ``rho_late_epoch`` on (AmorLIP's script does that).
+    """
+
+    temperature: float = 0.07
+    rho: float = 6.5
+    temperature_min: float = 0.01
+    temperature_max: float = 1.0
+    rho_late: float | None = None
+    rho_late_epoch: float = 0.0
+
+    def __post_init__(self) -> None:
+        require_temperature(self)
+        _check_bounds(self)
+        require(is_number(self.rho), self, "rho", "be a number")
+
+    def rho_at(self, epoch: float) -> float:
+        late = self.rho_late is not None and epoch >= self.rho_late_epoch
+        return self.rho_late if late and self.rho_late is not None else self.rho
+
+
+def _check_rho(owner: PerSample | Predicted) -> None:
+    for field in ("rho", "rho_image", "rho_text"):
+        value = getattr(owner, field)
+        require(is_number(value) or (value is None and field != "rho"), owner, field, "be a number")
+
+
+@dataclass(frozen=True)
+class PerSample:
+    """iSogCLR: a temperature per sample and direction, moved by its own rule inside the objective.
+
+    rule   "momentum": m <- (1 - beta) m + beta dtau; "adam": FastCLIP v2's per-sample Adam
+    clip   bound on the temperature's gradient, None for none
+    """
+
+    temperature: float = 0.01
+    rho: float = 8.0
+    rho_image: float | None = None
+    rho_text: float | None = None
+    temperature_lr: float = 0.03
+    temperature_min: float = 0.005
+    temperature_max: float = 1.0
+    rule: Literal["momentum", "adam"] = "momentum"
+    beta: float = 0.9
+    clip: float | None = 5.0
+
+    def __post_init__(self) -> None:
+        require_temperature(self)
+        _check_bounds(self)
+        _check_rho(self)
+        require_positive(self, "temperature_lr")
+        require_choice(self, "rule", ("momentum", "adam"))
+        require(is_number(self.beta) and 0.0 < self.beta <= 1.0, self, "beta", "lie in (0, 1]")
+        if self.clip is not None:
+            require_positive(self, "clip")
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """TempNet: a small net per direction predicts each anchor's temperature; its weights are trained by your optimizer.
+
+    ``centers`` unit vectors start from the first batch of the other modality.
+    """
+
+    rho: float = 7.0
+    rho_image: float | None = None
+    rho_text: float | None = None
+    temperature_min: float = 0.005
+    temperature_max: float = 0.05
+    centers: int = 256
+    dropout: float = 0.5
+
+    def __post_init__(self) -> None:
+        _check_bounds(self)
+        _check_rho(self)
+        require_count(self, "centers", 2)
+        require(is_number(self.dropout) and 0.0 <= self.dropout < 1.0, self, "dropout", "lie in [0, 1)")
+
+
+Temperature = Constant | LearnedScale | RobustGlobal | PerSample | Predicted
+
+
+def rho_of_direction(temperature: PerSample | Predicted, direction: str) -> float:
+    own = temperature.rho_image if direction == "image" else temperature.rho_text
+    return temperature.rho if own is None else own

@@ -1,0 +1,57 @@
+"""The shape of the house: imports go one way, one file talks to torch.distributed, names are public in one place."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import fullbatch as fb
+
+ROOT = Path(fb.__file__).parent
+ORDER = ["config", "distributed", "kernels", "objective", "evaluation"]  # a room imports from rooms before it
+FILES = sorted(ROOT.rglob("*.py"))
+
+
+def imports(path):
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            yield from [node.module] if node.module != "fullbatch" else [f"fullbatch.{a.name}" for a in node.names]
+        elif isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+
+
+def room(path):
+    return path.relative_to(ROOT).with_suffix("").parts[0]
+
+
+@pytest.mark.parametrize("path", [f for f in FILES if room(f) != "__init__"], ids=lambda f: str(f.relative_to(ROOT)))
+def test_imports_go_up_the_list(path):
+    here = ORDER.index(room(path))
+    for module in imports(path):
+        if module.startswith("fullbatch."):
+            assert ORDER.index(module.split(".")[1]) <= here, f"{path.name} imports {module}"
+
+
+def test_one_file_imports_torch_distributed():
+    found = [f.name for f in FILES if any(m.startswith("torch.distributed") for m in imports(f))]
+    assert found == ["distributed.py"]
+
+
+def test_public_names_are_declared_once():
+    assert sorted(fb.__all__) == sorted(set(fb.__all__))
+    for name in fb.__all__:
+        assert getattr(fb, name) is not None
+    for path in FILES:
+        if path != ROOT / "__init__.py":
+            assert "__all__" not in path.read_text(), path
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda f: str(f.relative_to(ROOT)))
+def test_files_can_be_held_in_the_head(path):
+    assert len(path.read_text().splitlines()) <= 450
+
+
+def test_versions_agree():
+    text = (ROOT.parent / "pyproject.toml").read_text()
+    assert f'version = "{fb.__version__}"' in text
+    assert f"## {fb.__version__}" in (ROOT.parent / "CHANGELOG.md").read_text()
