@@ -60,9 +60,7 @@ class Method:
 
 def excluded_because(method: Method) -> str | None:
     """Why a combination makes no sense, or None."""
-    pairwise, normalizer, temperature = (
-        type(p).__name__ for p in (method.pairwise, method.normalizer, method.temperature)
-    )
+    pairwise, normalizer = type(method.pairwise).__name__, type(method.normalizer).__name__
     alone = isinstance(method.pairwise, (Sigmoid, VarianceCovariance))
     if alone and not isinstance(method.normalizer, NoNormalizer):
         return (
@@ -73,8 +71,8 @@ def excluded_because(method: Method) -> str | None:
         return f"{pairwise} needs a normalizer; NoNormalizer() goes with Sigmoid() and VarianceCovariance() only."
     if alone and not isinstance(method.temperature, (Constant, LearnedScale)):
         return (
-            f"temperature={temperature} follows a rule on the normalizer and {pairwise} has none; "
-            "use Constant() or LearnedScale()."
+            f"temperature={type(method.temperature).__name__} follows a rule on the normalizer and {pairwise} has "
+            "none; use Constant() or LearnedScale()."
         )
     if alone and method.negatives == "both":
         return f"{pairwise} has no such negatives; negatives='both' goes with the other pairwise losses."

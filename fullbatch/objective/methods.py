@@ -29,7 +29,8 @@ from fullbatch.config import (
     SquaredHinge,
     VarianceCovariance,
 )
-from fullbatch.objective.objective import Context, Objective
+from fullbatch.objective.objective import Objective
+from fullbatch.objective.parts import Context
 
 _CLIP = Scale(times_temperature=False, directions="mean", log_of_sum=True)
 _FASTCLIP = MovingAverage(gamma=0.2, gamma_epochs=16)

@@ -4,53 +4,35 @@
 
 from __future__ import annotations
 
-import logging
 import math
-import warnings
-import zlib
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from typing_extensions import assert_never
 
 from fullbatch import distributed
 from fullbatch.config import (
-    Amortized,
     BatchMean,
-    Constant,
-    LearnedScale,
     Method,
-    Mlp,
-    MovingAverage,
     NoNormalizer,
     PerSample,
     Predicted,
-    Prototypes,
-    RobustGlobal,
     RobustPositives,
     Sigmoid,
     VarianceCovariance,
-    rho_of_direction,
-    temperature_bounds,
 )
 from fullbatch.kernels.log_mean_exp import Reduced, Table, log_mean_exp_of_batch
 from fullbatch.objective import checks
-from fullbatch.objective.amortized import AmortizedNormalizer
-from fullbatch.objective.fitted_net import build_seeded
-from fullbatch.objective.log_domain import raise_stale
+from fullbatch.objective.loss import DirectionLoss, Metrics, Summary, direction_loss
 from fullbatch.objective.moments import cycle_consistency, variance_covariance
-from fullbatch.objective.moving_average import BatchMeanNormalizer, MovingAverageNormalizer
-from fullbatch.objective.per_sample import TableOptions
+from fullbatch.objective.moving_average import MovingAverageNormalizer
+from fullbatch.objective.notices import Notices
+from fullbatch.objective.parts import Context, check_context, fingerprint, make_normalizers, make_temperatures
 from fullbatch.objective.positives import PositiveWeights
-from fullbatch.objective.prototypes import MlpNormalizer, PrototypeNormalizer
 from fullbatch.objective.sigmoid import sigmoid_loss
-from fullbatch.objective.step import DIRECTIONS, Batch, Direction, Estimate, Progress, Rows, gather_batch
+from fullbatch.objective.step import DIRECTIONS, Batch, Direction, Progress, Rows, gather_batch
 from fullbatch.objective.temperature import GlobalTemperature, PerSampleTemperature, PredictedTemperature
-
-log = logging.getLogger("fullbatch")
 
 # Reading a number off a GPU makes the host wait, so checks that need it run on every call on the CPU, and elsewhere
 # on the first calls and then this often.
@@ -64,20 +46,7 @@ class Output:
     """
 
     loss: Tensor
-    metrics: dict[str, Tensor | float]
-
-
-@dataclass(frozen=True)
-class Context:
-    """What an objective is told about its surroundings."""
-
-    width: int | None = None
-    num_samples: int | None = None
-    chunk: int | None = None
-    seed: int = 0
-    table_dtype: torch.dtype = torch.float32
-    table_storage: str = "auto"
-    dataset: str | None = None
+    metrics: Metrics
 
 
 class Objective(nn.Module):
@@ -87,15 +56,15 @@ class Objective(nn.Module):
         super().__init__()
         self.method, self.context = method, context
         self.step, self.samples_seen, self.epoch_set = 0, 0, -1
-        _check_context(method, context)
-        self.temperatures = nn.ModuleDict(_make_temperatures(method, context))
-        self.normalizers = nn.ModuleDict(_make_normalizers(method, context))
+        check_context(method, context)
+        self.temperatures = nn.ModuleDict(make_temperatures(method, context))
+        self.normalizers = nn.ModuleDict(make_normalizers(method, context))
         pairwise = method.pairwise
         self.bias = nn.Parameter(torch.tensor(pairwise.bias)) if isinstance(pairwise, Sigmoid) else None
         self.positives = PositiveWeights(pairwise) if isinstance(pairwise, RobustPositives) else None
-        self._notices: dict[str, int] = {}
+        self._notices = Notices(method)
         if context.num_samples is not None and not isinstance(method.normalizer, BatchMean):
-            self._warn_if_rho_unreachable(context.num_samples, "the data set")
+            self._notices.warn_if_rho_unreachable(context.num_samples, "the data set")
 
     # -- state ------------------------------------------------------------------------------------------------------
 
@@ -110,11 +79,11 @@ class Objective(nn.Module):
         self.epoch_set = int(epoch)
 
     def get_extra_state(self) -> Tensor:
-        return torch.tensor([self.step, self.samples_seen, self.epoch_set, _fingerprint(self.context.dataset)])
+        return torch.tensor([self.step, self.samples_seen, self.epoch_set, fingerprint(self.context.dataset)])
 
     def set_extra_state(self, state: Tensor) -> None:
         self.step, self.samples_seen, self.epoch_set, saved = (int(value) for value in state)
-        own = _fingerprint(self.context.dataset)
+        own = fingerprint(self.context.dataset)
         if self.method.needs_ids and saved and own and saved != own:
             raise ValueError(
                 f"This state was saved for another data set than dataset={self.context.dataset!r}; its per-sample "
@@ -157,7 +126,7 @@ class Objective(nn.Module):
                 output.metrics["penalty"] = penalty.detach()
                 output = Output(output.loss + penalty, output.metrics)
         if look:
-            self._watch(output.metrics, batch)
+            self._notices.watch(output.metrics, self.step, batch.size)
         if self.training:
             self.step += 1
             self.samples_seen += batch.size
@@ -291,101 +260,6 @@ class Objective(nn.Module):
             return None
         return temperature.learn(direction, distributed.gather_rows(part.alpha_B), progress)
 
-    # -- notices ----------------------------------------------------------------------------------------------------
-
-    def _notice(self, kind: str, message: str) -> None:
-        """Log the first time and then ever more rarely."""
-        count = self._notices[kind] = self._notices.get(kind, 0) + 1
-        if count & (count - 1) == 0:
-            log.warning("%s (step %d, seen %d times)", message, self.step, count)
-
-    def _watch(self, metrics: dict[str, Tensor | float], batch: Batch) -> None:
-        guarded = float(metrics.get("guarded", 0.0))
-        if guarded > 0:
-            self._notice(
-                "guard",
-                f"the normalizer of {guarded:.1%} of the anchors was stale by more than a factor of exp(16) and was "
-                "bounded; a smaller prototype_lr or more frequent restarts help",
-            )
-        temperature = self.method.temperature
-        if isinstance(temperature, (LearnedScale, RobustGlobal)) and "tau" in metrics:
-            tau = float(metrics["tau"])
-            low, _ = temperature_bounds(temperature)
-            if tau <= low * (1 + 1e-5) and tau < temperature.temperature:
-                self._notice(
-                    "clamp",
-                    f"the temperature has fallen to its lower bound {low} and stays there; a smaller rho or a smaller "
-                    "learning rate for it lets it move",
-                )
-        if self.step == 0 and isinstance(self.method.normalizer, BatchMean):
-            self._warn_if_rho_unreachable(batch.size, "the batch")
-
-    def _warn_if_rho_unreachable(self, count: int, where: str) -> None:
-        """At u = g, half of eq. (13) is rho - KL(softmax over negatives, uniform), and KL <= log(negatives)."""
-        temperature = self.method.temperature
-        if isinstance(temperature, (Constant, LearnedScale)) or count < 3:
-            return
-        rho, bound = temperature.rho, math.log(count - 1)
-        if isinstance(temperature, (PerSample, Predicted)):
-            rho = max(rho_of_direction(temperature, name) for name in DIRECTIONS)
-        if rho >= bound:
-            warnings.warn(
-                f"rho={rho} is at or above log(negatives) = {bound:.2f} of {where} ({count} samples): no softmax can "
-                f"use that budget, so the temperature will fall to its lower bound. Use rho below {bound:.2f}.",
-                stacklevel=4,
-            )
-
-
-@dataclass(frozen=True)
-class DirectionLoss:
-    loss: Tensor
-    alpha_B: Tensor
-    log_ratio_B: Tensor
-
-
-def direction_loss(direction: Direction, estimate: Estimate, times_temperature: bool) -> DirectionLoss:
-    """tau mean_i((epsilon + g_i) / exp(alpha_i) - 1 + alpha_i): NeuCLIP eq. (6) at the method's alpha.
-
-    Where alpha carries no gradient this is the surrogate with eq. (4)'s gradient, and its tau factors make the
-    temperature's gradient eq. (13); where alpha does, it is eq. (12) itself.
-    """
-    tau_B = direction.tau_B if times_temperature else torch.ones_like(direction.tau_B)
-    alpha_B = raise_stale(estimate.alpha_B, estimate.log_total_B)
-    log_ratio_B = estimate.log_total_B - alpha_B
-    ratio_tau_B = tau_B if estimate.tau_on_ratio else tau_B.detach()
-    alpha_tau_B = tau_B if estimate.tau_on_alpha else tau_B.detach()
-    loss = torch.mean(ratio_tau_B * (torch.exp(log_ratio_B) - 1.0) + alpha_tau_B * alpha_B)
-    return DirectionLoss(loss, alpha_B.detach(), log_ratio_B.detach())
-
-
-class Summary:
-    """Means over this rank's anchors, direction by direction, then over ranks in one go."""
-
-    def __init__(self) -> None:
-        self.means: dict[str, Tensor] = {}
-        self.taus: list[Tensor] = []
-
-    def add(self, direction: Direction, estimate: Estimate, part: DirectionLoss, penalty: Tensor) -> None:
-        tau_B, name = direction.tau_B.detach(), direction.name
-        full = torch.mean(tau_B * (torch.exp(part.log_ratio_B) - 1.0 + part.alpha_B)) + penalty.detach()
-        guarded = (estimate.alpha_B.detach() < part.alpha_B).to(full.dtype).mean()
-        self.means["global_loss"] = self.means.get("global_loss", 0.0) + full
-        self.means["guarded"] = self.means.get("guarded", 0.0) + 0.5 * guarded
-        self.means[f"log_normalizer_{name}"] = part.alpha_B.mean()
-        self.means[f"log_batch_mean_{name}"] = estimate.log_total_B.detach().mean()
-        self.means[f"log_ratio_{name}"] = part.log_ratio_B.mean()
-        self.taus.append(direction.tau_N)
-
-    def metrics(self, batch: Batch, positive_term: Tensor | None) -> dict[str, Tensor | float]:
-        self.means["positive_similarity"] = batch.positive_B.detach().mean()
-        if positive_term is not None:
-            self.means["global_loss"] = self.means["global_loss"] + positive_term.detach()
-        values = distributed.mean_over_ranks(torch.stack(list(self.means.values())))
-        metrics: dict[str, Tensor | float] = dict(zip(self.means, values.unbind(), strict=True))
-        tau = torch.stack(self.taus)
-        metrics.update(tau=tau.mean(), tau_min=tau.min(), tau_max=tau.max())
-        return metrics
-
 
 def _simple_output(loss: Tensor, batch: Batch, progress: Progress, **more: Tensor) -> Output:
     """For losses without a normalizer."""
@@ -403,71 +277,3 @@ def _pool(first: Reduced, second: Reduced) -> Reduced:
         return Reduced(log_B, log_N, None)
     share_N = torch.sigmoid(first.log_mean_N - second.log_mean_N)
     return Reduced(log_B, log_N, torch.lerp(second.mean_exponent_N, first.mean_exponent_N, share_N))
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# building the parts
-
-
-def _fingerprint(dataset: str | None) -> int:
-    return 0 if dataset is None else zlib.crc32(dataset.encode()) + 1
-
-
-def _check_context(method: Method, context: Context) -> None:
-    n = context.num_samples
-    if n is not None and (not isinstance(n, int) or isinstance(n, bool) or n < 2):
-        raise ValueError(f"num_samples must be the number of training pairs, a whole number of at least 2, got {n!r}.")
-    if n is None and (method.needs_ids or method.needs_epochs):
-        why = "keeps a value for every sample" if method.needs_ids else "follows a schedule in epochs"
-        raise ValueError(f"This method {why}: give num_samples, the number of training pairs.")
-    if method.needs_width and (not isinstance(context.width, int) or context.width < 1):
-        raise ValueError(
-            f"This method learns from embeddings of a known size: give width, e.g. width=512, got {context.width!r}."
-        )
-    chunk = context.chunk
-    if chunk is not None and (not isinstance(chunk, int) or isinstance(chunk, bool) or chunk < 1):
-        raise ValueError(f"chunk must be a number of rows of at least 1, or None for all at once, got {chunk!r}.")
-
-
-def _make_temperatures(method: Method, context: Context) -> dict[str, nn.Module]:
-    match method.temperature:
-        case Constant() | LearnedScale() | RobustGlobal() as config:
-            return {"both": GlobalTemperature(config)}
-        case PerSample() as config:
-            return {name: PerSampleTemperature(config, _table(context), name) for name in DIRECTIONS}
-        case Predicted() as config:
-            assert context.width is not None
-            width, seed = context.width, context.seed
-            return {name: build_seeded(partial(PredictedTemperature, config, width, name), seed) for name in DIRECTIONS}
-        case _ as unknown:
-            assert_never(unknown)
-
-
-def _make_normalizers(method: Method, context: Context) -> dict[str, nn.Module]:
-    if isinstance(method.normalizer, NoNormalizer):
-        return {}
-    return {name: _make_normalizer(method, context, name) for name in DIRECTIONS}
-
-
-def _make_normalizer(method: Method, context: Context, name: str) -> nn.Module:
-    width = context.width or 0
-    match method.normalizer:
-        case BatchMean() as config:
-            return BatchMeanNormalizer(config)
-        case MovingAverage() as config:
-            return MovingAverageNormalizer(config, _table(context), name)
-        case Prototypes() as config:
-            return PrototypeNormalizer(config, method.pairwise, width, context.chunk, name)
-        case Mlp() as config:
-            return MlpNormalizer(config, method.pairwise, width, name)
-        case Amortized() as config:
-            return AmortizedNormalizer(config, width, name)
-        case NoNormalizer():
-            raise AssertionError("nothing to make")
-        case _ as unknown:
-            assert_never(unknown)
-
-
-def _table(context: Context) -> TableOptions:
-    assert context.num_samples is not None
-    return TableOptions(context.num_samples, context.table_dtype, context.table_storage)

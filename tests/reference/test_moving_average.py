@@ -66,7 +66,7 @@ def test_moving_average_methods(name, settings, kind, chunk):
         expected, value = papers.moving_average_step(image, text, ids.tolist(), u, tau, epsilon=1e-3, **options)
         out = objective(image, text, ids)
         assert_gradients(out, image, text, expected)
-        assert math.isclose(float(out.loss), value, rel_tol=1e-9)
+        assert math.isclose(out.loss.item(), value, rel_tol=1e-9)
         assert_u(objective, u)
         if parameter is not None:
             (got,) = torch.autograd.grad(out.loss, parameter)
@@ -118,7 +118,7 @@ def test_per_sample_temperatures(name, margin):
             value += positive_value
         out = objective(image, text, ids)
         assert_gradients(out, image, text, expected)
-        assert math.isclose(float(out.loss), value, rel_tol=1e-9)
+        assert math.isclose(out.loss.item(), value, rel_tol=1e-9)
         assert_u(objective, u)
         for direction in ("image", "text"):
             own = objective.temperatures[direction]

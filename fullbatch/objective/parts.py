@@ -1,0 +1,110 @@
+"""From a method's description and its surroundings to the modules that act on them."""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import nn
+from typing_extensions import assert_never
+
+from fullbatch.config import (
+    Amortized,
+    BatchMean,
+    Constant,
+    LearnedScale,
+    Method,
+    Mlp,
+    MovingAverage,
+    NoNormalizer,
+    PerSample,
+    Predicted,
+    Prototypes,
+    RobustGlobal,
+)
+from fullbatch.objective.amortized import AmortizedNormalizer
+from fullbatch.objective.fitted_net import build_seeded
+from fullbatch.objective.moving_average import BatchMeanNormalizer, MovingAverageNormalizer
+from fullbatch.objective.per_sample import TableOptions
+from fullbatch.objective.prototypes import MlpNormalizer, PrototypeNormalizer
+from fullbatch.objective.step import DIRECTIONS
+from fullbatch.objective.temperature import GlobalTemperature, PerSampleTemperature, PredictedTemperature
+
+
+@dataclass(frozen=True)
+class Context:
+    """What an objective is told about its surroundings."""
+
+    width: int | None = None
+    num_samples: int | None = None
+    chunk: int | None = None
+    seed: int = 0
+    table_dtype: torch.dtype = torch.float32
+    table_storage: str = "auto"
+    dataset: str | None = None
+
+
+def fingerprint(dataset: str | None) -> int:
+    return 0 if dataset is None else zlib.crc32(dataset.encode()) + 1
+
+
+def check_context(method: Method, context: Context) -> None:
+    n = context.num_samples
+    if n is not None and (not isinstance(n, int) or isinstance(n, bool) or n < 2):
+        raise ValueError(f"num_samples must be the number of training pairs, a whole number of at least 2, got {n!r}.")
+    if n is None and (method.needs_ids or method.needs_epochs):
+        why = "keeps a value for every sample" if method.needs_ids else "follows a schedule in epochs"
+        raise ValueError(f"This method {why}: give num_samples, the number of training pairs.")
+    if method.needs_width and (not isinstance(context.width, int) or context.width < 1):
+        raise ValueError(
+            f"This method learns from embeddings of a known size: give width, e.g. width=512, got {context.width!r}."
+        )
+    chunk = context.chunk
+    if chunk is not None and (not isinstance(chunk, int) or isinstance(chunk, bool) or chunk < 1):
+        raise ValueError(f"chunk must be a number of rows of at least 1, or None for all at once, got {chunk!r}.")
+
+
+def make_temperatures(method: Method, context: Context) -> dict[str, nn.Module]:
+    match method.temperature:
+        case Constant() | LearnedScale() | RobustGlobal() as config:
+            return {"both": GlobalTemperature(config)}
+        case PerSample() as config:
+            return {name: PerSampleTemperature(config, _table(context), name) for name in DIRECTIONS}
+        case Predicted() as config:
+            assert context.width is not None
+            width, seed = context.width, context.seed
+            return {name: build_seeded(partial(PredictedTemperature, config, width, name), seed) for name in DIRECTIONS}
+        case _ as unknown:
+            assert_never(unknown)
+
+
+def make_normalizers(method: Method, context: Context) -> dict[str, nn.Module]:
+    if isinstance(method.normalizer, NoNormalizer):
+        return {}
+    return {name: _make_normalizer(method, context, name) for name in DIRECTIONS}
+
+
+def _make_normalizer(method: Method, context: Context, name: str) -> nn.Module:
+    width = context.width or 0
+    match method.normalizer:
+        case BatchMean() as config:
+            return BatchMeanNormalizer(config)
+        case MovingAverage() as config:
+            return MovingAverageNormalizer(config, _table(context), name)
+        case Prototypes() as config:
+            return PrototypeNormalizer(config, method.pairwise, width, context.chunk, name)
+        case Mlp() as config:
+            return MlpNormalizer(config, method.pairwise, width, name)
+        case Amortized() as config:
+            return AmortizedNormalizer(config, width, name)
+        case NoNormalizer():
+            raise AssertionError("nothing to make")
+        case _ as unknown:
+            assert_never(unknown)
+
+
+def _table(context: Context) -> TableOptions:
+    assert context.num_samples is not None
+    return TableOptions(context.num_samples, context.table_dtype, context.table_storage)
