@@ -24,6 +24,7 @@ from fullbatch.config import (
 from fullbatch.evaluation.exact_normalizers import exact_log_normalizers
 from fullbatch.objective.methods import METHODS, make_objective, settings_of
 from fullbatch.objective.objective import Objective, Output
+from fullbatch.objective.parts import Context
 
 __version__ = "0.1.0"
 
@@ -32,6 +33,7 @@ __all__ = [
     "Amortized",
     "BatchMean",
     "Constant",
+    "Context",
     "CycleConsistency",
     "Identity",
     "LearnedScale",

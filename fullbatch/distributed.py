@@ -7,7 +7,7 @@ On one rank every function is the identity, so no caller has to ask how many ran
 
 from __future__ import annotations
 
-import os
+import socket
 from dataclasses import dataclass
 from typing import Any
 
@@ -79,45 +79,43 @@ def average_gradient(parameter: Tensor) -> Tensor:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# one node
+# nodes: ranks with the same host name share memory
 
 
-def _local_size() -> int:
-    """Ranks on this node: torchrun says so; without it all ranks are taken to share one node."""
-    return int(os.environ.get("LOCAL_WORLD_SIZE", world().size)) if world().size > 1 else 1
+class _Host:
+    """What is known of the hosts of the current process group; asked once a group."""
+
+    group: Any = None
+    leader: int = 0
+    barrier_group: Any = None
+
+
+def _host() -> type[_Host]:
+    if _Host.group is not dist.group.WORLD:
+        names: list[str | None] = [None] * world().size
+        dist.all_gather_object(names, socket.gethostname())
+        _Host.leader = names.index(names[world().rank])
+        _Host.barrier_group = None if dist.get_backend() == "gloo" else dist.new_group(backend="gloo")
+        _Host.group = dist.group.WORLD
+    return _Host
 
 
 def is_node_leader() -> bool:
-    return world().rank % _local_size() == 0
+    return world().size == 1 or _host().leader == world().rank
 
 
-def node_size() -> int:
-    return _local_size()
+def host_barrier() -> None:
+    """All ranks wait on their hosts (by gloo: nccl's barrier would not order writes to host memory)."""
+    if world().size > 1:
+        dist.barrier(group=_host().barrier_group)
 
 
-_host_group: Any = None
-
-
-def node_barrier() -> None:
-    """Wait on the host for all ranks (a gloo group: nccl's barrier would not order writes to host memory)."""
-    global _host_group
-    if world().size == 1:
-        return
-    if dist.get_backend() == "gloo":
-        dist.barrier()
-        return
-    if _host_group is None:
-        _host_group = dist.new_group(backend="gloo")
-    dist.barrier(group=_host_group)
-
-
-def share_text(text: str) -> str:
-    """The first rank of this node's ``text``, on every rank of the node."""
+def share_from_leader(text: str) -> str:
+    """The node leader's ``text``, on every rank of the node."""
     if world().size == 1:
         return text
     texts: list[str | None] = [None] * world().size
     dist.all_gather_object(texts, text)
-    leader = world().rank - world().rank % _local_size()
-    chosen = texts[leader]
+    chosen = texts[_host().leader]
     assert chosen is not None
     return chosen

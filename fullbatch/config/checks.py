@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import numbers
 
 
 def require(holds: bool, owner: object, field: str, rule: str, hint: str = "") -> None:
@@ -12,7 +13,16 @@ def require(holds: bool, owner: object, field: str, rule: str, hint: str = "") -
 
 
 def is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, numbers.Real) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def is_whole(value: object, least: int) -> bool:
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool) and int(value) >= least
+
+
+def require_number(owner: object, *fields: str) -> None:
+    for field in fields:
+        require(is_number(getattr(owner, field)), owner, field, "be a number")
 
 
 def require_positive(owner: object, *fields: str) -> None:
@@ -21,14 +31,19 @@ def require_positive(owner: object, *fields: str) -> None:
         require(is_number(value) and value > 0, owner, field, "be a positive number")
 
 
-def require_count(owner: object, field: str, least: int) -> None:
+def require_share(owner: object, field: str) -> None:
     value = getattr(owner, field)
-    whole = isinstance(value, int) and not isinstance(value, bool) and value >= least
-    require(whole, owner, field, f"be a whole number of at least {least}")
+    require(is_number(value) and 0.0 <= value < 1.0, owner, field, "lie in [0, 1)")
 
 
-def require_choice(owner: object, field: str, allowed: tuple[str, ...]) -> None:
-    require(getattr(owner, field) in allowed, owner, field, f"be one of {', '.join(map(repr, allowed))}")
+def require_count(owner: object, field: str, least: int) -> None:
+    require(is_whole(getattr(owner, field), least), owner, field, f"be a whole number of at least {least}")
+
+
+def require_choice(owner: object, field: str, allowed: tuple[object, ...]) -> None:
+    value = getattr(owner, field)
+    same_kind = [choice for choice in allowed if type(choice) is type(value)]
+    require(value in same_kind, owner, field, f"be one of {', '.join(map(repr, allowed))}")
 
 
 def require_temperature(owner: object, field: str = "temperature") -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
+from fullbatch.config.checks import require_choice
 from fullbatch.config.normalizer import Amortized, Mlp, MovingAverage, NoNormalizer, Normalizer, Prototypes
 from fullbatch.config.pairwise import CycleConsistency, Pairwise, Sigmoid, SquaredHinge, VarianceCovariance
 from fullbatch.config.temperature import Constant, LearnedScale, PerSample, Predicted, RobustGlobal, Temperature
@@ -25,6 +26,21 @@ class Scale:
     log_of_sum: bool = False
     rho_terms: Literal["each", "once"] = "each"
 
+    def __post_init__(self) -> None:
+        require_choice(self, "times_temperature", (True, False))
+        require_choice(self, "directions", ("sum", "mean"))
+        require_choice(self, "log_of_sum", (True, False))
+        require_choice(self, "rho_terms", ("each", "once"))
+
+
+PARTS: dict[str, tuple[type, ...]] = {
+    "pairwise": get_args(Pairwise),
+    "normalizer": get_args(Normalizer),
+    "temperature": get_args(Temperature),
+    "scale": (Scale,),
+    "penalty": (CycleConsistency, type(None)),
+}
+
 
 @dataclass(frozen=True)
 class Method:
@@ -38,6 +54,12 @@ class Method:
     penalty: CycleConsistency | None = None
 
     def __post_init__(self) -> None:
+        for axis, kinds in PARTS.items():
+            if not isinstance(getattr(self, axis), kinds):
+                allowed = ", ".join("None" if kind is type(None) else f"{kind.__name__}(...)" for kind in kinds)
+                raise ValueError(f"{axis} must be one of {allowed} (from fullbatch), got {getattr(self, axis)!r}.")
+        if self.negatives not in ("across", "both"):
+            raise ValueError(f"negatives must be 'across' or 'both', got {self.negatives!r}.")
         reason = excluded_because(self)
         if reason:
             raise ValueError(reason)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -14,6 +13,7 @@ from fullbatch.config.checks import (
     require_epsilon,
     require_gamma,
     require_positive,
+    require_share,
 )
 
 
@@ -69,13 +69,13 @@ class Prototypes:
     prototypes           m, how many summarise the data set for each direction
     updates              T_u, AdaGrad updates a step; 0 leaves them as the last restart set them
     restart_every        T_r, steps between restarts from fresh embeddings; None or 0: only at the first step
-    prototype_lr         AdaGrad's learning rate; None: 0.01 / sqrt(width), a first step of 0.01 radians
+    prototype_lr         AdaGrad's learning rate; None: 0.05 / sqrt(width), a first step of 0.05 radians
                          (docs/normalizer.md shows why the default is not the paper's 1.0)
     prototype_gradient   "full": the encoders' gradient flows through alpha as eq. (12) says; "detached": it does not
     fit                  "unified": eq. (12); "separate": half the squared log error (Tables 14-16)
     schedule             "alternating": Algorithm 1; "simultaneous": Algorithm 3, prototypes are parameters of the
                          objective, trained by your optimizer
-    reset_accumulator    whether a restart also forgets AdaGrad's accumulators
+    reset_accumulator    share of AdaGrad's accumulators that a restart forgets: 0 (or False) none, 1 (or True) all
     """
 
     prototypes: int = 4096
@@ -85,13 +85,20 @@ class Prototypes:
     prototype_gradient: Literal["full", "detached"] = "full"
     fit: Literal["unified", "separate"] = "unified"
     schedule: Literal["alternating", "simultaneous"] = "alternating"
-    reset_accumulator: bool = False
+    reset_accumulator: float = 0.5
     epsilon: float = 1e-14
 
     def __post_init__(self) -> None:
         _check_fitted(self)
         require_count(self, "prototypes", 1)
         require_choice(self, "schedule", ("alternating", "simultaneous"))
+        share = self.reset_accumulator
+        good = isinstance(share, bool) or (is_number(share) and 0.0 <= share <= 1.0)
+        require(good, self, "reset_accumulator", "lie in [0, 1]")
+        if self.schedule == "simultaneous":
+            hint = 'with schedule="simultaneous" the prototypes learn from the loss itself'
+            require(self.prototype_gradient == "full", self, "prototype_gradient", "be 'full'", hint)
+            require(self.fit == "unified", self, "fit", "be 'unified'", hint)
 
     @classmethod
     def as_published(cls) -> Prototypes:
@@ -99,7 +106,7 @@ class Prototypes:
         return cls(prototypes=4096, updates=10, restart_every=500, prototype_lr=1.0, reset_accumulator=True)
 
     def lr_for(self, width: int) -> float:
-        return 0.01 / math.sqrt(width) if self.prototype_lr is None else self.prototype_lr
+        return 0.05 / math.sqrt(width) if self.prototype_lr is None else self.prototype_lr
 
 
 @dataclass(frozen=True)
@@ -142,8 +149,8 @@ class Amortized:
 
     def __post_init__(self) -> None:
         require_positive(self, "positive_weight", "blend_epochs", "net_lr", "net_clip")
-        require(is_number(self.blend) and 0.0 <= self.blend < 1.0, self, "blend", "lie in [0, 1)")
-        require(is_number(self.ema) and 0.0 <= self.ema < 1.0, self, "ema", "lie in [0, 1)")
+        require_share(self, "blend")
+        require_share(self, "ema")
         require_choice(self, "divide_by", ("target", "net"))
         require_count(self, "ema_every", 1)
         require_count(self, "updates", 0)

@@ -10,6 +10,7 @@ from fullbatch.config.checks import (
     require,
     require_choice,
     require_count,
+    require_number,
     require_positive,
     require_temperature,
 )
@@ -67,7 +68,8 @@ class RobustGlobal:
     def __post_init__(self) -> None:
         require_temperature(self)
         _check_bounds(self)
-        require(is_number(self.rho), self, "rho", "be a number")
+        require_number(self, "rho", "rho_late_epoch")
+        require(self.rho_late is None or is_number(self.rho_late), self, "rho_late", "be a number or None")
 
     def rho_at(self, epoch: float) -> float:
         late = self.rho_late is not None and epoch >= self.rho_late_epoch

@@ -9,8 +9,10 @@ import math
 import torch
 from torch import Tensor
 
-from fullbatch.config import Identity, Pairwise, RobustPositives, Sigmoid
+from fullbatch.config import Identity, Pairwise, RobustPositives, SquaredHinge
+from fullbatch.config.checks import is_number
 from fullbatch.kernels.log_mean_exp import exponents, reduce_terms
+from fullbatch.objective.checks import check_shapes, check_unit_rows
 from fullbatch.objective.log_domain import log_add
 
 Temperatures = float | Tensor | tuple[Tensor, Tensor]
@@ -37,15 +39,19 @@ def exact_log_normalizers(
     >>> log_image.shape
     torch.Size([5])
     """
-    if image.shape != text.shape or image.dim() != 2 or image.shape[0] < 2:
-        raise ValueError(
-            f"image and text must be two tables of the same shape (samples >= 2, width), got {tuple(image.shape)} "
-            f"and {tuple(text.shape)}."
-        )
-    if isinstance(pairwise, Sigmoid):
-        raise ValueError("Sigmoid (SigLIP) has no normalizer; pass Identity() or SquaredHinge().")
+    check_shapes(image, text, None)
+    for name, rows in (("image", image), ("text", text)):
+        check_unit_rows(name, rows)
+    if not isinstance(pairwise, (Identity, SquaredHinge, RobustPositives)):
+        raise ValueError(f"{pairwise!r} has no normalizer; pass Identity(), SquaredHinge() or RobustPositives().")
+    if not is_number(epsilon) or epsilon < 0.0:
+        raise ValueError(f"epsilon must be a number of at least 0, got {epsilon!r}.")
     count = image.shape[0]
-    rows_A = torch.arange(count, device=image.device) if anchors is None else anchors.to(image.device)
+    rows_A = torch.arange(count) if anchors is None else torch.as_tensor(anchors)
+    if rows_A.dim() != 1 or rows_A.dtype not in (torch.int64, torch.int32):
+        found = f"{rows_A.dtype} of shape {tuple(rows_A.shape)}"
+        raise ValueError(f"anchors must be row numbers, a tensor of whole numbers in one dimension, got {found}.")
+    rows_A = rows_A.to(image.device)
     if rows_A.numel() and (int(rows_A.min()) < 0 or int(rows_A.max()) >= count):
         raise ValueError(f"anchors must lie in [0, {count - 1}], got {int(rows_A.min())} to {int(rows_A.max())}.")
     wide = torch.float64 if image.dtype == torch.float64 else torch.float32
@@ -58,6 +64,8 @@ def exact_log_normalizers(
 
 
 def _per_anchor(temperature: float | Tensor, rows_A: Tensor, count: int, dtype: torch.dtype) -> Tensor:
+    if not isinstance(temperature, Tensor) and not is_number(temperature):
+        raise ValueError(f"temperature must be a number or one value a sample, got {temperature!r}.")
     tau = torch.as_tensor(temperature, dtype=dtype, device=rows_A.device)
     if not bool(torch.all(tau > 0)):
         raise ValueError(f"temperature must be positive, got {float(tau.min())}.")

@@ -99,7 +99,7 @@ class Anchors:
 
 @dataclass
 class Side:
-    """What a pass gathers for one side: its anchors' values (forward) or its gradients (backward)."""
+    """One side's anchors: their values, and the mean exponents where asked for."""
 
     value: Tensor
     mean: Tensor | None
@@ -190,10 +190,10 @@ class Layout:
 
     def add(self, total: Side, part: Side, here: slice) -> None:
         old = total.value[here]
-        new = merge(old, part.value, self.pairwise)
         if total.mean is not None and part.mean is not None:
-            total.mean[here] = total.mean[here] * torch.exp(old - new) + part.mean * torch.exp(part.value - new)
-        total.value[here] = new
+            share = torch.sigmoid(part.value - old).nan_to_num(0.0)  # NaN: neither has a term yet
+            total.mean[here] = torch.lerp(total.mean[here], part.mean, share)
+        total.value[here] = merge(old, part.value, self.pairwise)
 
 
 def _within(outer: slice, inner: slice) -> slice:

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -40,14 +41,15 @@ def blend_share(config: Amortized, epoch: float) -> float:
 class AmortizedNormalizer(nn.Module):
     """alpha_i = log lambda_i - s_ii / tau - log(number of negatives), lambda without gradient.
 
-    So exp(log_total - alpha) is AmorLIP's sum over lambda, and alpha's gradient its -s_ii / tau.
+    So exp(log_total - alpha) is AmorLIP's sum over lambda, and alpha's gradient its -s_ii / tau.  In eval mode lambda
+    is the net's answer, which does not look at the batch.
     """
 
     def __init__(self, config: Amortized, width: int, name: str) -> None:
         super().__init__()
         self.config, self.tag = config, 0 if name == "image" else 1
         self.net, self.average, self.previous = (
-            FittedNet(lambda: LambdaNet(width), "adam", config.net_lr, config.net_clip) for _ in range(3)
+            FittedNet(partial(LambdaNet, width), "adam", config.net_lr, config.net_clip) for _ in range(3)
         )
         self.epoch, self.steps = -1, 0
 
@@ -70,7 +72,7 @@ class AmortizedNormalizer(nn.Module):
         log_target_N = self._blend(direction.anchor.all_ND, log_sum_N, progress)
         if progress.training:
             self._fit(direction.anchor.all_ND, log_target_N)
-        if self.config.divide_by == "target":
+        if self.config.divide_by == "target" and progress.training:
             log_lambda_B = log_target_N[direction.rows]
         else:
             log_lambda_B = self.net(direction.anchor.local_BD.detach())

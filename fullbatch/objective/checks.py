@@ -10,6 +10,7 @@ from fullbatch import distributed
 SampleIds = Tensor | tuple[Tensor, Tensor]
 _NORM_TOLERANCE = {torch.float64: 1e-3, torch.float32: 1e-3}  # 16-bit rows are rounded, so they get more room
 _NORM_TOLERANCE_16_BIT = 2e-2
+_WHOLE = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
 def check_shapes(image: Tensor, text: Tensor, width: int | None) -> None:
@@ -67,9 +68,13 @@ def check_ids(sample_ids: SampleIds | None, needed: bool, batch: int, num_sample
             "objective(image, text, sample_ids) with whole numbers from 0 to num_samples - 1 that name the same "
             "sample in every epoch."
         )
-    image_ids, text_ids = sample_ids if isinstance(sample_ids, tuple) else (sample_ids, sample_ids)
+    if isinstance(sample_ids, (tuple, list)) and len(sample_ids) != 2:
+        raise ValueError(
+            f"sample_ids must be one tensor or a pair (image_ids, text_ids), got {len(sample_ids)} of them."
+        )
+    image_ids, text_ids = sample_ids if isinstance(sample_ids, (tuple, list)) else (sample_ids, sample_ids)
     for name, ids in (("image", image_ids), ("text", text_ids)):
-        whole = isinstance(ids, Tensor) and not ids.is_floating_point() and ids.dtype != torch.bool
+        whole = isinstance(ids, Tensor) and ids.dtype in _WHOLE
         if not whole or ids.shape != (batch,):
             found = f"{ids.dtype} of shape {tuple(ids.shape)}" if isinstance(ids, Tensor) else type(ids).__name__
             raise ValueError(f"The {name} ids must be a tensor of {batch} whole numbers, one a row, got {found}.")

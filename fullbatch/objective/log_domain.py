@@ -31,20 +31,14 @@ def cosine_gamma(gamma: float, gamma_epochs: float | None, epoch: float) -> floa
     return 0.5 * (1.0 + math.cos(math.pi * share)) * (1.0 - gamma) + gamma
 
 
-def temperature_gradient(alpha: Tensor, log_g: Tensor, mean_exponent: Tensor, rho: float) -> Tensor:
-    """d/d tau_i of tau_i (log(epsilon + g_i) + rho) at the estimate alpha_i of the log.  iSogCLR; NeuCLIP eq. (13)."""
-    return alpha + rho - bounded_exp(log_g - alpha) * mean_exponent
+def bounded_exp(log_weight: Tensor, guard: float) -> Tensor:
+    return torch.exp(log_weight.clamp(max=guard))
 
 
-# exp(log g - alpha) weighs an anchor. With the exact alpha it is at most (n - 1) / (B - 1), below exp(16) for a billion
-# samples at B = 128: beyond that the normalizer is stale, not the anchor important.
-LOG_WEIGHT_BOUND = 16.0
+def raise_stale(alpha: Tensor, log_total: Tensor, guard: float) -> Tensor:
+    """alpha, raised where exp(log_total - alpha), the anchor's weight, would pass exp(guard).
 
-
-def bounded_exp(log_weight: Tensor) -> Tensor:
-    return torch.exp(log_weight.clamp(max=LOG_WEIGHT_BOUND))
-
-
-def raise_stale(alpha: Tensor, log_total: Tensor) -> Tensor:
-    """alpha, raised where exp(log_total - alpha) would pass the bound; there its own gradient is cut."""
-    return torch.maximum(alpha, (log_total - LOG_WEIGHT_BOUND).detach())
+    With the exact alpha a weight is at most (n - 1) / (B - 1); far beyond, the normalizer is stale.  The shift carries
+    no gradient, so alpha's own stays what it was.
+    """
+    return alpha + (log_total - guard - alpha).detach().clamp(min=0.0)

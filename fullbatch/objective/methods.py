@@ -16,7 +16,6 @@ from fullbatch.config import (
     Identity,
     LearnedScale,
     Method,
-    Mlp,
     MovingAverage,
     NoNormalizer,
     PerSample,
@@ -93,16 +92,15 @@ def make_objective(name: str, **settings: Any) -> Objective:
     >>> objective.method.temperature
     Constant(temperature=0.05)
     """
-    if name not in METHODS:
-        raise ValueError(f"Unknown method {name!r}{_nearest(name, METHODS)}. The methods are {_listed(METHODS)}.")
+    if not isinstance(name, str) or name not in METHODS:
+        raise ValueError(f"Unknown method {name!r}{_nearest(name, METHODS)} The methods are {_listed(METHODS)}.")
     method = METHODS[name]
     parts = {
         axis: settings.pop(axis) for axis in _AXES if axis in settings and not _is_temperature_value(settings, axis)
     }
     context = {key: settings.pop(key) for key in _CONTEXT if key in settings}
-    for axis, part in parts.items():
-        _check_part(axis, part)
     changed = {axis: parts.get(axis, getattr(method, axis)) for axis in _AXES}
+    Method(**changed)  # a wrong part is refused before its settings are
     _refuse_unknown(name, settings, changed)
     for axis in ("pairwise", "normalizer", "temperature", "scale", "penalty"):
         own = {key: value for key, value in settings.items() if key in _fields(changed[axis])}
@@ -126,39 +124,20 @@ def _fields(part: Any) -> set[str]:
     return {field.name for field in dataclasses.fields(part)} if dataclasses.is_dataclass(part) else set()
 
 
-_PARTS: dict[str, tuple[type, ...]] = {
-    "pairwise": (Identity, SquaredHinge, RobustPositives, Sigmoid, VarianceCovariance),
-    "normalizer": (NoNormalizer, BatchMean, MovingAverage, Prototypes, Mlp, Amortized),
-    "temperature": (Constant, LearnedScale, RobustGlobal, PerSample, Predicted),
-    "scale": (Scale,),
-    "penalty": (CycleConsistency, type(None)),
-}
-
-
-def _check_part(axis: str, part: Any) -> None:
-    if axis == "negatives":
-        if part not in ("across", "both"):
-            raise ValueError(f"negatives must be 'across' or 'both', got {part!r}.")
-        return
-    if not isinstance(part, _PARTS[axis]):
-        allowed = ", ".join(kind.__name__ for kind in _PARTS[axis])
-        raise ValueError(f"{axis} must be one of {allowed} (from fullbatch), got {part!r}.")
-
-
 def _refuse_unknown(name: str, settings: Mapping[str, Any], parts: Mapping[str, Any]) -> None:
     known = {field for axis in _AXES for field in _fields(parts[axis])}
     for key in settings:
         if key not in known:
-            allowed = [*known, *_CONTEXT, *_AXES]
+            allowed = {*known, *_CONTEXT, *_AXES} - {key}
             raise ValueError(
-                f"{name!r} has no setting {key!r}{_nearest(key, allowed)}. Its settings are {_listed(sorted(known))}; "
+                f"{name!r} has no setting {key!r}{_nearest(key, allowed)} Its settings are {_listed(sorted(known))}; "
                 f"whole parts: {_listed(_AXES)}; surroundings: {_listed(_CONTEXT)}."
             )
 
 
 def _nearest(word: str, words: Iterable[str]) -> str:
     close = difflib.get_close_matches(str(word), list(words), n=1, cutoff=0.5)
-    return f"; did you mean {close[0]!r}?" if close else ""
+    return f"; did you mean {close[0]!r}?" if close else "."
 
 
 def _listed(words: Iterable[str]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import nn
 
 from fullbatch.config import BatchMean, MovingAverage
@@ -24,7 +25,10 @@ class BatchMeanNormalizer(nn.Module):
 
 
 class MovingAverageNormalizer(nn.Module):
-    """alpha_i = log u_i, the new u of NeuCLIP eq. (3), so that the gradient is eq. (4) and tau's eq. (13)."""
+    """alpha_i = log u_i, the new u of NeuCLIP eq. (3), so that the gradient is eq. (4) and tau's eq. (13).
+
+    In eval mode u is what is remembered; a row never seen has only its batch to go by.
+    """
 
     def __init__(self, config: MovingAverage, table: TableOptions, name: str) -> None:
         super().__init__()
@@ -40,8 +44,10 @@ class MovingAverageNormalizer(nn.Module):
         group_N = same_id_groups(ids_N)
         log_new_N = log_mean_within(log_add(direction.log_g_N, self.config.epsilon), group_N)
         log_old_N = self.log_u.get(ids_N, log_new_N.dtype)
-        log_u_N = log_moving_average(log_old_N, log_new_N, self.gamma(progress))
         if progress.training:
+            log_u_N = log_moving_average(log_old_N, log_new_N, self.gamma(progress))
             self.log_u.put(ids_N, log_u_N, group_N, progress)
+        else:
+            log_u_N = torch.where(torch.isnan(log_old_N), log_new_N, log_old_N)
         log_total_B = log_add(direction.log_g_B, self.config.epsilon)
         return Estimate(log_u_N[direction.rows], log_total_B, tau_on_ratio=False, tau_on_alpha=True)

@@ -6,6 +6,9 @@ import logging
 import math
 import warnings
 
+import torch
+from torch import Tensor
+
 from fullbatch.config import (
     BatchMean,
     Constant,
@@ -29,26 +32,33 @@ class Notices:
     def __init__(self, method: Method) -> None:
         self.method = method
         self.counts: dict[str, int] = {}
+        self.guarded: Tensor | float = 0.0  # the largest share since last looked at; stays on the device
 
     def _log(self, kind: str, step: int, message: str) -> None:
         count = self.counts[kind] = self.counts.get(kind, 0) + 1
         if count & (count - 1) == 0:
             log.warning("%s (step %d, seen %d times)", message, step, count)
 
+    def remember(self, metrics: Metrics) -> None:
+        """Keep what happens between two looks, without waiting for the device."""
+        now = metrics.get("guarded", 0.0)
+        self.guarded = torch.maximum(now, torch.as_tensor(self.guarded).to(now)) if isinstance(now, Tensor) else 0.0
+
     def watch(self, metrics: Metrics, step: int, batch_size: int) -> None:
         """Look at a step's metrics; reads numbers off the device."""
-        guarded = float(metrics.get("guarded", 0.0))
+        self.remember(metrics)
+        guarded, self.guarded = float(self.guarded), 0.0
         if guarded > 0:
             self._log(
                 "guard",
                 step,
-                f"the normalizer of {guarded:.1%} of the anchors was stale by more than a factor of exp(16) and was "
-                "bounded; a smaller prototype_lr or more frequent restarts help",
+                f"up to {guarded:.1%} of a batch's anchors had a stale normalizer and their weights were bounded (the "
+                "setting guard); more frequent restarts (restart_every) or another prototype_lr help",
             )
         temperature = self.method.temperature
         if isinstance(temperature, (LearnedScale, RobustGlobal)) and "tau" in metrics:
             tau, (low, _) = float(metrics["tau"]), temperature_bounds(temperature)
-            if tau <= low * (1 + 1e-5) and tau < temperature.temperature:
+            if tau <= low * (1 + 1e-5) and tau < temperature.temperature * (1 - 1e-4):
                 self._log(
                     "bound",
                     step,

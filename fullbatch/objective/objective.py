@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from fullbatch import distributed
 from fullbatch.config import (
+    Amortized,
     BatchMean,
     Method,
     NoNormalizer,
@@ -22,6 +23,7 @@ from fullbatch.config import (
     Sigmoid,
     VarianceCovariance,
 )
+from fullbatch.config.checks import is_whole
 from fullbatch.kernels.log_mean_exp import Reduced, Table, log_mean_exp_of_batch
 from fullbatch.objective import checks
 from fullbatch.objective.loss import DirectionLoss, Metrics, Summary, direction_loss
@@ -60,10 +62,10 @@ class Objective(nn.Module):
         self.temperatures = nn.ModuleDict(make_temperatures(method, context))
         self.normalizers = nn.ModuleDict(make_normalizers(method, context))
         pairwise = method.pairwise
-        self.bias = nn.Parameter(torch.tensor(pairwise.bias)) if isinstance(pairwise, Sigmoid) else None
+        self.bias = nn.Parameter(torch.tensor(float(pairwise.bias))) if isinstance(pairwise, Sigmoid) else None
         self.positives = PositiveWeights(pairwise) if isinstance(pairwise, RobustPositives) else None
         self._notices = Notices(method)
-        if context.num_samples is not None and not isinstance(method.normalizer, BatchMean):
+        if context.num_samples is not None and not isinstance(method.normalizer, (BatchMean, Amortized)):
             self._notices.warn_if_rho_unreachable(context.num_samples, "the data set")
 
     # -- state ------------------------------------------------------------------------------------------------------
@@ -76,19 +78,22 @@ class Objective(nn.Module):
 
     def set_epoch(self, epoch: int) -> None:
         """Say which epoch it is, for the schedules, instead of counting samples against ``num_samples``."""
+        if not is_whole(epoch, 0):
+            raise ValueError(f"set_epoch takes a whole number of at least 0, got {epoch!r}.")
         self.epoch_set = int(epoch)
 
     def get_extra_state(self) -> Tensor:
         return torch.tensor([self.step, self.samples_seen, self.epoch_set, fingerprint(self.context.dataset)])
 
     def set_extra_state(self, state: Tensor) -> None:
-        self.step, self.samples_seen, self.epoch_set, saved = (int(value) for value in state)
+        step, samples_seen, epoch_set, saved = (int(value) for value in state)
         own = fingerprint(self.context.dataset)
         if self.method.needs_ids and saved and own and saved != own:
             raise ValueError(
                 f"This state was saved for another data set than dataset={self.context.dataset!r}; its per-sample "
                 "memory would be assigned to the wrong samples. Start with a new objective."
             )
+        self.step, self.samples_seen, self.epoch_set = step, samples_seen, epoch_set
 
     # -- one step ---------------------------------------------------------------------------------------------------
 
@@ -104,16 +109,9 @@ class Objective(nn.Module):
         In eval mode no state changes.
         """
         progress = Progress(self.step, self.epoch, self.context.seed, self.training)
-        checks.check_shapes(image_embeddings, text_embeddings, self.context.width)
-        look = self._may_look(image_embeddings)
-        if look:
-            distributed.check_equal_rows(image_embeddings.shape[0], image_embeddings.device)
-            checks.check_unit_rows("image_embeddings", image_embeddings)
-            checks.check_unit_rows("text_embeddings", text_embeddings)
-        ids_B2 = self._take_ids(sample_ids, image_embeddings, look)
-        with torch.autocast(image_embeddings.device.type, enabled=False):
-            wide = torch.float64 if image_embeddings.dtype == torch.float64 else torch.float32
-            batch = gather_batch(image_embeddings.to(wide), text_embeddings.to(wide), ids_B2)
+        look = not isinstance(image_embeddings, Tensor) or self._may_look(image_embeddings)
+        batch = self._take_batch(image_embeddings, text_embeddings, sample_ids, look)
+        with torch.autocast(batch.positive_B.device.type, enabled=False):
             match self.method.pairwise:
                 case Sigmoid():
                     output = self._sigmoid(batch, progress)
@@ -127,6 +125,8 @@ class Objective(nn.Module):
                 output = Output(output.loss + penalty, output.metrics)
         if look:
             self._notices.watch(output.metrics, self.step, batch.size)
+        else:
+            self._notices.remember(output.metrics)
         if self.training:
             self.step += 1
             self.samples_seen += batch.size
@@ -143,15 +143,24 @@ class Objective(nn.Module):
         if isinstance(self.method.normalizer, NoNormalizer):
             raise ValueError("This method (SigLIP, VICReg) has no normalizer to ask for.")
         progress = Progress(self.step, self.epoch, self.context.seed, training=False)
-        checks.check_shapes(image_embeddings, text_embeddings, self.context.width)
-        wide = torch.float64 if image_embeddings.dtype == torch.float64 else torch.float32
-        ids_B2 = self._take_ids(sample_ids, image_embeddings, look=True)
-        batch = gather_batch(image_embeddings.to(wide), text_embeddings.to(wide), ids_B2)
-        image, text = (
-            self.normalizers[direction.name](direction, progress).alpha_B
-            for direction in self._directions(batch, progress)
-        )
+        batch = self._take_batch(image_embeddings, text_embeddings, sample_ids, look=True)
+        with torch.autocast(batch.positive_B.device.type, enabled=False):
+            image, text = (
+                self.normalizers[direction.name](direction, progress).alpha_B
+                for direction in self._directions(batch, progress)
+            )
         return image, text
+
+    def _take_batch(self, image: Tensor, text: Tensor, sample_ids: checks.SampleIds | None, look: bool) -> Batch:
+        """Check what was handed over and bring all ranks' together, in float32 at least."""
+        checks.check_shapes(image, text, self.context.width)
+        if look:
+            distributed.check_equal_rows(image.shape[0], image.device)
+            checks.check_unit_rows("image_embeddings", image)
+            checks.check_unit_rows("text_embeddings", text)
+        ids_B2 = self._take_ids(sample_ids, image, look)
+        wide = torch.float64 if image.dtype == torch.float64 else torch.float32
+        return gather_batch(image.to(wide), text.to(wide), ids_B2)
 
     def _may_look(self, tensor: Tensor) -> bool:
         return tensor.device.type == "cpu" or self.step < 8 or self.step % CHECK_EVERY == 0
@@ -232,6 +241,7 @@ class Objective(nn.Module):
                 log_g_N=found.log_mean_N,
                 mean_exponent_N=found.mean_exponent_N,
                 negatives=(batch.size - 1) * (2 if self.method.negatives == "both" else 1),
+                guard=self.context.guard,
             )
             for (name, anchor, other), own, found in zip(
                 batch.directions(), tables, self._reduce(tables, batch), strict=True

@@ -24,6 +24,7 @@ from fullbatch.config import (
     Prototypes,
     RobustGlobal,
 )
+from fullbatch.config.checks import is_number, is_whole
 from fullbatch.objective.amortized import AmortizedNormalizer
 from fullbatch.objective.fitted_net import build_seeded
 from fullbatch.objective.moving_average import BatchMeanNormalizer, MovingAverageNormalizer
@@ -44,6 +45,7 @@ class Context:
     table_dtype: torch.dtype = torch.float32
     table_storage: str = "auto"
     dataset: str | None = None
+    guard: float = 8.0
 
 
 def fingerprint(dataset: str | None) -> int:
@@ -52,18 +54,23 @@ def fingerprint(dataset: str | None) -> int:
 
 def check_context(method: Method, context: Context) -> None:
     n = context.num_samples
-    if n is not None and (not isinstance(n, int) or isinstance(n, bool) or n < 2):
+    if n is not None and not is_whole(n, 2):
         raise ValueError(f"num_samples must be the number of training pairs, a whole number of at least 2, got {n!r}.")
     if n is None and (method.needs_ids or method.needs_epochs):
         why = "keeps a value for every sample" if method.needs_ids else "follows a schedule in epochs"
         raise ValueError(f"This method {why}: give num_samples, the number of training pairs.")
-    if method.needs_width and (not isinstance(context.width, int) or context.width < 1):
-        raise ValueError(
-            f"This method learns from embeddings of a known size: give width, e.g. width=512, got {context.width!r}."
-        )
-    chunk = context.chunk
-    if chunk is not None and (not isinstance(chunk, int) or isinstance(chunk, bool) or chunk < 1):
-        raise ValueError(f"chunk must be a number of rows of at least 1, or None for all at once, got {chunk!r}.")
+    if method.needs_width and context.width is None:
+        raise ValueError("This method learns from embeddings of a known size: give width, e.g. width=512, got None.")
+    if context.width is not None and not is_whole(context.width, 1):
+        raise ValueError(f"width must be the size of the embeddings, a whole number, got {context.width!r}.")
+    if context.chunk is not None and not is_whole(context.chunk, 1):
+        raise ValueError(f"chunk must be a number of rows of at least 1, or None for all, got {context.chunk!r}.")
+    if not is_whole(context.seed, 0):
+        raise ValueError(f"seed must be a whole number of at least 0, got {context.seed!r}.")
+    if not is_number(context.guard) or not 0.0 < context.guard <= 80.0:
+        raise ValueError(f"guard must lie in (0, 80], the log of an anchor's largest weight, got {context.guard!r}.")
+    if context.dataset is not None and not isinstance(context.dataset, str):
+        raise ValueError(f"dataset must be a text that names the data, or None, got {context.dataset!r}.")
 
 
 def make_temperatures(method: Method, context: Context) -> dict[str, nn.Module]:
@@ -74,8 +81,10 @@ def make_temperatures(method: Method, context: Context) -> dict[str, nn.Module]:
             return {name: PerSampleTemperature(config, _table(context), name) for name in DIRECTIONS}
         case Predicted() as config:
             assert context.width is not None
-            width, seed = context.width, context.seed
-            return {name: build_seeded(partial(PredictedTemperature, config, width, name), seed) for name in DIRECTIONS}
+            return {
+                name: build_seeded(partial(PredictedTemperature, config, context.width, name), context.seed + tag)
+                for tag, name in enumerate(DIRECTIONS)
+            }
         case _ as unknown:
             assert_never(unknown)
 

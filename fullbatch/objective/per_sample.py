@@ -14,15 +14,14 @@ from __future__ import annotations
 
 import math
 import os
-import tempfile
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from fullbatch import distributed
+from fullbatch.objective.shared_memory import map_shared
 from fullbatch.objective.step import Progress
 
 AUTO_LIMIT_BYTES = 256 * 2**20
@@ -36,6 +35,12 @@ class TableOptions:
     storage: str = "auto"
 
     def __post_init__(self) -> None:
+        known = self.storage in ("auto", "rank", "node")
+        if not known and (not isinstance(self.storage, str) or not _names_a_folder(self.storage)):
+            raise ValueError(
+                f"table_storage must be 'auto', 'rank', 'node' or a folder (./name for a new one), "
+                f"got {self.storage!r}."
+            )
         if self.dtype not in _DTYPES:
             raise ValueError(
                 f"table_dtype must be torch.float32 or torch.float16 (torch.float64 for tests), got {self.dtype}."
@@ -48,23 +53,32 @@ class TableOptions:
         return "rank" if self.num_samples * self.dtype.itemsize <= AUTO_LIMIT_BYTES else "node"
 
 
+def _names_a_folder(text: str) -> bool:
+    return os.path.isdir(text) or os.sep in text
+
+
 class PerSampleTable(nn.Module):
+    """Rows start as NaN, "never seen"; reading them is the owner's affair."""
+
     values: Tensor
 
     def __init__(self, options: TableOptions, name: str) -> None:
         super().__init__()
-        self.name = name
-        self.on_host = options.place != "rank"
-        values = _map_host_values(options, name) if self.on_host else torch.empty(options.num_samples).to(options.dtype)
-        if not self.on_host or distributed.is_node_leader():
-            values.fill_(math.nan)
-        if self.on_host:
-            distributed.node_barrier()
+        self.name, self.dtype = name, options.dtype
+        self.world = distributed.world() if options.place != "rank" else None  # the ranks that share the table
+        if self.world is None:
+            values = torch.full((options.num_samples,), math.nan, dtype=options.dtype)
+        else:
+            values = map_shared(options.place, name, options.num_samples, options.dtype, owner=self)
         self.register_buffer("values", values)
+
+    @property
+    def on_host(self) -> bool:
+        return self.world is not None
 
     def get(self, ids_N: Tensor, dtype: torch.dtype) -> Tensor:
         """Rows as they are; NaN where never put."""
-        return self.values[ids_N.to(self.values.device)].to(ids_N.device, dtype)
+        return self.values[self._places(ids_N)].to(ids_N.device, dtype)
 
     def get_or(self, ids_N: Tensor, start: float, dtype: torch.dtype) -> Tensor:
         rows_N = self.get(ids_N, dtype)
@@ -74,18 +88,39 @@ class PerSampleTable(nn.Module):
         """Rows with the same id must bring the same value (see ``mean_within``)."""
         if self.values.dtype == torch.float16:
             new_N = round_stochastically(new_N, group_N, progress)
-        if not self.on_host:
-            self.values[ids_N] = new_N.to(self.values.dtype)
+        places_N, new_N = self._places(ids_N), new_N.to(self.values.device, self.values.dtype)
+        if self.world is None:
+            self.values[places_N] = new_N
             return
-        new_N = new_N.to("cpu", self.values.dtype)
-        distributed.node_barrier()  # everyone has read
+        if self.world != distributed.world():
+            raise ValueError(
+                f"The table {self.name!r} was made for {self.world.size} rank(s) and there are "
+                f"{distributed.world().size} now; make the objective after torch.distributed.init_process_group."
+            )
+        distributed.host_barrier()  # everyone has read
         if distributed.is_node_leader():
-            self.values[ids_N.cpu()] = new_N
-        distributed.node_barrier()  # everyone sees the new rows
+            self.values[places_N] = new_N
+        distributed.host_barrier()  # everyone sees the new rows
+
+    def _places(self, ids_N: Tensor) -> Tensor:
+        """Ids on the table's device; a negative one, which indexing would wrap, is put out of range instead."""
+        places_N = ids_N.to(self.values.device)
+        return torch.where(places_N < 0, self.values.shape[0], places_N)
 
     def _apply(self, fn: Any, recurse: bool = True) -> PerSampleTable:
-        """A table in host memory stays there when the objective moves to a GPU."""
-        return self if self.on_host else super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        """A table in host memory stays there; elsewhere it moves, and keeps its precision unless it is widened."""
+        if not self.on_host:
+            like = fn(torch.empty(0, dtype=self.values.dtype, device=self.values.device))
+            wider = torch.float64 if like.dtype == torch.float64 else self.values.dtype
+            self.values = self.values.to(like.device, wider)
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> PerSampleTable:
+        """A copy is private to its rank."""
+        options = TableOptions(self.values.shape[0], self.dtype, "rank")
+        twin = memo[id(self)] = PerSampleTable(options, self.name)
+        twin.values = self.values.clone()
+        return twin
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         saved = state_dict.get(prefix + "values")
@@ -97,31 +132,7 @@ class PerSampleTable(nn.Module):
             )
         super()._load_from_state_dict(state_dict, prefix, *args)
         if self.on_host:
-            distributed.node_barrier()
-
-
-def _map_host_values(options: TableOptions, name: str) -> Tensor:
-    """One mapping that all ranks of a node share: a named file for a folder, an unlinked one in memory otherwise."""
-    shared_memory = options.place == "node"
-    if shared_memory:
-        memory = "/dev/shm" if os.path.isdir("/dev/shm") else tempfile.gettempdir()
-        handle, own_path = tempfile.mkstemp(prefix="fullbatch-", dir=memory)
-        os.close(handle)
-    else:
-        Path(options.place).mkdir(parents=True, exist_ok=True)
-        own_path = str(Path(options.place) / f"{name}.table")
-    path = distributed.share_text(own_path)
-    if own_path != path:
-        os.unlink(own_path)  # only the leader's is used
-    if distributed.is_node_leader():
-        with open(path, "wb") as file:
-            file.truncate(options.num_samples * options.dtype.itemsize)
-    distributed.node_barrier()
-    values = torch.from_file(path, shared=True, size=options.num_samples, dtype=options.dtype)
-    distributed.node_barrier()
-    if shared_memory and distributed.is_node_leader():
-        os.unlink(path)  # the mapping lives on; a killed run leaves nothing behind
-    return values
+            distributed.host_barrier()
 
 
 def round_stochastically(values_N: Tensor, group_N: Tensor, progress: Progress) -> Tensor:

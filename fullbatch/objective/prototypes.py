@@ -8,6 +8,8 @@ identical update itself and nothing is communicated for it.
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize
@@ -25,11 +27,11 @@ def is_restart(config: Prototypes | Mlp, steps: int) -> bool:
     return steps == 0 or bool(config.restart_every and steps % config.restart_every == 0)
 
 
-def fit_gradient(config: Prototypes | Mlp, alpha_N: Tensor, log_total_N: Tensor, tau_N: Tensor) -> Tensor:
+def fit_gradient(config: Prototypes | Mlp, alpha_N: Tensor, log_total_N: Tensor, tau_N: Tensor, guard: float) -> Tensor:
     """d/d alpha_i of anchor i's term in what the NPN minimises the mean of: eq. (12), or half the squared log error."""
     if config.fit == "separate":
         return alpha_N - log_total_N
-    return tau_N * (1.0 - bounded_exp(log_total_N - alpha_N))
+    return tau_N * (1.0 - bounded_exp(log_total_N - alpha_N, guard))
 
 
 class PrototypeNormalizer(nn.Module):
@@ -49,6 +51,7 @@ class PrototypeNormalizer(nn.Module):
         self.config, self.pairwise, self.chunk = config, pairwise, chunk
         self.tag = 0 if name == "image" else 1
         self.lr = config.lr_for(width)
+        self.forget = float(config.reset_accumulator)
         shape = (config.prototypes, width)
         if config.schedule == "simultaneous":
             self.prototypes_MD = nn.Parameter(torch.zeros(shape))
@@ -103,9 +106,10 @@ class PrototypeNormalizer(nn.Module):
 
     def _refresh(self, other_ND: Tensor, progress: Progress) -> None:
         self._remember(other_ND)
-        if is_restart(self.config, self.steps):
+        simultaneous = self.config.schedule == "simultaneous"  # Algorithm 3 has no restarts
+        if self.steps == 0 or (is_restart(self.config, self.steps) and not simultaneous):
             self._restart(other_ND, progress)
-        elif self.active < self.config.prototypes and self.config.schedule == "alternating":
+        elif self.active < self.config.prototypes:
             self._append(other_ND)
 
     def _remember(self, other_ND: Tensor) -> None:
@@ -117,19 +121,19 @@ class PrototypeNormalizer(nn.Module):
     def _restart(self, other_ND: Tensor, progress: Progress) -> None:
         total = self.config.prototypes
         if other_ND.shape[0] > total:
-            generator = progress.generator(other_ND.device, 3)  # the same pairs in both directions
-            chosen = torch.randperm(other_ND.shape[0], generator=generator, device=other_ND.device)[:total]
-            fresh_MD = other_ND[chosen]
+            generator = progress.generator(torch.device("cpu"), 3)  # the same pairs in both directions, on any device
+            chosen = torch.randperm(other_ND.shape[0], generator=generator)[:total]
+            fresh_MD = other_ND[chosen.to(other_ND.device)]
         else:
             fresh_MD = self.recent_MD[: min(self.seen, total)]
         self.active = fresh_MD.shape[0]
-        self.prototypes_MD[: self.active] = fresh_MD.to(self.prototypes_MD.dtype)
-        if self.config.reset_accumulator and self.config.schedule == "alternating":
-            self.accumulator_MD.zero_()
+        self.prototypes_MD.data[: self.active] = fresh_MD.to(self.prototypes_MD.dtype)
+        if self.config.schedule == "alternating":
+            self.accumulator_MD.mul_(1.0 - self.forget)
 
     def _append(self, other_ND: Tensor) -> None:
         count = min(other_ND.shape[0], self.config.prototypes - self.active)
-        self.prototypes_MD[self.active : self.active + count] = other_ND[:count].to(self.prototypes_MD.dtype)
+        self.prototypes_MD.data[self.active : self.active + count] = other_ND[:count].to(self.prototypes_MD.dtype)
         self.active += count
 
     # -- updates ----------------------------------------------------------------------------------------------------
@@ -150,7 +154,7 @@ class PrototypeNormalizer(nn.Module):
 
         def to_value(log_mean_R: Tensor, here: slice) -> Tensor:
             alpha_R = log_add(log_mean_R, self.config.epsilon)
-            to_alpha_R = fit_gradient(self.config, alpha_R, log_total_N[here], direction.tau_N[here])
+            to_alpha_R = fit_gradient(self.config, alpha_R, log_total_N[here], direction.tau_N[here], direction.guard)
             share_R = torch.sigmoid(log_mean_R - log_or_minus_inf(self.config.epsilon))
             return to_alpha_R * share_R / log_total_N.shape[0]
 
@@ -168,6 +172,10 @@ class PrototypeNormalizer(nn.Module):
         return gradient_MD
 
 
+def two_layers(width: int, hidden: int) -> nn.Module:
+    return nn.Sequential(nn.Linear(width, hidden), nn.ReLU(), nn.Linear(hidden, 1))
+
+
 class MlpNormalizer(nn.Module):
     """alpha_i = MLP(stopgrad e_i) - s_ii / tau; with a hinge, which has no such linear part, alpha_i = MLP(e_i)."""
 
@@ -176,10 +184,7 @@ class MlpNormalizer(nn.Module):
         self.config, self.tag = config, 0 if name == "image" else 1
         self.linear_part = not isinstance(pairwise, SquaredHinge)
 
-        def build() -> nn.Module:
-            return nn.Sequential(nn.Linear(width, config.hidden), nn.ReLU(), nn.Linear(config.hidden, 1))
-
-        self.net = FittedNet(build, "adagrad", config.prototype_lr)
+        self.net = FittedNet(partial(two_layers, width, config.hidden), "adagrad", config.prototype_lr)
         self.steps = 0
 
     def get_extra_state(self) -> Tensor:
@@ -209,7 +214,7 @@ class MlpNormalizer(nn.Module):
 
         def loss_of(value_N: Tensor) -> Tensor:
             alpha_N = value_N + shift_N
-            gradient_N = fit_gradient(self.config, alpha_N.detach(), log_total_N, direction.tau_N)
+            gradient_N = fit_gradient(self.config, alpha_N.detach(), log_total_N, direction.tau_N, direction.guard)
             return (gradient_N * alpha_N).mean()
 
         self.net.fit(direction.anchor.all_ND, loss_of, self.config.updates)

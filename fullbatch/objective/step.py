@@ -90,6 +90,7 @@ class Direction:
     log_g_N: Tensor
     mean_exponent_N: Tensor | None
     negatives: int
+    guard: float  # the log of the largest weight an anchor may have
 
 
 @dataclass(frozen=True)

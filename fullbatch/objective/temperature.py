@@ -9,6 +9,7 @@ normalizer is known and returns what its learning adds to the loss (nothing, unl
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -25,9 +26,16 @@ from fullbatch.config import (
     temperature_bounds,
 )
 from fullbatch.distributed import average_gradient
-from fullbatch.objective.log_domain import temperature_gradient
+from fullbatch.objective.log_domain import bounded_exp
 from fullbatch.objective.per_sample import PerSampleTable, TableOptions, mean_within, same_id_groups
 from fullbatch.objective.step import Batch, Direction, Progress, Rows
+
+
+def temperature_gradient(direction: Direction, alpha_N: Tensor, rho: float) -> Tensor:
+    """d/d tau_i of tau_i (log(epsilon + g_i) + rho) at the estimate alpha_i of the log.  iSogCLR; NeuCLIP eq. (13)."""
+    assert direction.mean_exponent_N is not None
+    weight_N = bounded_exp(direction.log_g_N - alpha_N, direction.guard)
+    return alpha_N + rho - weight_N * direction.mean_exponent_N
 
 
 class GlobalTemperature(nn.Module):
@@ -43,23 +51,29 @@ class GlobalTemperature(nn.Module):
         self.log_temperature = nn.Parameter(start) if learned else None
 
     def _apply(self, fn: Any, recurse: bool = True) -> GlobalTemperature:
-        """As ever; but ``.double()`` on a temperature not yet trained gives its log in full precision."""
-        start = math.log(self.config.temperature)
-        fresh = self.log_temperature is not None and self.log_temperature.item() == float(torch.tensor(start))
+        """As ever, but never below float32, and with ``.double()`` a start in full precision."""
+        if self.log_temperature is None:
+            return self
+        start, value = math.log(self.config.temperature), self.log_temperature.item()
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        if fresh and self.log_temperature is not None:
-            self.log_temperature.data.fill_(start)
+        if self.log_temperature.dtype.itemsize < 4:
+            self.log_temperature.data = self.log_temperature.data.float()
+        self.log_temperature.data.fill_(start if value == float(torch.tensor(start)) else value)
         return self
 
-    def tau(self, dtype: torch.dtype, device: torch.device) -> Tensor:
-        if self.log_temperature is None:
-            return torch.tensor(self.config.temperature, dtype=dtype, device=device)
-        return average_gradient(self.log_temperature).to(dtype).exp()
+    def tau(self, dtype: torch.dtype, device: torch.device, training: bool) -> Tensor:
+        if self.log_temperature is None or isinstance(self.config, Constant):
+            return torch.full((), self.config.temperature, dtype=dtype, device=device)
+        low, high = temperature_bounds(self.config)
+        bounded = average_gradient(self.log_temperature).to(dtype)
+        if not training:
+            bounded = bounded.clamp(math.log(low), math.log(high))  # in training the parameter itself is clamped
+        return bounded.exp()
 
     def read(self, anchor: Rows, other: Rows, batch: Batch, progress: Progress) -> tuple[Tensor, Tensor]:
         if self.log_temperature is not None and progress.training:
             self._clamp(self.log_temperature)
-        tau = self.tau(anchor.all_ND.dtype, anchor.all_ND.device)
+        tau = self.tau(anchor.all_ND.dtype, anchor.all_ND.device, progress.training)
         return tau.expand(anchor.local_BD.shape[0]), tau.detach().expand(batch.size)
 
     @torch.no_grad()
@@ -71,9 +85,6 @@ class GlobalTemperature(nn.Module):
     def rho(self, progress: Progress) -> float:
         return self.config.rho_at(progress.epoch) if isinstance(self.config, RobustGlobal) else 0.0
 
-    def learn(self, direction: Direction, alpha_N: Tensor | None, progress: Progress) -> Tensor | None:
-        return None
-
 
 class PerSampleTemperature(nn.Module):
     """iSogCLR's tau_i.  A step's encoder gradient uses the tau_i it found; the move below shows from the next on."""
@@ -82,9 +93,10 @@ class PerSampleTemperature(nn.Module):
         super().__init__()
         self.config, self.rho_value = config, rho_of_direction(config, name)
         self.tau = PerSampleTable(table, f"{name}.tau")
-        self.first = PerSampleTable(table, f"{name}.tau_first_moment")
+        wide = replace(table, dtype=torch.promote_types(table.dtype, torch.float32))  # moments can be tiny
+        self.first = PerSampleTable(wide, f"{name}.tau_first_moment")
         if config.rule == "adam":
-            self.second = PerSampleTable(table, f"{name}.tau_second_moment")
+            self.second = PerSampleTable(wide, f"{name}.tau_second_moment")
 
     def read(self, anchor: Rows, other: Rows, batch: Batch, progress: Progress) -> tuple[Tensor, Tensor]:
         assert anchor.ids_N is not None
@@ -94,14 +106,13 @@ class PerSampleTemperature(nn.Module):
     def rho(self, progress: Progress) -> float:
         return self.rho_value
 
-    def learn(self, direction: Direction, alpha_N: Tensor | None, progress: Progress) -> Tensor | None:
+    def learn(self, direction: Direction, alpha_N: Tensor, progress: Progress) -> Tensor | None:
         if not progress.training:
             return None
         ids_N = direction.anchor.ids_N
         assert ids_N is not None
-        assert alpha_N is not None and direction.mean_exponent_N is not None
         group_N = same_id_groups(ids_N)
-        gradient_N = temperature_gradient(alpha_N, direction.log_g_N, direction.mean_exponent_N, self.rho_value)
+        gradient_N = temperature_gradient(direction, alpha_N, self.rho_value)
         if self.config.clip is not None:
             gradient_N = gradient_N.clamp(-self.config.clip, self.config.clip)
         gradient_N = mean_within(gradient_N, group_N)
@@ -130,8 +141,6 @@ class PerSampleTemperature(nn.Module):
 
 class PredictedTemperature(nn.Module):
     """TempNet.  Every rank predicts for all ranks' anchors, so its gradient is the same everywhere."""
-
-    initialised: Tensor
 
     def __init__(self, config: Predicted, width: int, name: str) -> None:
         super().__init__()
@@ -184,10 +193,9 @@ class PredictedTemperature(nn.Module):
             self.centers_CD.copy_(other_ND[rows])
         self.started = True
 
-    def learn(self, direction: Direction, alpha_N: Tensor | None, progress: Progress) -> Tensor | None:
+    def learn(self, direction: Direction, alpha_N: Tensor, progress: Progress) -> Tensor | None:
         """mean_i stopgrad(d tau_i) tau_i, whose gradient trains the net."""
         predicted_N, self._predicted_N = self._predicted_N, None
         assert predicted_N is not None
-        assert alpha_N is not None and direction.mean_exponent_N is not None
-        gradient_N = temperature_gradient(alpha_N, direction.log_g_N, direction.mean_exponent_N, self.rho_value)
+        gradient_N = temperature_gradient(direction, alpha_N, self.rho_value)
         return (gradient_N * predicted_N).mean()

@@ -61,7 +61,7 @@ def test_moving_average_methods(name, settings, kind, chunk):
     parameter = objective.temperatures["both"].log_temperature
     u = papers.MovingAverages()
     for step, ids, image, text in batches():
-        tau = 0.2 if parameter is None else math.exp(float(parameter))
+        tau = 0.2 if parameter is None else math.exp(parameter.item())
         options = {"gamma": papers.cosine_gamma(0.4, 3, step // 2), **kind}
         expected, value = papers.moving_average_step(image, text, ids.tolist(), u, tau, epsilon=1e-3, **options)
         out = objective(image, text, ids)
