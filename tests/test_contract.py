@@ -144,8 +144,9 @@ def test_eval_mode_changes_no_state(name):
 
 
 @pytest.mark.parametrize("name", EVERYTHING)
-def test_chunks_change_nothing(name):
-    whole, chunked = make(name).double(), make(name, chunk=3).double()
+@pytest.mark.parametrize("chunk", [1, 3])
+def test_chunks_change_nothing(name, chunk):
+    whole, chunked = make(name).double(), make(name, chunk=chunk).double()
     for number in range(3):
         data = batch(number)
         (out, rows, own), (other, other_rows, other_own) = step(whole, *data), step(chunked, *data)
@@ -153,6 +154,8 @@ def test_chunks_change_nothing(name):
         for a, b in zip((*rows, *own), (*other_rows, *other_own), strict=True):
             if a is not None:
                 torch.testing.assert_close(b, a, rtol=1e-7, atol=1e-10)
+    for key, value in whole.state_dict().items():
+        torch.testing.assert_close(chunked.state_dict()[key], value, rtol=1e-7, atol=1e-9, equal_nan=True, msg=key)
 
 
 @pytest.mark.parametrize("name", EVERYTHING)

@@ -1,5 +1,6 @@
 """Mistakes a caller can make: each gets one sentence that names the value and says what to do."""
 
+import numpy as np
 import pytest
 import torch
 from torch.nn.functional import normalize
@@ -52,6 +53,8 @@ CALLS = {
     "ids negative": (lambda: objective()(rows(), rows(), IDS - 2), "[0, 49]", "got -2"),
     "ids too few": (lambda: objective()(rows(), rows(), IDS[:5]), "8 whole numbers", "(5,)"),
     "ids not whole": (lambda: objective()(rows(), rows(), IDS.float()), "whole numbers", "float32"),
+    "three ids": (lambda: objective()(rows(), rows(), (IDS, IDS, IDS)), "one tensor or a pair", "3"),
+    "complex ids": (lambda: objective()(rows(), rows(), IDS.to(torch.complex64)), "whole numbers", "complex64"),
     "text ids too high": (lambda: objective()(rows(), rows(), (IDS, IDS + 99)), "got 106"),
     "other width": (
         lambda: objective("neuclip", width=32, prototypes=8)(rows(), rows()),
@@ -106,6 +109,34 @@ SETTINGS = {
     ),
     "a part that is no part": (lambda: fb.make_objective("openclip", normalizer="batch"), "normalizer", "'batch'"),
     "negatives": (lambda: fb.make_objective("openclip", negatives="all"), "'across' or 'both'", "'all'"),
+    "table storage": (lambda: objective(table_storage="nodes"), "'auto', 'rank', 'node' or a folder", "'nodes'"),
+    "no table storage": (lambda: objective(table_storage=None), "table_storage", "None"),
+    "seed": (lambda: objective(seed="a"), "seed", "'a'"),
+    "dataset": (lambda: objective(dataset=7), "dataset", "7"),
+    "guard": (lambda: objective(guard=0.0), "guard", "(0, 80]", "0.0"),
+    "width": (lambda: fb.make_objective("neuclip", width="6"), "width", "'6'"),
+    "width true": (lambda: fb.make_objective("neuclip", width=True), "width", "True"),
+    "scale": (lambda: objective(directions="average"), "Scale.directions", "'sum', 'mean'", "'average'"),
+    "times": (lambda: objective(times_temperature="no"), "Scale.times_temperature", "True, False", "'no'"),
+    "reset": (lambda: fb.make_objective("neuclip", width=8, reset_accumulator="no"), "reset_accumulator", "'no'"),
+    "rho late": (lambda: objective("amorlip", width=8, rho_late="x"), "RobustGlobal.rho_late", "'x'"),
+    "rho late epoch": (lambda: objective("amorlip", width=8, rho_late_epoch=None), "rho_late_epoch", "None"),
+    "a method that is a list": (lambda: fb.make_objective(["neuclip"]), "Unknown method", "neuclip"),
+    "a start that is predicted": (
+        lambda: objective("tempnet", width=8, temperature=0.05), "no setting 'temperature'", "temperature_m",
+    ),
+    "simultaneous and detached": (
+        lambda: fb.make_objective("neuclip", width=8, schedule="simultaneous", prototype_gradient="detached"),
+        "Prototypes.prototype_gradient", "simultaneous",
+    ),
+    "simultaneous and separate": (
+        lambda: fb.make_objective("neuclip", width=8, schedule="simultaneous", fit="separate"), "Prototypes.fit",
+    ),
+    "parts that are none": (lambda: fb.Method("a", 2, None), "pairwise must be one of", "'a'"),
+    "negatives of a method": (
+        lambda: fb.Method(fb.Identity(), fb.BatchMean(), fb.Constant(), negatives="foo"), "'across' or 'both'", "'foo'",
+    ),
+    "epoch": (lambda: objective().set_epoch(-4), "set_epoch", "-4"),
     "table dtype": (lambda: objective(table_dtype=torch.int8), "table_dtype", "torch.int8"),
     "siglip normalised": (
         lambda: fb.make_objective("siglip", normalizer=fb.MovingAverage(), num_samples=9),
@@ -140,6 +171,15 @@ EXACT = {
         "(3,)",
     ),
     "anchors": (lambda: fb.exact_log_normalizers(rows(), rows(), 0.1, anchors=torch.tensor([9])), "[0, 7]", "9"),
+    "a mask": (lambda: fb.exact_log_normalizers(rows(), rows(), 0.1, anchors=IDS > 3), "row numbers", "torch.bool"),
+    "two axes": (lambda: fb.exact_log_normalizers(rows(), rows(), 0.1, anchors=IDS[None]), "one dimension", "(1, 8)"),
+    "temperature text": (lambda: fb.exact_log_normalizers(rows(), rows(), "x"), "temperature", "'x'"),
+    "epsilon": (lambda: fb.exact_log_normalizers(rows(), rows(), 0.1, -1), "epsilon", "-1"),
+    "not unit": (lambda: fb.exact_log_normalizers(2 * rows(), rows(), 0.1), "length 2"),
+    "vicreg": (
+        lambda: fb.exact_log_normalizers(rows(), rows(), 0.1, pairwise=fb.VarianceCovariance()),
+        "no normalizer",
+    ),
     "sigmoid": (lambda: fb.exact_log_normalizers(rows(), rows(), 0.1, pairwise=fb.Sigmoid()), "no normalizer"),
 }
 
@@ -148,6 +188,12 @@ EXACT = {
 def test_exact_normalizers(case):
     call, *words = EXACT[case]
     refuse(call, *words)
+
+
+def test_numbers_of_numpy_are_numbers():
+    made = fb.make_objective("sogclr", num_samples=np.int64(50), temperature=np.float32(0.25), gamma=np.float64(0.5))
+    assert torch.isfinite(made(rows(), rows(seed=1), IDS).loss)
+    assert torch.isfinite(fb.make_objective("siglip", bias=-10)(rows(), rows(seed=1)).loss)
 
 
 def test_rounded_rows_are_unit_rows():

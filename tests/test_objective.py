@@ -3,11 +3,13 @@
 import copy
 import logging
 import math
+import pickle
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.nn.functional import normalize
 
 import fullbatch as fb
 from fullbatch.objective.log_domain import log_moving_average
@@ -176,6 +178,12 @@ def test_a_temperature_on_its_bound_is_noticed(caplog):
     assert "lower bound 0.01" in caplog.text
 
 
+def test_a_temperature_that_starts_on_its_bound_is_not_noticed(caplog):
+    with caplog.at_level(logging.WARNING, logger="fullbatch"):
+        fb.make_objective("openclip", temperature=0.01)(rows(), rows(seed=1))
+    assert caplog.text == ""
+
+
 def test_an_unreachable_rho_is_warned_of_with_its_bound():
     with pytest.warns(UserWarning, match=r"rho=6.5 .* = 4.60 of the data set \(100 samples\).*rho below 4.60"):
         fb.make_objective("fastclip_v3", num_samples=100)
@@ -198,6 +206,44 @@ def test_deep_copies_are_independent():
     assert objective.step == 2
 
 
+@pytest.mark.parametrize("name", list(fb.METHODS))
+def test_objectives_can_be_pickled(name):
+    objective = fb.make_objective(name, width=6, num_samples=90)
+    twin = pickle.loads(pickle.dumps(objective))
+    ids = torch.arange(8)
+    assert torch.equal(twin(rows(), rows(seed=1), ids).loss, objective(rows(), rows(seed=1), ids).loss)
+
+
+def test_a_second_backward_gives_the_same_gradient():
+    image, text = rows().requires_grad_(), rows(seed=1).requires_grad_()
+    loss = fb.make_objective("neuclip", width=6, prototypes=8)(image, text).loss
+    first = torch.autograd.grad(loss, (image, text), retain_graph=True)
+    assert all(torch.equal(a, b) for a, b in zip(first, torch.autograd.grad(loss, (image, text)), strict=True))
+
+
+def test_a_temperature_out_of_bounds_is_clamped_in_eval_too():
+    objective = fb.make_objective("openclip").eval()
+    with torch.no_grad():
+        objective.temperatures["both"].log_temperature.fill_(-20.0)
+    assert float(objective(rows(), rows(seed=1)).metrics["tau"]) == pytest.approx(0.01)
+
+
+def test_the_guard_bounds_the_gradient():
+    """A stale normalizer must not make a step that ruins the optimizer's moments."""
+    norms = {}
+    for guard in (1.0, 8.0):
+        objective = fb.make_objective(
+            "neuclip", width=6, prototypes=8, updates=0, restart_every=None, temperature=0.01, guard=guard
+        )
+        one = rows(1, 6, 3).repeat(8, 1)
+        objective(-one, -one)
+        image = normalize(one + 0.05 * rows(seed=4), dim=-1).requires_grad_()
+        objective(image, normalize(one + 0.05 * rows(seed=5), dim=-1)).loss.backward()
+        norms[guard] = float(image.grad.norm())
+    assert norms[1.0] < 10.0
+    assert norms[1.0] < norms[8.0] < 1e5
+
+
 def test_works_under_autocast_and_no_grad():
     objective = fb.make_objective("fastclip_v3", num_samples=10_000)
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -206,6 +252,16 @@ def test_works_under_autocast_and_no_grad():
     with torch.no_grad():
         assert torch.isfinite(objective(rows(), rows(seed=1), torch.arange(8)).loss)
     assert objective.step == 2
+
+
+def test_a_moving_average_is_asked_for_what_it_remembers():
+    """The rows that ask must not improve the answer."""
+    image, text = rows(64, 6, 1), rows(64, 6, 2)
+    objective = fb.make_objective("sogclr", num_samples=64, gamma=0.9, temperature=0.2)
+    for ids in torch.arange(64).split(8):
+        objective(image[ids], text[ids], ids)
+    believed, _ = objective.log_normalizers(image, text, torch.arange(64))
+    torch.testing.assert_close(believed, objective.normalizers["image"].log_u.values)
 
 
 def test_log_normalizers_are_what_the_method_believes():

@@ -1,5 +1,7 @@
 """The per-sample table: duplicates, precision, where it lies, whose it is."""
 
+import copy
+import gc
 import math
 
 import pytest
@@ -121,6 +123,52 @@ def test_a_table_of_a_data_set_with_another_fingerprint_is_refused():
     fb.make_objective("sogclr", num_samples=20, dataset="cc3m of May").load_state_dict(saved)
     with pytest.raises(ValueError, match=r"another data set than dataset='cc3m of June'"):
         fb.make_objective("sogclr", num_samples=20, dataset="cc3m of June").load_state_dict(saved)
+
+
+def test_two_objectives_cannot_share_a_folder(tmp_path):
+    place = str(tmp_path / "tables")
+    first = PerSampleTable(TableOptions(10, torch.float32, place), "t")
+    put(first, torch.tensor([3]), torch.tensor([1.5]))
+    with pytest.raises(ValueError, match="in use by another objective; give each its own folder"):
+        PerSampleTable(TableOptions(10, torch.float32, place), "t")
+    assert first.get(torch.tensor([3]), torch.float32).item() == 1.5
+    del first
+    gc.collect()
+    PerSampleTable(TableOptions(10, torch.float32, place), "t")
+
+
+def test_a_table_that_does_not_fit_is_refused_at_once(monkeypatch):
+    def full(*_):
+        raise OSError("no space left")
+
+    monkeypatch.setattr("os.posix_fallocate", full)
+    with pytest.raises(ValueError, match=r"needs 4 MiB in .* not enough room; give table_storage a folder"):
+        PerSampleTable(TableOptions(2**20, torch.float32, "node"), "t")
+
+
+def test_a_copy_of_a_shared_table_is_private():
+    table = PerSampleTable(TableOptions(10, torch.float32, "node"), "t")
+    put(table, torch.tensor([3]), torch.tensor([1.5]))
+    twin = copy.deepcopy(table)
+    put(twin, torch.tensor([3]), torch.tensor([2.5]))
+    assert table.get(torch.tensor([3]), torch.float32).item() == 1.5
+    assert twin.get(torch.tensor([3]), torch.float32).item() == 2.5
+
+
+def test_casting_the_objective_does_not_coarsen_its_memory():
+    objective = fb.make_objective("fastclip_v3", num_samples=9000)
+    before = objective.temperatures["both"].log_temperature.item()
+    objective.to(torch.bfloat16)
+    assert objective.normalizers["image"].log_u.values.dtype == torch.float32
+    assert objective.temperatures["both"].log_temperature.dtype == torch.float32
+    assert objective.temperatures["both"].log_temperature.item() == before
+
+
+def test_moments_of_temperatures_stay_in_float32():
+    objective = fb.make_objective("fastclip_v2", num_samples=9000, table_dtype=torch.float16)
+    own = objective.temperatures["image"]
+    assert own.tau.values.dtype == torch.float16
+    assert own.first.values.dtype == own.second.values.dtype == torch.float32
 
 
 def test_a_killed_run_leaves_no_shared_memory_behind(tmp_path, monkeypatch):

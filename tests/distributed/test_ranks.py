@@ -86,6 +86,40 @@ def test_stochastic_rounding_is_the_same_on_any_number_of_ranks(two_ranks):
                 assert_close(state[key], value, key)
 
 
+def one_row_a_rank(rank, size, name):
+    """The smallest batch there is: two pairs, one on each rank."""
+    objective = make(name).double()
+    rows = slice(rank, rank + 1) if size == 2 else slice(0, 2)
+    image, text = (unit_rows(2, WIDTH, seed)[rows].requires_grad_() for seed in (1, 2))
+    out = objective(image, text, torch.arange(2)[rows])
+    return torch.autograd.grad(out.loss, (image, text)), objective.state_dict()
+
+
+@pytest.mark.parametrize("name", ["openclip", "isogclr", "fastclip_v2", "neuclip"])
+def test_one_row_a_rank(two_ranks, name):
+    (image, text), state = one_row_a_rank(0, 1, name)
+    ranks = two_ranks.run(one_row_a_rank, 2, name)
+    assert_close(torch.cat([found[0] for found, _ in ranks]) / 2, image, "image gradient")
+    assert_close(torch.cat([found[1] for found, _ in ranks]) / 2, text, "text gradient")
+    for _, other in ranks:
+        for key, value in state.items():
+            assert_close(other[key], value, key)
+
+
+def table_of_other_ranks(rank):
+    """A table mapped before the ranks knew of each other must not be used by them."""
+    objective = fb.make_objective("sogclr", num_samples=8, table_storage="node")
+    table = objective.normalizers["image"].log_u
+    table.world = type(table.world)(0, 1)
+    with pytest.raises(ValueError, match=r"made for 1 rank\(s\) and there are 2 now.*init_process_group"):
+        objective(unit_rows(4, 3, 1), unit_rows(4, 3, 2), torch.arange(4))
+    return True
+
+
+def test_a_table_of_other_ranks_is_refused(two_ranks):
+    assert two_ranks.run(table_of_other_ranks) == [True, True]
+
+
 def uneven_batch(rank):
     with pytest.raises(ValueError, match=r"they brought \[4, 5\]; use drop_last=True"):
         fb.make_objective("openclip")(unit_rows(4 + rank, 3, 1), unit_rows(4 + rank, 3, 2))
