@@ -1,0 +1,80 @@
+"""The examples, the README's code and its commands work as they stand."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch.nn.functional import normalize
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+
+
+def run(*command):
+    done = subprocess.run(
+        [sys.executable, *command], cwd=ROOT, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout
+
+
+def test_own_loop_with_an_open_clip_model():
+    out = run("examples/own_loop.py", "--steps", "12", "--samples", "200", "--batch", "16")
+    assert "global loss" in out
+    assert "neuclip, batch 16: R@1" in out
+
+
+def test_own_loop_over_two_ranks():
+    out = run(
+        "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
+        "examples/own_loop.py", "--steps", "4", "--samples", "100", "--batch", "16", "--method", "fastclip_v3",
+    )  # fmt: skip
+    assert out.count("fastclip_v3, batch 16: R@1") == 1
+
+
+def test_text_pairs_learn():
+    out = run("examples/text_pairs.py", "--steps", "400")
+    before, after = (float(re.search(rf"{word}.*?([\d.]+)%", out).group(1)) for word in ("before:", "after:"))
+    assert before < 5.0
+    assert after > 60.0
+
+
+@pytest.mark.parametrize("block", re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL))
+def test_python_of_the_readme(block):
+    rows = normalize(torch.randn(16, 512), dim=-1)
+    names = {
+        "image_embeddings": rows.clone().requires_grad_(),
+        "text_embeddings": rows.flip(0).requires_grad_(),
+        "sample_ids": torch.arange(16),
+    }
+    exec(compile(block, "README.md", "exec"), names)
+    assert names["objective"] is not None
+
+
+def test_commands_of_the_readme_exist():
+    makefile = (ROOT / "Makefile").read_text()
+    for target in set(re.findall(r"`?make ([a-z-]+)", README)):
+        assert re.search(rf"^{target}:", makefile, flags=re.MULTILINE), target
+    for script in set(re.findall(r"python ((?:benchmarks|examples)/\w+\.py)", README)):
+        assert (ROOT / script).exists(), script
+
+
+def test_links_lead_somewhere():
+    for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), ROOT / "CONTRIBUTING.md"]:
+        for link in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
+            if "://" not in link:
+                assert (page.parent / link).exists(), f"{page.name}: {link}"
+
+
+def test_benchmarks_run():
+    out = run("benchmarks/objectives.py", "--batch", "32", "--width", "8", "--rounds", "1", "--chunks", "0", "8")
+    assert "neuclip" in out
+    assert "ratio to open_clip" in out
+    out = run(
+        "benchmarks/normalizer_error.py", "--width", "8", "--samples", "256", "--batch", "32", "--prototypes", "64",
+        "--steps", "12", "--restart-every", "5",
+    )  # fmt: skip
+    assert "batch estimate" in out
