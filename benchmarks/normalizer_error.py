@@ -119,12 +119,12 @@ def main() -> None:
     rows: list[tuple[str, dict[str, object]]] = [
         ("restarts only (updates=0)", {"updates": 0}),
         ("default", {}),
+        ("default, accumulator kept", {"reset_accumulator": False}),
         ("default, accumulator reset", {"reset_accumulator": True}),
         ("paper (lr 1.0, reset)", {"normalizer": fb.Prototypes.as_published()}),
     ]
     for lr in args.sweep:
         rows.append((f"lr {lr}", {"prototype_lr": lr}))
-        rows.append((f"lr {lr}, reset", {"prototype_lr": lr, "reset_accumulator": True}))
     for label, settings in rows:
         errors = run(data, args, report, **settings)
         print(f"{label:34s}" + "".join(f"{value:9.4f}" for value in errors), flush=True)

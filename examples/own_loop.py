@@ -2,6 +2,7 @@
 
     python examples/own_loop.py                                  # NeuCLIP at batch 128 on drawn shapes, about a minute
     python examples/own_loop.py --method openclip
+    python examples/own_loop.py --set prototype_lr=1.0 updates=3
     torchrun --nproc-per-node 2 examples/own_loop.py             # the same objective, spread over two ranks
 
 The data are drawn here: two shapes a picture, with captions such as "a red ring at the top left and a white cross at
@@ -11,6 +12,7 @@ the bottom right".
 from __future__ import annotations
 
 import argparse
+import ast
 import itertools
 import os
 
@@ -91,6 +93,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--samples", type=int, default=2000)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--set", nargs="*", default=[], metavar="NAME=VALUE", help="settings of the method")
     args = parser.parse_args()
     if "RANK" in os.environ:
         dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
@@ -103,7 +106,8 @@ def main() -> None:
     model.logit_scale.requires_grad_(False)  # the temperature is the objective's
 
     # --- line 1: make it ---------------------------------------------------------------------------------------------
-    objective = fb.make_objective(args.method, width=64, num_samples=args.samples, **small_scale(args.method))
+    settings = {**small_scale(args.method), **dict(map(setting, args.set))}
+    objective = fb.make_objective(args.method, width=64, num_samples=args.samples, **settings)
 
     groups = [
         {"params": [p for p in model.parameters() if p.requires_grad], "weight_decay": 0.1},
@@ -131,6 +135,15 @@ def main() -> None:
     print_on_first(f"{args.method}, batch {args.batch}: R@1 {found:.1%} among 500 scenes never seen (chance 0.2%)")
     if dist.is_initialized():
         dist.destroy_process_group()
+
+
+def setting(text: str) -> tuple[str, object]:
+    """NAME=VALUE as a setting: numbers, None, True and False as such, anything else as text."""
+    name, _, value = text.partition("=")
+    try:
+        return name, ast.literal_eval(value)
+    except (ValueError, SyntaxError):
+        return name, value
 
 
 def small_scale(method: str) -> dict[str, object]:

@@ -56,7 +56,7 @@ class FittedNet(nn.Module):
         """New weights, no memory of the optimizer."""
         fresh = build_seeded(self.build, seed).state_dict()
         for index, (name, weight) in enumerate(self.weights.items()):
-            weight.copy_(fresh[name])
+            weight.copy_(fresh[name], non_blocking=True)
             for moment in self.moments(index):
                 moment.zero_()
         self.steps = 0

@@ -123,7 +123,7 @@ class PrototypeNormalizer(nn.Module):
         if other_ND.shape[0] > total:
             generator = progress.generator(torch.device("cpu"), 3)  # the same pairs in both directions, on any device
             chosen = torch.randperm(other_ND.shape[0], generator=generator)[:total]
-            fresh_MD = other_ND[chosen.to(other_ND.device)]
+            fresh_MD = other_ND[chosen.to(other_ND.device, non_blocking=True)]
         else:
             fresh_MD = self.recent_MD[: min(self.seen, total)]
         self.active = fresh_MD.shape[0]
