@@ -95,6 +95,20 @@ def test_gradient_to_others_in_closed_form(pairwise, chunk):
     torch.testing.assert_close(got, want, rtol=1e-10, atol=1e-12)
 
 
+@pytest.mark.parametrize("frozen", ["image", "text"])
+def test_a_frozen_tower_costs_no_gradient(frozen):
+    image, text = unit_rows(6, 4, 1), unit_rows(6, 4, 2)
+    both = [image.clone().requires_grad_(), text.clone().requires_grad_()]
+    fb.make_objective("fastclip_v3", num_samples=9000).double()(*both, torch.arange(6)).loss.backward()
+    one = [image.clone().requires_grad_(frozen != "image"), text.clone().requires_grad_(frozen != "text")]
+    fb.make_objective("fastclip_v3", num_samples=9000).double()(*one, torch.arange(6)).loss.backward()
+    for whole, half in zip(both, one, strict=True):
+        if half.requires_grad:
+            torch.testing.assert_close(half.grad, whole.grad, rtol=1e-12, atol=1e-14)
+        else:
+            assert half.grad is None
+
+
 def test_low_precision_is_as_good_as_float32_allows():
     """bf16 inputs are widened first, so the result is the float32 one of the rounded rows."""
     image, text = unit_rows(32, 64, 1).bfloat16(), unit_rows(32, 64, 2).bfloat16()

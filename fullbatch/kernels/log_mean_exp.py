@@ -205,7 +205,8 @@ class _ReducePairs(torch.autograd.Function):
     """Forward: this rank's anchors against all others.  Backward: scalars travel, gradients of rows do not.
 
     The gradient to this rank's rows has a part from every rank's anchors.  Each rank computes it itself from the
-    gathered embeddings and one gathered scalar an anchor and direction (FastCLIP's scheme).
+    gathered embeddings and one gathered scalar an anchor and direction (FastCLIP's scheme).  The numbers come from the
+    layout; the tensors before it are there to receive gradients.
     """
 
     @staticmethod
@@ -264,8 +265,8 @@ class _ReducePairs(torch.autograd.Function):
             Anchors(side.reference_N, side.tau_N, value_N, grad_N)
             for side, value_N, grad_N in zip(sides, values_N, grads_N, strict=True)
         ]
-        to_row_BD = torch.zeros_like(layout.row_ND[layout.rows])
-        to_column_BD = torch.zeros_like(layout.column_ND[layout.columns])
+        to_row_BD = torch.zeros_like(layout.row_ND[layout.rows]) if ctx.needs_input_grad[0] else None
+        to_column_BD = torch.zeros_like(layout.column_ND[layout.columns]) if ctx.needs_input_grad[1] else None
         scalars = [(torch.zeros_like(g), torch.zeros_like(g)) for g in grads_B]
         for piece, offset in layout.pieces():
             sim_RC = next(kept) if layout.chunk is None else layout.similarities(piece)
@@ -280,9 +281,9 @@ class _ReducePairs(torch.autograd.Function):
                     to_reference_B[_within(span, here)] += pull.reference
                     to_tau_B[_within(span, here)] += pull.tau
             assert to_sim_RC is not None
-            if own[0]:
+            if own[0] and to_row_BD is not None:
                 to_row_BD[_within(layout.rows, piece.rows)] += to_sim_RC @ layout.column_ND[piece.columns]
-            if own[1]:
+            if own[1] and to_column_BD is not None:
                 to_column_BD.addmm_(to_sim_RC.T, layout.row_ND[piece.rows])
         flat = [t for pair in scalars for t in pair]
         return to_row_BD, to_column_BD, *flat, *([None] * (4 - len(flat))), None

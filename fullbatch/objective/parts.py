@@ -103,7 +103,7 @@ def _make_normalizer(method: Method, context: Context, name: str) -> nn.Module:
         case MovingAverage() as config:
             return MovingAverageNormalizer(config, _table(context), name)
         case Prototypes() as config:
-            return PrototypeNormalizer(config, method.pairwise, width, context.chunk, name)
+            return PrototypeNormalizer(config, method.pairwise, width, context.chunk)
         case Mlp() as config:
             return MlpNormalizer(config, method.pairwise, width, name)
         case Amortized() as config:

@@ -46,10 +46,9 @@ class PrototypeNormalizer(nn.Module):
     accumulator_MD: Tensor
     recent_MD: Tensor
 
-    def __init__(self, config: Prototypes, pairwise: Pairwise, width: int, chunk: int | None, name: str) -> None:
+    def __init__(self, config: Prototypes, pairwise: Pairwise, width: int, chunk: int | None) -> None:
         super().__init__()
         self.config, self.pairwise, self.chunk = config, pairwise, chunk
-        self.tag = 0 if name == "image" else 1
         self.lr = config.lr_for(width)
         self.forget = float(config.reset_accumulator)
         shape = (config.prototypes, width)

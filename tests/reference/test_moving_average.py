@@ -152,7 +152,7 @@ def test_tempnet():
                 )
                 for i in range(BATCH)
             ]  # fmt: skip
-            fixed = papers.Temperatures(0.0, {(name, int(k)): float(t) for k, t in zip(ids, taus, strict=True)})
+            fixed = papers.Temperatures(0.0, {(name, int(k)): t.item() for k, t in zip(ids, taus, strict=True)})
             total = 0.0
             for i, key in enumerate(ids.tolist()):
                 tau = torch.tensor(fixed.of(name, key), dtype=torch.float64)
