@@ -75,3 +75,15 @@ def test_the_published_learning_rate_wipes_a_restart_out():
     (published,) = run(data, args, [40], normalizer=paper)
     (restarted,) = run(data, args, [40], updates=0)
     assert published > 3 * restarted
+
+
+@pytest.mark.slow
+def test_updates_still_help_after_many_restarts():
+    """AdaGrad's memory is halved at each restart; kept whole, its steps would have faded by now."""
+    args = arguments(0, width=32, batch=64, samples=6400, prototypes=256, steps=3000)
+    data, last = Clusters(args), [args.steps - 1]
+    (updated,), (kept,), (restarted,) = (
+        run(data, args, last, **settings) for settings in ({}, {"reset_accumulator": False}, {"updates": 0})
+    )
+    assert updated < 0.7 * restarted
+    assert updated < kept
