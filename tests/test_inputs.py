@@ -19,7 +19,7 @@ def objective(name="sogclr", **settings):
     return fb.make_objective(name, num_samples=SAMPLES, **settings)
 
 
-def refuse(call, *words):
+def check_refused(call, *words):
     with pytest.raises(ValueError) as caught:  # noqa: PT011  (the words are checked below)
         call()
     message = str(caught.value)
@@ -70,7 +70,7 @@ CALLS = {
 @pytest.mark.parametrize("case", CALLS)
 def test_calls(case):
     call, *words = CALLS[case]
-    refuse(call, *words)
+    check_refused(call, *words)
 
 
 SETTINGS = {
@@ -159,7 +159,7 @@ SETTINGS = {
 @pytest.mark.parametrize("case", SETTINGS)
 def test_settings(case):
     call, *words = SETTINGS[case]
-    refuse(call, *words)
+    check_refused(call, *words)
 
 
 EXACT = {
@@ -187,7 +187,7 @@ EXACT = {
 @pytest.mark.parametrize("case", EXACT)
 def test_exact_normalizers(case):
     call, *words = EXACT[case]
-    refuse(call, *words)
+    check_refused(call, *words)
 
 
 def test_numbers_of_numpy_are_numbers():

@@ -38,7 +38,7 @@ def assert_close(got, want, what):
     torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-11, equal_nan=True, msg=lambda text: f"{what}: {text}")
 
 
-def compare(two_ranks, name, changes):
+def check_same(two_ranks, name, changes):
     one, one_state = train(0, 1, name, changes)
     ranks = two_ranks.run(train, 2, name, changes)
     for step in range(STEPS):
@@ -61,19 +61,19 @@ def compare(two_ranks, name, changes):
 
 @pytest.mark.parametrize("name", EVERYTHING)
 def test_two_ranks_equal_one(two_ranks, name):
-    compare(two_ranks, name, {})
+    check_same(two_ranks, name, {})
 
 
 @pytest.mark.parametrize("name", ["openclip", "siglip", "fastclip_v3", "neuclip", "tuneclip"])
 def test_two_ranks_equal_one_in_chunks(two_ranks, name):
-    compare(two_ranks, name, {"chunk": 3})
+    check_same(two_ranks, name, {"chunk": 3})
 
 
 @pytest.mark.parametrize("storage", ["node", "folder"])
 @pytest.mark.parametrize("name", ["fastclip_v3", "fastclip_v2"])
 def test_tables_shared_by_a_node(two_ranks, name, storage, tmp_path):
     place = "node" if storage == "node" else str(tmp_path / "tables")
-    compare(two_ranks, name, {"table_storage": place, "table_dtype": torch.float64})
+    check_same(two_ranks, name, {"table_storage": place, "table_dtype": torch.float64})
 
 
 def test_stochastic_rounding_is_the_same_on_any_number_of_ranks(two_ranks):

@@ -29,30 +29,24 @@ def similarity(a: Tensor, b: Tensor) -> Tensor:
     return torch.dot(a, b)
 
 
-def inner_mean(anchor: Tensor, other: Tensor, i: int, tau: Tensor, loss: Loss = identity, raw: bool = False) -> Tensor:
-    """g_i: mean over j != i of exp(loss(s_ij - s_ii) / tau); with ``raw`` the positive is not subtracted."""
+def exponents(anchor: Tensor, other: Tensor, i: int, tau: Tensor, loss: Loss, raw: bool) -> list[Tensor]:
+    """x_ij = loss(s_ij - s_ii) / tau for every j != i; with ``raw`` the similarity itself over tau."""
     positive = similarity(anchor[i], other[i])
-    terms = []
-    for j in range(len(other)):
-        if j == i:
-            continue
-        s = similarity(anchor[i], other[j])
-        terms.append(torch.exp((s if raw else loss(s - positive)) / tau))
+    sims = [similarity(anchor[i], other[j]) for j in range(len(other)) if j != i]
+    return [(s if raw else loss(s - positive)) / tau for s in sims]
+
+
+def inner_mean(anchor: Tensor, other: Tensor, i: int, tau: Tensor, loss: Loss = identity, raw: bool = False) -> Tensor:
+    """g_i: the mean of exp(x_ij) over j != i."""
+    terms = [torch.exp(x) for x in exponents(anchor, other, i, tau, loss, raw)]
     return sum(terms[1:], terms[0]) / len(terms)
 
 
 def weighted_mean(
     anchor: Tensor, other: Tensor, i: int, tau: Tensor, loss: Loss = identity, raw: bool = False
 ) -> Tensor:
-    """mean over j != i of exp(x_ij) x_ij with x_ij = loss(s_ij - s_ii) / tau, iSogCLR's temperature gradient."""
-    positive = similarity(anchor[i], other[i])
-    terms = []
-    for j in range(len(other)):
-        if j == i:
-            continue
-        s = similarity(anchor[i], other[j])
-        x = (s if raw else loss(s - positive)) / tau
-        terms.append(torch.exp(x) * x)
+    """The mean of exp(x_ij) x_ij over j != i, for iSogCLR's temperature gradient."""
+    terms = [torch.exp(x) * x for x in exponents(anchor, other, i, tau, loss, raw)]
     return sum(terms[1:], terms[0]) / len(terms)
 
 
