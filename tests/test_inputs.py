@@ -53,7 +53,7 @@ CALLS = {
     "ids negative": (lambda: objective()(rows(), rows(), IDS - 2), "[0, 49]", "got -2"),
     "ids too few": (lambda: objective()(rows(), rows(), IDS[:5]), "8 whole numbers", "(5,)"),
     "ids not whole": (lambda: objective()(rows(), rows(), IDS.float()), "whole numbers", "float32"),
-    "three ids": (lambda: objective()(rows(), rows(), (IDS, IDS, IDS)), "one tensor or a pair", "3"),
+    "three ids": (lambda: objective()(rows(), rows(), (IDS, IDS, IDS)), "one tensor", "or a pair", "tuple of 3"),
     "complex ids": (lambda: objective()(rows(), rows(), IDS.to(torch.complex64)), "whole numbers", "complex64"),
     "text ids too high": (lambda: objective()(rows(), rows(), (IDS, IDS + 99)), "got 106"),
     "other width": (
@@ -84,7 +84,7 @@ SETTINGS = {
     "gamma above one": (lambda: objective(gamma=1.5), "MovingAverage.gamma", "1.5"),
     "gamma not a number": (lambda: objective(gamma="fast"), "MovingAverage.gamma", "'fast'"),
     "gamma epochs": (lambda: objective(gamma_epochs=0), "MovingAverage.gamma_epochs", "0"),
-    "temperature zero": (lambda: objective(temperature=0.0), "Constant.temperature", "(0, 10]", "0.0"),
+    "temperature zero": (lambda: objective(temperature=0.0), "Constant.temperature", "number in (0, 10]", "0.0"),
     "temperature negative": (lambda: fb.make_objective("openclip", temperature=-1.0), "LearnedScale.temperature", "-1"),
     "temperature nan": (lambda: objective(temperature=float("nan")), "Constant.temperature", "nan"),
     "bounds": (
@@ -137,6 +137,8 @@ SETTINGS = {
         lambda: fb.Method(fb.Identity(), fb.BatchMean(), fb.Constant(), negatives="foo"), "'across' or 'both'", "'foo'",
     ),
     "epoch": (lambda: objective().set_epoch(-4), "set_epoch", "-4"),
+    "table of no table": (lambda: fb.make_objective("openclip", table_storage="nod"), "table_storage", "'nod'"),
+    "table dtype as text": (lambda: objective(table_dtype="float16"), "table_dtype", "'float16'"),
     "table dtype": (lambda: objective(table_dtype=torch.int8), "table_dtype", "torch.int8"),
     "siglip normalised": (
         lambda: fb.make_objective("siglip", normalizer=fb.MovingAverage(), num_samples=9),
@@ -180,6 +182,7 @@ EXACT = {
         lambda: fb.exact_log_normalizers(rows(), rows(), 0.1, pairwise=fb.VarianceCovariance()),
         "no normalizer",
     ),
+    "chunk": (lambda: fb.exact_log_normalizers(rows(), rows(), 0.1, chunk=0), "chunk", "0"),
     "sigmoid": (lambda: fb.exact_log_normalizers(rows(), rows(), 0.1, pairwise=fb.Sigmoid()), "no normalizer"),
 }
 

@@ -155,6 +155,49 @@ def test_a_copy_of_a_shared_table_is_private():
     assert twin.get(torch.tensor([3]), torch.float32).item() == 2.5
 
 
+def test_a_new_table_leaves_the_old_ones_state_alone(tmp_path):
+    place = str(tmp_path / "tables")
+    old = PerSampleTable(TableOptions(10, torch.float32, place), "t")
+    put(old, torch.tensor([3]), torch.tensor([1.5]))
+    state = old.state_dict()
+    del old
+    gc.collect()
+    new = PerSampleTable(TableOptions(10, torch.float32, place), "t")
+    assert state["values"][3] == 1.5
+    new.load_state_dict(state)
+    assert new.get(torch.tensor([3]), torch.float32).item() == 1.5
+
+
+def test_loading_keeps_the_mapping(tmp_path):
+    place = str(tmp_path / "tables")
+    table = PerSampleTable(TableOptions(10, torch.float32, place), "t")
+    mapped = table.values
+    table.load_state_dict({"values": torch.arange(10.0)}, assign=True)
+    assert table.values is mapped
+    assert mapped[4] == 4.0
+
+
+def test_places_are_folders(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    PerSampleTable(TableOptions(4, torch.float32, "~/tables"), "t")
+    assert (tmp_path / "tables" / "t.table").exists()
+    PerSampleTable(TableOptions(4, torch.float32, tmp_path / "other"), "t")
+    (tmp_path / "file").touch()
+    with pytest.raises(ValueError, match=r"table_storage='.*file' cannot be used as a folder"):
+        PerSampleTable(TableOptions(4, torch.float32, str(tmp_path / "file")), "t")
+
+
+@pytest.mark.parametrize("name", list(fb.METHODS))
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_a_narrow_cast_leaves_the_state_wide(name, dtype):
+    """An objective inside a model that is cast to 16 bits goes on as it was."""
+    plain, cast = (fb.make_objective(name, width=6, num_samples=90) for _ in range(2))
+    cast.to(dtype)
+    image, text, ids = unit_rows(8, 6, 1, torch.float32), unit_rows(8, 6, 2, torch.float32), torch.arange(8)
+    for _ in range(2):
+        assert torch.equal(plain(image, text, ids).loss, cast(image, text, ids).loss)
+
+
 def test_casting_the_objective_does_not_coarsen_its_memory():
     objective = fb.make_objective("fastclip_v3", num_samples=9000)
     before = objective.temperatures["both"].log_temperature.item()

@@ -49,7 +49,7 @@ def require_choice(owner: object, field: str, allowed: tuple[object, ...]) -> No
 def require_temperature(owner: object, field: str = "temperature") -> None:
     value = getattr(owner, field)
     hint = "it divides similarities in [-1, 1], so useful values lie between 0.005 and 1"
-    require(is_number(value) and 0.0 < value <= 10.0, owner, field, "lie in (0, 10]", hint)
+    require(is_number(value) and 0.0 < value <= 10.0, owner, field, "be a number in (0, 10]", hint)
 
 
 def require_epsilon(owner: object) -> None:

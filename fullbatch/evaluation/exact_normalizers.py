@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fullbatch.config import Identity, Pairwise, RobustPositives, SquaredHinge
-from fullbatch.config.checks import is_number
+from fullbatch.config.checks import is_number, is_whole
 from fullbatch.kernels.log_mean_exp import exponents, reduce_terms
 from fullbatch.objective.checks import check_shapes, check_unit_rows
 from fullbatch.objective.log_domain import log_add
@@ -46,6 +46,8 @@ def exact_log_normalizers(
         raise ValueError(f"{pairwise!r} has no normalizer; pass Identity(), SquaredHinge() or RobustPositives().")
     if not is_number(epsilon) or epsilon < 0.0:
         raise ValueError(f"epsilon must be a number of at least 0, got {epsilon!r}.")
+    if not is_whole(chunk, 1):
+        raise ValueError(f"chunk must be a number of rows of at least 1, got {chunk!r}.")
     count = image.shape[0]
     rows_A = torch.arange(count) if anchors is None else torch.as_tensor(anchors)
     if rows_A.dim() != 1 or rows_A.dtype not in (torch.int64, torch.int32):

@@ -70,7 +70,8 @@ def check_ids(sample_ids: SampleIds | None, needed: bool, batch: int, num_sample
         )
     if isinstance(sample_ids, (tuple, list)) and len(sample_ids) != 2:
         raise ValueError(
-            f"sample_ids must be one tensor or a pair (image_ids, text_ids), got {len(sample_ids)} of them."
+            "sample_ids must be one tensor, such as torch.tensor([4, 8, 2]), or a pair (image_ids, text_ids), "
+            f"got a {type(sample_ids).__name__} of {len(sample_ids)}."
         )
     image_ids, text_ids = sample_ids if isinstance(sample_ids, (tuple, list)) else (sample_ids, sample_ids)
     for name, ids in (("image", image_ids), ("text", text_ids)):

@@ -10,12 +10,16 @@ import torch
 from torch import Tensor
 
 from fullbatch.config import (
+    Amortized,
     BatchMean,
     Constant,
     LearnedScale,
     Method,
+    Mlp,
+    MovingAverage,
     PerSample,
     Predicted,
+    Prototypes,
     RobustGlobal,
     rho_of_direction,
     temperature_bounds,
@@ -39,6 +43,17 @@ class Notices:
         if count & (count - 1) == 0:
             log.warning("%s (step %d, seen %d times)", message, step, count)
 
+    def _advice(self) -> str:
+        match self.method.normalizer:
+            case Prototypes() | Mlp():
+                return "more frequent restarts (restart_every) or another prototype_lr"
+            case MovingAverage():
+                return "a larger gamma"
+            case Amortized():
+                return "more updates or another net_lr"
+            case _:
+                return "a larger temperature"
+
     def remember(self, metrics: Metrics) -> None:
         """Keep what happens between two looks, without waiting for the device."""
         now = metrics.get("guarded", 0.0)
@@ -53,7 +68,7 @@ class Notices:
                 "guard",
                 step,
                 f"up to {guarded:.1%} of a batch's anchors had a stale normalizer and their weights were bounded (the "
-                "setting guard); more frequent restarts (restart_every) or another prototype_lr help",
+                f"setting guard); {self._advice()} may help",
             )
         temperature = self.method.temperature
         if isinstance(temperature, (LearnedScale, RobustGlobal)) and "tau" in metrics:

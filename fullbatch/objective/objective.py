@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,6 +52,17 @@ class Output:
     metrics: Metrics
 
 
+def at_least_float32(fn: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """What ``.half()`` or ``.to(torch.bfloat16)`` does to a model, but for state that would not survive it."""
+
+    def move(tensor: Tensor) -> Tensor:
+        moved = fn(tensor)
+        narrowed = moved.is_floating_point() and moved.dtype.itemsize < min(4, tensor.dtype.itemsize)
+        return tensor.to(moved.device) if narrowed else moved
+
+    return move
+
+
 class Objective(nn.Module):
     """pairwise x normalizer x temperature.  Learnable temperatures are its parameters, all else is in state_dict()."""
 
@@ -67,6 +79,9 @@ class Objective(nn.Module):
         self._notices = Notices(method)
         if context.num_samples is not None and not isinstance(method.normalizer, (BatchMean, Amortized)):
             self._notices.warn_if_rho_unreachable(context.num_samples, "the data set")
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Objective:
+        return super()._apply(at_least_float32(fn), recurse)  # type: ignore[no-untyped-call, no-any-return]
 
     # -- state ------------------------------------------------------------------------------------------------------
 

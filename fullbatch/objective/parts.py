@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import zlib
 from dataclasses import dataclass
 from functools import partial
@@ -43,7 +44,7 @@ class Context:
     chunk: int | None = None
     seed: int = 0
     table_dtype: torch.dtype = torch.float32
-    table_storage: str = "auto"
+    table_storage: str | os.PathLike[str] = "auto"
     dataset: str | None = None
     guard: float = 8.0
 
@@ -69,6 +70,7 @@ def check_context(method: Method, context: Context) -> None:
         raise ValueError(f"seed must be a whole number of at least 0, got {context.seed!r}.")
     if not is_number(context.guard) or not 0.0 < context.guard <= 80.0:
         raise ValueError(f"guard must lie in (0, 80], the log of an anchor's largest weight, got {context.guard!r}.")
+    TableOptions(n or 2, context.table_dtype, context.table_storage)  # checks its fields, also where no table is made
     if context.dataset is not None and not isinstance(context.dataset, str):
         raise ValueError(f"dataset must be a text that names the data, or None, got {context.dataset!r}.")
 

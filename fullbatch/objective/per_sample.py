@@ -32,29 +32,29 @@ _DTYPES = (torch.float16, torch.float32, torch.float64)
 class TableOptions:
     num_samples: int
     dtype: torch.dtype = torch.float32
-    storage: str = "auto"
+    storage: str | os.PathLike[str] = "auto"
 
     def __post_init__(self) -> None:
-        known = self.storage in ("auto", "rank", "node")
-        if not known and (not isinstance(self.storage, str) or not _names_a_folder(self.storage)):
+        known = isinstance(self.storage, (str, os.PathLike))
+        if not known or (self.storage not in ("auto", "rank", "node") and not _names_a_folder(self.storage)):
             raise ValueError(
                 f"table_storage must be 'auto', 'rank', 'node' or a folder (./name for a new one), "
                 f"got {self.storage!r}."
             )
         if self.dtype not in _DTYPES:
             raise ValueError(
-                f"table_dtype must be torch.float32 or torch.float16 (torch.float64 for tests), got {self.dtype}."
+                f"table_dtype must be torch.float32 or torch.float16 (torch.float64 for tests), got {self.dtype!r}."
             )
 
     @property
     def place(self) -> str:
         if self.storage != "auto":
-            return self.storage
+            return os.path.expanduser(self.storage)
         return "rank" if self.num_samples * self.dtype.itemsize <= AUTO_LIMIT_BYTES else "node"
 
 
-def _names_a_folder(text: str) -> bool:
-    return os.path.isdir(text) or os.sep in text
+def _names_a_folder(place: str | os.PathLike[str]) -> bool:
+    return not isinstance(place, str) or os.path.isdir(place) or os.sep in place
 
 
 class PerSampleTable(nn.Module):
@@ -122,6 +122,10 @@ class PerSampleTable(nn.Module):
         twin.values = self.values.clone()
         return twin
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Pickled, too, it becomes private."""
+        return {**self.__dict__, "world": None}
+
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         saved = state_dict.get(prefix + "values")
         if saved is not None and saved.shape != self.values.shape:
@@ -130,8 +134,12 @@ class PerSampleTable(nn.Module):
                 f"num_samples={self.values.shape[0]}: it belongs to another data set. Load it with the num_samples it "
                 "was trained with, or start with a new objective."
             )
+        mapped = self.values
         super()._load_from_state_dict(state_dict, prefix, *args)
         if self.on_host:
+            if self.values is not mapped:  # assign=True would leave the memory that is shared
+                mapped.copy_(self.values)
+                self.values = mapped
             distributed.host_barrier()
 
 

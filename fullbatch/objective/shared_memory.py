@@ -1,4 +1,4 @@
-"""One mapping that all ranks of a node share: nameless in memory, or a file in a folder."""
+"""One mapping that all ranks of a node share: nameless in memory, or a file in a folder, both scratch space."""
 
 from __future__ import annotations
 
@@ -32,8 +32,13 @@ def map_shared(place: str, name: str, count: int, dtype: torch.dtype, owner: obj
     if place == "node" and distributed.is_node_leader():
         os.unlink(path)  # the mapping lives on; a killed run leaves nothing behind
     if lock is not None:
-        weakref.finalize(owner, lock.close)
+        weakref.finalize(owner, _release, lock)
     return values
+
+
+def _release(lock: IO[bytes]) -> None:
+    fcntl.flock(lock, fcntl.LOCK_UN)  # also for forked children, which hold the same open file
+    lock.close()
 
 
 def _choose_memory() -> tuple[str, None]:
@@ -44,18 +49,23 @@ def _choose_memory() -> tuple[str, None]:
 
 
 def _choose_file(folder: Path, name: str) -> tuple[str, IO[bytes] | None]:
-    folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}.table"
     if not distributed.is_node_leader():
         return str(path), None
-    lock = open(f"{path}.lock", "wb")  # noqa: SIM115  (held while the table lives)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = open(f"{path}.lock", "wb")  # noqa: SIM115  (held while the table lives)
+    except OSError as error:
+        raise ValueError(f"table_storage={str(folder)!r} cannot be used as a folder: {error.strerror}.") from error
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         lock.close()
         raise ValueError(
-            f"The table {path} is in use by another objective; give each its own folder as table_storage."
+            f"The table {path} is in use by another objective; give each its own folder as table_storage, or del the "
+            "old objective first."
         ) from None
+    path.unlink(missing_ok=True)  # a new file: what still maps the old one keeps it
     return str(path), lock
 
 

@@ -51,14 +51,13 @@ class GlobalTemperature(nn.Module):
         self.log_temperature = nn.Parameter(start) if learned else None
 
     def _apply(self, fn: Any, recurse: bool = True) -> GlobalTemperature:
-        """As ever, but never below float32, and with ``.double()`` a start in full precision."""
+        """As ever, but ``.double()`` gives a temperature that has not moved yet its start in full precision."""
         if self.log_temperature is None:
             return self
         start, value = math.log(self.config.temperature), self.log_temperature.item()
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        if self.log_temperature.dtype.itemsize < 4:
-            self.log_temperature.data = self.log_temperature.data.float()
-        self.log_temperature.data.fill_(start if value == float(torch.tensor(start)) else value)
+        if value == float(torch.tensor(start)):
+            self.log_temperature.data.fill_(start)
         return self
 
     def tau(self, dtype: torch.dtype, device: torch.device, training: bool) -> Tensor:
