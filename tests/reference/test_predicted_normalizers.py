@@ -229,14 +229,14 @@ def test_amorlip(divide_by):
         expected = papers.amorlip_loss(image, text, own.exp(), log_lambda, rho, weight)
         out = objective(image, text)
         # the value gains a constant that makes it an estimate of the global loss; the gradient is the paper's
-        torch.testing.assert_close(out.loss, expected + float(tau) * constant, rtol=1e-8, atol=1e-10)
+        torch.testing.assert_close(out.loss, expected + float(tau) * constant, **CLOSE)
         got = torch.autograd.grad(out.loss, (image, text, log_tau))
         for a, b in zip(got, torch.autograd.grad(expected, (image, text, own)), strict=True):
-            torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-11)
+            torch.testing.assert_close(a, b, **CLOSE)
         for name in names:
             for mine, theirs in (
                 (objective.normalizers[name].net, nets[name]),
                 (objective.normalizers[name].average, averages[name]),
             ):
                 for a, b in zip(mine.weights.values(), theirs.parameters(), strict=True):
-                    torch.testing.assert_close(a, b.detach(), rtol=1e-8, atol=1e-11)
+                    torch.testing.assert_close(a, b.detach(), **CLOSE)
