@@ -21,8 +21,9 @@ from fullbatch.config import (
     SquaredHinge,
     VarianceCovariance,
 )
+from fullbatch.config.methods import METHODS, settings_of
 from fullbatch.evaluation.exact_normalizers import exact_log_normalizers
-from fullbatch.objective.methods import METHODS, make_objective, settings_of
+from fullbatch.objective.make import make_objective
 from fullbatch.objective.objective import Objective, Output
 from fullbatch.objective.parts import Context
 

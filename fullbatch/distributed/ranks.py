@@ -1,4 +1,4 @@
-"""The ranks: who we are, how rows and scalars travel.  The only file that imports torch.distributed.
+"""The ranks: who we are, how rows, scalars and small objects travel.
 
 On one rank every function is the identity, so no caller has to ask how many ranks there are.
 """
@@ -7,7 +7,10 @@ On one rank every function is the identity, so no caller has to ask how many ran
 
 from __future__ import annotations
 
+import os
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +33,24 @@ def world() -> World:
     if dist.is_available() and dist.is_initialized():
         return World(dist.get_rank(), dist.get_world_size())
     return World()
+
+
+@contextmanager
+def ranks(device: torch.device) -> Iterator[World]:
+    """Join the ranks that torchrun started, and leave them at the end; without torchrun, one rank."""
+    ours = "RANK" in os.environ and "WORLD_SIZE" in os.environ and not dist.is_initialized()
+    if ours:
+        dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    try:
+        yield world()
+    finally:
+        if ours:
+            dist.destroy_process_group()
+
+
+def local_rank() -> int:
+    """Which GPU of its node a rank takes."""
+    return int(os.environ.get("LOCAL_RANK", "0"))
 
 
 def gather_rows(rows_BD: Tensor) -> Tensor:
@@ -119,3 +140,40 @@ def share_from_leader(text: str) -> str:
     chosen = texts[_host().leader]
     assert chosen is not None
     return chosen
+
+
+def any_rank(*flags: bool) -> tuple[bool, ...]:
+    """Each flag, true on all ranks if it is on one."""
+    if world().size == 1:
+        return flags
+    everywhere: list[Any] = [None] * world().size
+    dist.all_gather_object(everywhere, flags, group=_host().barrier_group)
+    return tuple(any(votes) for votes in zip(*everywhere, strict=True))
+
+
+def sum_over_ranks(*numbers: int) -> tuple[int, ...]:
+    if world().size == 1:
+        return numbers
+    everywhere: list[Any] = [None] * world().size
+    dist.all_gather_object(everywhere, numbers, group=_host().barrier_group)
+    return tuple(sum(column) for column in zip(*everywhere, strict=True))
+
+
+def from_first_rank(value: Any) -> Any:
+    """The first rank's ``value``, on every rank."""
+    if world().size == 1:
+        return value
+    box = [value]
+    dist.broadcast_object_list(box, src=0, group=_host().barrier_group)
+    return box[0]
+
+
+def gather_uneven(rows_BD: Tensor) -> Tensor:
+    """All ranks' rows in rank order; each may bring another number of them, or none."""
+    if world().size == 1:
+        return rows_BD
+    counts = gather_rows(torch.tensor([len(rows_BD)], device=rows_BD.device)).tolist()
+    padded = rows_BD.new_zeros((max(counts), *rows_BD.shape[1:]))
+    padded[: len(rows_BD)] = rows_BD
+    parts = torch.split(gather_rows(padded), max(counts)) if max(counts) else [padded] * len(counts)
+    return torch.cat([part[:count] for part, count in zip(parts, counts, strict=True)])

@@ -1,0 +1,6 @@
+"""``python -m fullbatch`` is ``fullbatch``."""
+
+from fullbatch.cli import run
+
+if __name__ == "__main__":
+    run()

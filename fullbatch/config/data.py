@@ -1,0 +1,117 @@
+"""What to train on: sources, how they are mixed, and what happens to a broken sample."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from dataclasses import dataclass
+from typing import Literal
+from urllib.parse import parse_qsl
+
+from fullbatch.config.checks import is_number, require, require_choice, require_count, require_positive
+from fullbatch.config.words import listed, nearest
+
+SourceKind = Literal["auto", "builtin", "tar", "csv", "parquet", "folder", "coco", "huggingface"]
+_KINDS: tuple[SourceKind, ...] = ("auto", "builtin", "tar", "csv", "parquet", "folder", "coco", "huggingface")
+
+
+@dataclass(frozen=True)
+class Source:
+    """One place samples come from.
+
+    path      a built-in set ("emoji"), or a file, folder, glob or brace pattern: "cc3m/{00000..00331}.tar"
+    kind      what it is; "auto" decides by the name
+    weight    how many times an epoch shows each of its samples; 0.5 shows a random half
+    image     the column or field with image bytes or paths; "" tries the usual names
+    captions  the columns or fields with captions; () tries the usual names
+    root      the folder that relative image paths start from; "" is the folder of the file itself
+    split     the part of a built-in or Hugging Face set
+    """
+
+    path: str
+    kind: SourceKind = "auto"
+    weight: float = 1.0
+    image: str = ""
+    captions: tuple[str, ...] = ()
+    root: str = ""
+    split: str = "train"
+
+    def __post_init__(self) -> None:
+        require(isinstance(self.path, str) and bool(self.path), self, "path", "name a file, folder, pattern or set")
+        require_choice(self, "kind", _KINDS)
+        require_positive(self, "weight")
+
+    @classmethod
+    def parse(cls, text: str) -> Source:
+        """A source as it is written on the command line: ``PATH`` or ``PATH?weight=2&captions=title,alt``.
+
+        >>> Source.parse("a.csv?weight=2&captions=title,alt").captions
+        ('title', 'alt')
+        """
+        match = re.fullmatch(r"(?P<path>.+?)\?(?P<options>\w+=.*)", text)
+        if match is None:
+            return cls(text)
+        options: dict[str, object] = {}
+        known = [field.name for field in dataclasses.fields(cls) if field.name != "path"]
+        for key, value in parse_qsl(match["options"], keep_blank_values=True):
+            if key not in known:
+                raise ValueError(
+                    f"Source {text!r} has no option {key!r}{nearest(key, known)} Its options are {listed(known)}."
+                )
+            if key == "weight":
+                try:
+                    options[key] = float(value)
+                except ValueError:
+                    raise ValueError(f"Source {text!r}: weight must be a positive number, got {value!r}.") from None
+            else:
+                options[key] = tuple(value.split(",")) if key == "captions" else value
+        return cls(match["path"], **options)  # type: ignore[arg-type]
+
+    def __str__(self) -> str:
+        """As ``parse`` reads it."""
+        changed = []
+        for field in dataclasses.fields(self)[1:]:
+            value = getattr(self, field.name)
+            if value != field.default:
+                changed.append(f"{field.name}={','.join(value) if isinstance(value, tuple) else value}")
+        return self.path + ("?" + "&".join(changed) if changed else "")
+
+
+@dataclass(frozen=True)
+class Data:
+    """Where samples come from.
+
+    data            the training sources: PATH, or PATH?weight=2&captions=title
+    workers         processes that read and decode; 0: the training process itself
+    image_size      pixels a side; None: what the model wants
+    crop            share of the image's area that a training crop keeps, least and most
+    flip            mirror half of the training images
+    max_pixels      larger images are refused before they are decoded (decompression bombs)
+    max_bad         the run stops when more than this share of the samples cannot be read
+    """
+
+    data: tuple[str, ...] = ("emoji",)
+    workers: int = 2
+    image_size: int | None = None
+    crop: tuple[float, float] = (0.9, 1.0)
+    flip: bool = False
+    max_pixels: int = 50_000_000
+    max_bad: float = 0.05
+
+    def __post_init__(self) -> None:
+        require(bool(self.data), self, "data", "name at least one source")
+        require_count(self, "workers", 0)
+        if self.image_size is not None:
+            require_count(self, "image_size", 8)
+        low, high = self.crop if len(self.crop) == 2 else (0.0, 0.0)
+        good = is_number(low) and is_number(high) and 0.0 < low <= high <= 1.0
+        require(good, self, "crop", "be two shares of the area, 0 < least <= most <= 1")
+        require_choice(self, "flip", (True, False))
+        require_count(self, "max_pixels", 1)
+        require(is_number(self.max_bad) and 0.0 <= self.max_bad <= 1.0, self, "max_bad", "lie in [0, 1]")
+        for text in self.data:
+            Source.parse(text)
+
+    @property
+    def sources(self) -> tuple[Source, ...]:
+        return tuple(Source.parse(text) for text in self.data)

@@ -1,0 +1,84 @@
+"""Which two towers to train, where their weights come from, and which of them stay as they are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fullbatch.config.checks import require, require_choice, require_count
+
+_TEXTS = ("pretrained", "image_tower", "text_tower", "tokenizer")
+_SWITCHES = ("image_weights", "text_weights", "lock_image", "lock_text", "checkpoint_activations")
+DEFAULT_MODEL = "tiny"
+DEFAULT_PAIR_WIDTH = 256
+
+
+@dataclass(frozen=True)
+class Model:
+    """An open_clip model, or a timm image tower with a Hugging Face text tower.
+
+    model                   an open_clip config name ("ViT-B-32"), a path to an open_clip JSON config, or "tiny"
+    pretrained              an open_clip tag, a checkpoint (.pt, .safetensors), or what `fullbatch export` wrote, which
+                            brings its architecture along when `model` is left at its default
+    image_tower             a timm model name; with text_tower, instead of model
+    text_tower              a Hugging Face name, or a local folder with its config.json
+    embed_dim               width of the embedding that both towers are projected to; None: 256
+    tokenizer               a local folder, a hub name, or an open_clip config name; None: the model's own
+    context_length          tokens a caption is cut or padded to; None: the model's own, 77 for a Hugging Face tower
+    image_weights           start the timm tower from its pretrained weights
+    text_weights            start the Hugging Face tower from its pretrained weights
+    lock_image              keep the image tower's weights and statistics; a projection onto a new width still learns
+    lock_text               the same for the text tower
+    unlocked_image_groups   of a locked image tower, the last groups of layers that learn all the same
+    unlocked_text_layers    of a locked text tower, the last layers that learn all the same
+    checkpoint_activations  recompute activations in the backward pass: less memory, a third more time
+    """
+
+    model: str = DEFAULT_MODEL
+    pretrained: str | None = None
+    image_tower: str | None = None
+    text_tower: str | None = None
+    embed_dim: int | None = None
+    tokenizer: str | None = None
+    context_length: int | None = None
+    image_weights: bool = False
+    text_weights: bool = False
+    lock_image: bool = False
+    lock_text: bool = False
+    unlocked_image_groups: int = 0
+    unlocked_text_layers: int = 0
+    checkpoint_activations: bool = False
+
+    def __post_init__(self) -> None:
+        require(isinstance(self.model, str) and bool(self.model), self, "model", "name a model or a JSON config")
+        for field in _TEXTS:
+            value = getattr(self, field)
+            require(value is None or (isinstance(value, str) and bool(value)), self, field, "be a name or a path")
+        for field in _SWITCHES:
+            require_choice(self, field, (True, False))
+        for field in ("unlocked_image_groups", "unlocked_text_layers"):
+            require_count(self, field, 0)
+        if self.context_length is not None:
+            require_count(self, "context_length", 3)
+        if self.embed_dim is not None:
+            require_count(self, "embed_dim", 1)
+        self._check_pair()
+        for switch, count in (("lock_image", "unlocked_image_groups"), ("lock_text", "unlocked_text_layers")):
+            hint = f"it counts the exceptions to {switch}, so set {switch} too"
+            require(getattr(self, switch) or getattr(self, count) == 0, self, count, f"be 0 without {switch}", hint)
+
+    def _check_pair(self) -> None:
+        hint = "the image and the text tower are given together, instead of model"
+        require(self.image_tower is None or self.text_tower is not None, self, "text_tower", "be given too", hint)
+        require(self.text_tower is None or self.image_tower is not None, self, "image_tower", "be given too", hint)
+        if self.is_pair:
+            rule = "be left out where image_tower and text_tower are given"
+            require(self.model == DEFAULT_MODEL, self, "model", rule)
+            return
+        require(self.embed_dim is None, self, "embed_dim", "be left out", "an open_clip config sets its own")
+        for field in ("image_weights", "text_weights"):
+            hint = "it belongs to image_tower and text_tower; an open_clip model takes `pretrained`"
+            require(not getattr(self, field), self, field, "be False", hint)
+
+    @property
+    def is_pair(self) -> bool:
+        return self.image_tower is not None

@@ -1,0 +1,108 @@
+"""How the weights move: the optimizer and the path of its learning rate."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from fullbatch.config.checks import (
+    is_number,
+    require,
+    require_choice,
+    require_count,
+    require_positive,
+    require_share,
+    require_temperature,
+)
+from fullbatch.config.words import listed, nearest
+
+OPTIMIZERS: tuple[str, ...] = (
+    "adamw", "adam", "radam", "novograd", "nvnovograd", "rmsprop", "sgd", "lamb", "lars", "lion", "muon", "adopt",
+)  # fmt: skip
+
+ScheduleKind = Literal["cosine", "tanh", "linear", "constant"]
+_SCHEDULES: tuple[ScheduleKind, ...] = ("cosine", "tanh", "linear", "constant")
+
+
+def _require_at_least_zero(owner: object, field: str) -> None:
+    value = getattr(owner, field)
+    require(is_number(value) and value >= 0.0, owner, field, "be a number of at least 0")
+
+
+@dataclass(frozen=True)
+class Optimizer:
+    """What moves the encoders' weights, and at which rate the temperature follows.
+
+    optimizer        adamw, adam, radam, novograd (the paper's), nvnovograd (NVIDIA's), rmsprop, sgd (with momentum),
+                     lamb, lars, lion, muon (AdamW for embeddings, gains and biases) or adopt
+    lr               the peak learning rate
+    weight_decay     on matrices only.  Decoupled from the gradient in adamw, lion, muon and adopt, inside the
+                     normalised update in lamb and novograd, added to the gradient in adam, radam, rmsprop, sgd and
+                     lars: there 1e-6 to 1e-3 is usual and 0.1 is far too much
+    beta1, beta2     decay of the first and second moments; rmsprop has only beta2
+    eps              added to the root of the second moment
+    momentum         of sgd, lars, rmsprop and muon
+    clip_norm        bound on the norm of the gradient of all encoders; None: none
+    temperature_lr   peak rate of log tau and of SigLIP's bias; None: an eighth of lr.  TempNet's net starts at it
+                     (None: 3e-5) and falls by 0.9 an epoch
+    temperature_lr_drop_below   the temperature's rate is a third while tau is at or below this (FastCLIP: 0.03)
+    """
+
+    optimizer: str = "adamw"
+    lr: float = 1e-3
+    weight_decay: float = 0.1
+    beta1: float = 0.9
+    beta2: float = 0.98
+    eps: float = 1e-6
+    momentum: float = 0.9
+    clip_norm: float | None = None
+    temperature_lr: float | None = None
+    temperature_lr_drop_below: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.optimizer not in OPTIMIZERS:
+            raise ValueError(
+                f"Optimizer.optimizer has no {self.optimizer!r}{nearest(str(self.optimizer).lower(), OPTIMIZERS)} "
+                f"The optimizers are {listed(OPTIMIZERS)}."
+            )
+        require_positive(self, "lr", "eps")
+        _require_at_least_zero(self, "weight_decay")
+        for field in ("beta1", "beta2", "momentum"):
+            require_share(self, field)
+        for field in ("clip_norm", "temperature_lr"):
+            if getattr(self, field) is not None:
+                require_positive(self, field)
+        if self.temperature_lr_drop_below is not None:
+            require_temperature(self, "temperature_lr_drop_below")
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The learning rate over a run: a linear warm-up from 0 to the peak, a descent, a cool-down at ``min_lr``.
+
+    schedule         the descent: cosine, tanh (late and steep), linear, or constant
+    warmup_steps, warmup_epochs       length of the warm-up, in one unit or the other; neither: none
+    min_lr           where the descent ends, at most the peak
+    cooldown_steps, cooldown_epochs   length of the cool-down at the end of the run; neither: none
+    """
+
+    schedule: ScheduleKind = "cosine"
+    warmup_steps: int | None = None
+    warmup_epochs: float | None = None
+    min_lr: float = 0.0
+    cooldown_steps: int | None = None
+    cooldown_epochs: float | None = None
+
+    def __post_init__(self) -> None:
+        require_choice(self, "schedule", _SCHEDULES)
+        _require_at_least_zero(self, "min_lr")
+        for phase in ("warmup", "cooldown"):
+            steps, epochs = f"{phase}_steps", f"{phase}_epochs"
+            if getattr(self, steps) is not None:
+                require_count(self, steps, 0)
+                require(getattr(self, epochs) is None, self, epochs, f"be None where {steps} is given")
+            if getattr(self, epochs) is not None:
+                _require_at_least_zero(self, epochs)
+        cools = bool(self.cooldown_steps or self.cooldown_epochs)
+        hint = "a cool-down at a rate of 0 would learn nothing"
+        require(self.min_lr > 0.0 or not cools, self, "min_lr", "be positive where there is a cool-down", hint)

@@ -1,0 +1,132 @@
+"""Images in a folder, and images that a COCO captions file names."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+
+from fullbatch.data.reading import (
+    IMAGE_EXTENSIONS,
+    MAX_IMAGE_BYTES,
+    MAX_TEXT_BYTES,
+    PackedStrings,
+    check_index,
+    checked_captions,
+    checked_image,
+    fingerprint_of,
+    read_file,
+    read_image,
+    utf8,
+)
+from fullbatch.data.sample import BadSample, RawSample
+
+
+class ImageFolder:
+    """All images below a folder, sorted by path.
+
+    The captions of ``cats/7.jpg`` are the lines of ``cats/7.txt``; without one, "a photo of a cats", from the folder.
+    """
+
+    def __init__(self, path: str, name: str = "") -> None:
+        self.name = name or path
+        self._root = os.path.abspath(path)
+        found = sorted(os.fsencode(image) for image in _images_below(self._root))
+        self._images = PackedStrings(found)
+        if not found:
+            endings = ", ".join(f".{extension}" for extension in IMAGE_EXTENSIONS)
+            raise ValueError(f"The folder {path!r} holds no images ({endings}); name one that does.")
+        self.fingerprint = fingerprint_of("folder", *self._images)
+
+    def __len__(self) -> int:
+        return len(self._images)
+
+    def read(self, index: int) -> RawSample:
+        check_index(index, len(self), self.name)
+        relative = os.fsdecode(self._images[index])
+        label = f"{os.path.basename(self._root)}/{relative}"
+        path = os.path.join(self._root, relative)
+        # no check that the path stays below the root: it was found there, and folders of links are common
+        image = checked_image(label, read_file(label, path, MAX_IMAGE_BYTES))
+        sidecar = os.path.splitext(path)[0] + ".txt"
+        if os.path.exists(sidecar):
+            captions = utf8(label, read_file(label, sidecar, MAX_TEXT_BYTES)).split("\n")
+        elif os.path.dirname(relative):
+            kind = os.path.basename(os.path.dirname(relative)).replace("_", " ").replace("-", " ")
+            captions = [f"a photo of a {kind}"]
+        else:
+            raise BadSample(
+                label, f"no caption: neither {os.path.basename(sidecar)!r} nor a folder named by what it shows"
+            )
+        return RawSample(label, image, checked_captions(label, captions))
+
+
+def _images_below(root: str) -> Iterator[str]:
+    """Relative paths, with links followed; a link back to a folder above is not."""
+    endings = tuple(f".{extension}" for extension in IMAGE_EXTENSIONS)
+    for folder, subfolders, files in os.walk(root, followlinks=True):
+        here = os.path.realpath(folder) + os.sep
+        links = [s for s in subfolders if os.path.islink(os.path.join(folder, s))]
+        circular = {
+            s for s in links if here.startswith(os.path.realpath(os.path.join(folder, s)).rstrip(os.sep) + os.sep)
+        }
+        subfolders[:] = [s for s in subfolders if s not in circular and not s.startswith(".")]
+        for file in files:
+            if file.lower().endswith(endings) and not file.startswith("."):
+                yield os.path.relpath(os.path.join(folder, file), root)
+
+
+class CocoCaptions:
+    """The images of a COCO captions file that have captions, in the order of its list of images."""
+
+    def __init__(self, path: str, root: str = "", name: str = "") -> None:
+        self.name = name or path
+        self._root = root or os.path.dirname(os.path.abspath(path))
+        self._label = os.path.basename(path)
+        images, annotations = _load_coco(path)
+        captions_of: dict[object, list[object]] = {}
+        for annotation in annotations:
+            captions_of.setdefault(annotation.get("image_id"), []).append(annotation.get("caption"))
+        rows = []
+        for image in images:
+            captions = captions_of.get(image.get("id"))
+            if captions is not None:
+                rows.append(json.dumps([image.get("file_name"), captions]).encode())
+        if not rows:
+            raise ValueError(f"{path!r} has no image with a caption: no annotation's image_id is the id of an image.")
+        self._rows = PackedStrings(rows)
+        self.fingerprint = fingerprint_of("coco", *rows)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def read(self, index: int) -> RawSample:
+        check_index(index, len(self), self.name)
+        file_name, captions = json.loads(self._rows[index])
+        label = f"{self._label}:{file_name}"
+        if not isinstance(file_name, str):
+            raise BadSample(label, "the image has no file_name")
+        checked = checked_captions(label, captions)
+        return RawSample(label, read_image(label, self._root, file_name), checked)
+
+
+def _load_coco(path: str) -> tuple[list[dict[str, object]], list[dict[str, object]]]:
+    try:
+        with open(path, encoding="utf-8-sig") as file:
+            record = json.load(file)
+    except (OSError, ValueError, RecursionError) as error:
+        raise ValueError(f"{path!r} is not a readable JSON file: {error}.") from error
+    lists = [record.get(key) if isinstance(record, dict) else None for key in ("images", "annotations")]
+    images, annotations = (
+        [e for e in entries if _is_entry(e)] if isinstance(entries, list) else None for entries in lists
+    )
+    if images is None or annotations is None:
+        raise ValueError(
+            f"{path!r} is not a COCO captions file: it needs the lists 'images' (id, file_name) and 'annotations' "
+            "(image_id, caption)."
+        )
+    return images, annotations
+
+
+def _is_entry(entry: object) -> bool:
+    return isinstance(entry, dict) and all(isinstance(entry.get(k), str | int | None) for k in ("id", "image_id"))

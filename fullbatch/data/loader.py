@@ -1,0 +1,185 @@
+"""(seed, epoch, step) -> Batch: the same on any number of workers, and on any number of ranks put together.
+
+A worker makes a whole batch of its rank by itself; what it draws (crop, caption) depends on the sample and the epoch
+only.  A sample that cannot be read is replaced by another one, drawn from its own id, so that too is the same on every
+machine; it is reported in ``Batch.bad``.
+"""
+
+# B: rows on this rank
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from fullbatch.config.data import Data
+from fullbatch.data.order import Order, key_of
+from fullbatch.data.sample import BadSample, RawSample, Samples
+from fullbatch.data.sources import open_source
+from fullbatch.data.transforms import EvalTransform, TrainTransform
+from fullbatch.distributed import World
+
+REPLACEMENTS = 16  # tries; when that many in a row are bad, the data set is no data set
+
+Tokenize = Callable[[list[str]], Tensor]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """ids      which samples these are, of all sources together
+    images   uint8, channels first
+    tokens   of one caption each
+    bad      what could not be read in making this batch
+    """
+
+    ids: Tensor
+    images: Tensor
+    tokens: Tensor
+    bad: tuple[BadSample, ...] = ()
+
+    def pin_memory(self) -> Batch:
+        return Batch(self.ids.pin_memory(), self.images.pin_memory(), self.tokens.pin_memory(), self.bad)
+
+    def to(self, device: torch.device) -> Batch:
+        ids, images, tokens = (tensor.to(device, non_blocking=True) for tensor in (self.ids, self.images, self.tokens))
+        return Batch(ids, images, tokens, self.bad)
+
+    def split(self, rows: int | None) -> list[Batch]:
+        """In pieces of at most ``rows`` rows; None: in one."""
+        if rows is None or rows >= len(self.ids):
+            return [self]
+        pieces = zip(*(torch.split(part, rows) for part in (self.ids, self.images, self.tokens)), strict=True)
+        return [Batch(*piece) for piece in pieces]
+
+
+class Pool:
+    """The samples of several sources under one numbering: a sample's id is its place in the concatenation."""
+
+    def __init__(self, sources: Sequence[Samples]) -> None:
+        self.sources = list(sources)
+        self.lengths = tuple(len(source) for source in self.sources)
+        self._ends = np.cumsum(self.lengths)
+
+    def __len__(self) -> int:
+        return sum(self.lengths)
+
+    def read(self, sample: int) -> RawSample:
+        source = int(np.searchsorted(self._ends, sample, side="right"))
+        return self.sources[source].read(sample - int(self._ends[source]) + self.lengths[source])
+
+    @property
+    def fingerprint(self) -> str:
+        return " ".join(source.fingerprint for source in self.sources)
+
+
+def open_pool(config: Data) -> tuple[Pool, Order]:
+    """The training samples and, for seed 0, their order."""
+    pool = Pool([open_source(source) for source in config.sources])
+    for source, samples in zip(config.sources, pool.sources, strict=True):
+        if len(samples) == 0:
+            raise ValueError(f"The source {str(source)!r} holds no sample.")
+    return pool, Order(pool.lengths, tuple(source.weight for source in config.sources), seed=0)
+
+
+@dataclass(frozen=True)
+class TrainingBatches(Dataset[Batch]):
+    """Batch number ``step`` of a run, or rather this rank's share of it."""
+
+    pool: Pool
+    order: Order
+    batch_size: int
+    transform: TrainTransform
+    tokenize: Tokenize
+    world: World = World()
+
+    @cached_property
+    def steps_per_epoch(self) -> int:
+        """Whole batches only: the samples left over come in another epoch's order."""
+        return self.order.epoch_size // self.batch_size
+
+    def ids(self, step: int) -> list[int]:
+        epoch, within = divmod(step, self.steps_per_epoch)
+        rows = self.batch_size // self.world.size
+        first = within * self.batch_size + self.world.rank * rows
+        return [int(sample) for sample in self.order.ids(epoch, np.arange(first, first + rows))]
+
+    def __getitem__(self, step: int) -> Batch:
+        epoch = step // self.steps_per_epoch
+        bad: list[BadSample] = []
+        found = [self._sample(sample, epoch, bad) for sample in self.ids(step)]
+        ids, images, captions = zip(*found, strict=True)
+        return Batch(torch.tensor(ids), torch.stack(images), self.tokenize(list(captions)), tuple(bad))
+
+    def _sample(self, sample: int, epoch: int, bad: list[BadSample]) -> tuple[int, Tensor, str]:
+        rng = random.Random(key_of(self.order.seed, epoch, sample))
+        for _ in range(REPLACEMENTS):
+            try:
+                raw = self.pool.read(sample)
+                return sample, self.transform(raw.image, raw.name, rng), rng.choice(raw.captions)
+            except BadSample as error:
+                bad.append(error)
+                sample = rng.randrange(len(self.pool))
+        raise ValueError(
+            f"{REPLACEMENTS} samples in a row could not be read, the last one was {bad[-1]}. "
+            "Check --data: are these files the images and captions you mean?"
+        )
+
+
+@dataclass(frozen=True)
+class EvaluationBatches(Dataset[Batch]):
+    """Batch number ``index`` of a pass over a source in its own order: every sample once, with its first caption.
+
+    Ranks take turns, batch by batch, and have equally many; a rank's last may be empty.  What cannot be read is left
+    out.
+    """
+
+    pool: Pool
+    batch_size: int
+    transform: EvalTransform
+    tokenize: Tokenize
+    world: World = World()
+
+    def __len__(self) -> int:
+        return -(-len(self.pool) // (self.batch_size * self.world.size))
+
+    def __getitem__(self, index: int) -> Batch:
+        first = (self.world.rank + index * self.world.size) * self.batch_size
+        ids, images, captions, bad = [], [], [], []
+        for sample in range(first, min(first + self.batch_size, len(self.pool))):
+            try:
+                raw = self.pool.read(sample)
+                images.append(self.transform(raw.image, raw.name))
+                captions.append(raw.captions[0])
+                ids.append(sample)
+            except BadSample as error:
+                bad.append(error)
+        size = self.transform.size
+        stacked = torch.stack(images) if images else torch.empty((0, 3, size, size), dtype=torch.uint8)
+        tokens = self.tokenize(captions or [""])[: len(captions)]
+        return Batch(torch.tensor(ids, dtype=torch.int64), stacked, tokens, tuple(bad))
+
+
+def _one_thread(worker: int) -> None:
+    torch.set_num_threads(1)
+
+
+def load(batches: Dataset[Batch], steps: range, workers: int, device: torch.device) -> Iterator[Batch]:
+    """These batches in this order, read ahead by ``workers`` processes and moved to the device."""
+    ahead = {"prefetch_factor": 2, "worker_init_fn": _one_thread} if workers else {}
+    loader: DataLoader[Batch] = DataLoader(
+        batches,
+        batch_size=None,
+        sampler=steps,
+        num_workers=min(workers, len(steps)),
+        pin_memory=device.type == "cuda",
+        **(ahead if len(steps) else {}),  # type: ignore[arg-type]
+    )
+    for batch in loader:
+        yield batch.to(device)

@@ -1,0 +1,179 @@
+"""From the description of a source to its samples."""
+
+from __future__ import annotations
+
+import glob
+import os
+import re
+from collections.abc import Iterator
+
+from typing_extensions import assert_never
+
+from fullbatch.config.data import Source, SourceKind
+from fullbatch.data.builtin import BUILTIN, builtin_path
+from fullbatch.data.folders import CocoCaptions, ImageFolder
+from fullbatch.data.huggingface import HuggingFaceSet
+from fullbatch.data.sample import Samples
+from fullbatch.data.tables import CsvTable, ParquetTable
+from fullbatch.data.tar_index import TAR_ENDINGS
+from fullbatch.data.tar_shards import TarShards
+
+_TABLE_ENDINGS = (".csv", ".tsv")
+_HUGGING_FACE_FILES = ("dataset_info.json", "state.json", "dataset_dict.json")
+_MOST_PATHS = 1_000_000
+
+
+def open_source(source: Source) -> Samples:
+    """The samples of a source; ValueError where it cannot be opened, with what to do about it."""
+    if source.kind == "builtin" or (source.kind == "auto" and source.path in BUILTIN):
+        path = builtin_path(source.path, source.split)
+        return TarShards([path], source.image, source.captions, f"{source.path}/{source.split}")
+    paths = expand_pattern(source.path)
+    kind = _kind_of(paths, source.path) if source.kind == "auto" else source.kind
+    match kind:
+        case "tar":
+            return TarShards(_files(paths, TAR_ENDINGS), source.image, source.captions, source.path)
+        case "csv":
+            files = _files(paths, _TABLE_ENDINGS)
+            return CsvTable(files, source.image, source.captions, source.root, source.path)
+        case "parquet":
+            files = _files(paths, (".parquet",))
+            return ParquetTable(files, source.image, source.captions, source.root, source.path)
+        case "folder":
+            return ImageFolder(_only(paths, source.path), source.path)
+        case "coco":
+            return CocoCaptions(_only(paths, source.path), source.root, source.path)
+        case "huggingface":
+            path = _only(paths, source.path)
+            return HuggingFaceSet(path, source.split, source.image, source.captions, source.root, source.path)
+        case "builtin" | "auto":
+            raise AssertionError("built-in sets were opened above, and auto was decided")
+        case _:
+            assert_never(kind)
+
+
+def _kind_of(paths: list[str], pattern: str) -> SourceKind:
+    kinds = sorted({_kind_of_path(path) for path in paths})
+    if len(kinds) > 1:
+        raise ValueError(f"{pattern!r} mixes {' and '.join(kinds)} sources; give each kind its own --data.")
+    return kinds[0]
+
+
+def _kind_of_path(path: str) -> SourceKind:
+    name = path.lower()
+    if os.path.isdir(path):
+        there = [entry.lower() for entry in os.listdir(path)]
+        if any(entry in _HUGGING_FACE_FILES for entry in there):
+            return "huggingface"
+        if any(entry.endswith(TAR_ENDINGS) for entry in there):
+            return "tar"
+        return "parquet" if any(entry.endswith(".parquet") for entry in there) else "folder"
+    if name.endswith(TAR_ENDINGS):
+        return "tar"
+    if name.endswith(_TABLE_ENDINGS):
+        return "csv"
+    if name.endswith(".parquet"):
+        return "parquet"
+    if name.endswith(".json"):
+        return "coco"
+    raise ValueError(
+        f"Cannot tell from its name what {path!r} is: expected {', '.join(TAR_ENDINGS)}, .csv, .tsv, .parquet, "
+        "a COCO .json or a folder; say it with PATH?kind=tar (or csv, parquet, coco, folder, huggingface)."
+    )
+
+
+def _files(paths: list[str], endings: tuple[str, ...]) -> list[str]:
+    """The files themselves, folders replaced by what lies in them."""
+    files = []
+    for path in paths:
+        if not os.path.isdir(path):
+            files.append(path)
+            continue
+        inside = [entry for entry in sorted(os.listdir(path)) if entry.lower().endswith(endings)]
+        if not inside:
+            raise ValueError(f"The folder {path!r} holds no {' or '.join(endings)} file; {_what_is_in(path)}.")
+        files += [os.path.join(path, entry) for entry in inside]
+    return files
+
+
+def _only(paths: list[str], pattern: str) -> str:
+    if len(paths) > 1:
+        raise ValueError(
+            f"{pattern!r} names {len(paths)} files or folders of a kind that is opened one by one; give each --data."
+        )
+    return paths[0]
+
+
+def expand_pattern(pattern: str) -> list[str]:
+    """Paths in order: ``::`` joins patterns, ``{000..331}`` and ``{a,b}`` are written out, globs are sorted."""
+    paths: list[str] = []
+    for part in pattern.split("::"):
+        if re.match(r"[A-Za-z][A-Za-z0-9+.-]*://|pipe:", part):
+            raise ValueError(
+                f"{part!r} is not local: samples are drawn at random from all shards, so each must lie on a disk "
+                "of this machine (or one mounted there); copy it there first."
+            )
+        if not part:
+            raise ValueError(f"{pattern!r} holds an empty pattern between '::'.")
+        paths += _expand_part(os.path.expanduser(part))
+    return paths
+
+
+def _expand_part(part: str) -> list[str]:
+    if os.path.exists(part):  # also a file whose own name holds * or {
+        return [part]
+    paths: list[str] = []
+    for path in expand_braces(part):
+        if os.path.exists(path):
+            paths.append(path)
+            continue
+        found = sorted(glob.glob(path, recursive=True)) if glob.has_magic(path) else []
+        if not found:
+            folder = os.path.dirname(path) or "."
+            while glob.has_magic(folder):
+                folder = os.path.dirname(folder) or "."
+            missing = "Nothing matches" if glob.has_magic(path) else "There is no"
+            of = f" (of {part!r})" if path != part else ""
+            raise ValueError(f"{missing} {path!r}{of}; {_what_is_in(folder)}.")
+        paths += found
+    return paths
+
+
+def _what_is_in(folder: str) -> str:
+    if not os.path.isdir(folder):
+        return f"there is no folder {folder!r} either"
+    there = sorted(os.listdir(folder))
+    shown = ", ".join(map(repr, there[:6])) + (f" and {len(there) - 6} more" if len(there) > 6 else "")
+    return f"{folder!r} holds {shown or 'nothing'}"
+
+
+def expand_braces(text: str) -> list[str]:
+    """Every ``{000..331}`` and ``{a,b}`` written out, the first one slowest; they are not nested.
+
+    >>> expand_braces("{a,b}/{08..10}.tar")[:4]
+    ['a/08.tar', 'a/09.tar', 'a/10.tar', 'b/08.tar']
+    """
+    paths: list[str] = []
+    for path in _written_out(text):
+        paths.append(path)
+        if len(paths) > _MOST_PATHS:
+            raise ValueError(f"{text!r} stands for more than {_MOST_PATHS:,} paths; name fewer.")
+    return paths
+
+
+def _written_out(text: str) -> Iterator[str]:
+    match = re.search(r"\{(?:(\d+)\.\.(\d+)|([^{}]*,[^{}]*))\}", text)
+    if match is None:
+        yield text
+        return
+    before, after = text[: match.start()], text[match.end() :]
+    if match[3] is not None:
+        words: Iterator[str] = iter(match[3].split(","))
+    else:
+        first, last = int(match[1]), int(match[2])
+        width = len(match[1]) if match[1].startswith("0") else 0
+        numbers = range(first, last + 1) if first <= last else range(first, last - 1, -1)
+        words = (str(number).zfill(width) for number in numbers)
+    for word in words:
+        for rest in _written_out(after):
+            yield before + word + rest

@@ -1,0 +1,236 @@
+"""Tables of images and captions: CSV, TSV and parquet."""
+
+from __future__ import annotations
+
+import csv
+import logging
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from fullbatch.config.words import nearest
+from fullbatch.data.reading import (
+    PackedStrings,
+    caption_texts,
+    check_index,
+    checked_captions,
+    checked_image,
+    fingerprint_of,
+    read_image,
+    utf8,
+)
+from fullbatch.data.sample import BadSample, RawSample
+
+IMAGE_COLUMNS = ("image", "filepath", "file_path", "path", "image_path", "filename", "jpg")
+CAPTION_COLUMNS = ("caption", "captions", "text", "title", "txt", "TEXT")
+_ROW_GROUP_BYTES = 256 << 20  # of row groups kept in memory
+_SLOW_ROW_GROUP = 16 << 20
+
+log = logging.getLogger("fullbatch")
+
+
+def choose_columns(
+    where: str, there: Sequence[str], image: str, captions: tuple[str, ...]
+) -> tuple[str, tuple[str, ...]]:
+    """The image column and the caption columns: those that were named, else the first usual ones that are there."""
+    how = f"Its columns are {', '.join(map(repr, there))}; say which with PATH?image=COLUMN&captions=COLUMN."
+    for column in (*([image] if image else []), *captions):
+        if column not in there:
+            raise ValueError(f"{where} has no column {column!r}{nearest(column, there)} {how}")
+    image = image or next((column for column in IMAGE_COLUMNS if column in there), "")
+    captions = captions or tuple([column for column in CAPTION_COLUMNS if column in there][:1])
+    if not image or not captions:
+        missing = "an image" if not image else "a caption"
+        raise ValueError(f"{where} has no column with the usual name of {missing} column. {how}")
+    return image, captions
+
+
+class CsvTable:
+    """Rows of CSV or TSV files; images lie below ``root``, by default below the folder of each file.
+
+    Relative paths may not leave ``root``; absolute paths are taken as they are.
+    """
+
+    def __init__(
+        self, paths: list[str], image: str = "", captions: tuple[str, ...] = (), root: str = "", name: str = ""
+    ) -> None:
+        self.name = name or paths[0]
+        self._roots = [root or os.path.dirname(os.path.abspath(path)) for path in paths]
+        self._labels = [os.path.basename(path) for path in paths]
+        self._width = 2 + len(captions or ("caption",))
+        starts = [0]
+
+        def fields() -> Iterator[bytes]:
+            for path in paths:
+                rows = 0
+                for row in _csv_rows(path, image, captions):
+                    rows += 1
+                    yield from row
+                starts.append(starts[-1] + rows)
+
+        self._fields = PackedStrings(fields())
+        self._starts = np.array(starts)
+        described = [part for path in paths for part in (os.path.basename(path), os.path.getsize(path))]
+        self.fingerprint = fingerprint_of("csv", image, *captions, *described, len(self))
+
+    def __len__(self) -> int:
+        return int(self._starts[-1])
+
+    def read(self, index: int) -> RawSample:
+        check_index(index, len(self), self.name)
+        file = int(np.searchsorted(self._starts, index, side="right")) - 1
+        problem, path, *captions = (self._fields[index * self._width + column] for column in range(self._width))
+        label = f"{self._labels[file]}:row {index - int(self._starts[file])}"
+        if problem:
+            raise BadSample(label, problem.decode())
+        checked = checked_captions(label, [utf8(label, caption) for caption in captions])
+        return RawSample(label, read_image(label, self._roots[file], os.fsdecode(path).strip()), checked)
+
+
+def _csv_rows(path: str, image: str, captions: tuple[str, ...]) -> Iterator[tuple[bytes, ...]]:
+    """A row is (what is wrong with it or b"", image path, captions ...); a row that cannot be used keeps its place."""
+    with open(path, encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
+        header = file.readline()
+        separators = ("\t",) if path.lower().endswith(".tsv") else (",", "\t", ";")
+        separator = max(separators, key=header.count)  # the first of equals
+        columns = next(_records([header], separator))[0] if header.strip() else []
+        columns = [column.strip() for column in columns]
+        image, captions = choose_columns(repr(path), columns, image, captions)
+        places = [columns.index(column) for column in (image, *captions)]
+        for row, problem in _records(file, separator):
+            if not row and not problem:
+                continue
+            if not problem and len(row) != len(columns):
+                problem = (
+                    f"has {len(row)} fields where the header has {len(columns)}; quote fields that hold {separator!r}"
+                )
+            picked = [""] * len(places) if problem else [row[place] for place in places]
+            yield (problem.encode(), *(text.encode("utf-8", "surrogateescape") for text in picked))
+
+
+def _records(lines: Iterable[str], separator: str) -> Iterator[tuple[list[str], str]]:
+    """Rows of the csv module, which goes on after a row that it cannot read.  A NUL, over which Python 3.10 stumbles,
+    becomes a byte that is not UTF-8: its row is bad as a caption and as a path."""
+    reader = csv.reader((line.replace("\0", "\udc80") for line in lines), delimiter=separator)
+    while True:
+        try:
+            yield next(reader), ""
+        except StopIteration:
+            return
+        except csv.Error as error:
+            yield [], f"cannot be read: {error}"
+
+
+class ParquetTable:
+    """Rows of parquet files whose images are bytes, Hugging Face's {bytes, path} or paths below ``root``.
+
+    A row is read with its whole row group, and the last ones stay in memory: fast in order, slow at random when the
+    images themselves are in the table.
+    """
+
+    def __init__(
+        self, paths: list[str], image: str = "", captions: tuple[str, ...] = (), root: str = "", name: str = ""
+    ) -> None:
+        self.name = name or paths[0]
+        self._paths = paths
+        self._roots = [root or os.path.dirname(os.path.abspath(path)) for path in paths]
+        self._columns: list[tuple[str, tuple[str, ...]]] = []
+        starts, groups = [0], []
+        for number, path in enumerate(paths):
+            file = _open_parquet(path)
+            self._columns.append(choose_columns(repr(path), file.schema_arrow.names, image, captions))
+            for group in range(file.metadata.num_row_groups):
+                starts.append(starts[-1] + file.metadata.row_group(group).num_rows)
+                groups.append((number, group))
+            if number == 0:
+                _warn_if_slow(file, path, self._columns[0][0])
+        self._starts, self._groups = np.array(starts), np.array(groups, np.int64).reshape(-1, 2)
+        described = [part for path in paths for part in (os.path.basename(path), os.path.getsize(path))]
+        self.fingerprint = fingerprint_of("parquet", image, *captions, *described, len(self))
+        self._forget()
+
+    def _forget(self) -> None:
+        self._loaded: OrderedDict[int, Any] = OrderedDict()
+        self._lock, self._process = threading.Lock(), os.getpid()
+
+    def __len__(self) -> int:
+        return int(self._starts[-1])
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {key: value for key, value in self.__dict__.items() if key not in ("_loaded", "_lock")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._forget()
+
+    def _group(self, number: int) -> Any:
+        """The columns of a row group as a pyarrow table."""
+        if self._process != os.getpid():
+            self._forget()  # a fork may have copied a held lock
+        with self._lock:
+            if number not in self._loaded:
+                file_number, group = self._groups[number].tolist()
+                image, captions = self._columns[file_number]
+                table = _open_parquet(self._paths[file_number]).read_row_group(
+                    group, columns=list(dict.fromkeys([image, *captions])), use_threads=False
+                )
+                self._loaded[number] = table
+                while len(self._loaded) > 1 and sum(t.nbytes for t in self._loaded.values()) > _ROW_GROUP_BYTES:
+                    self._loaded.popitem(last=False)
+            self._loaded.move_to_end(number)
+            return self._loaded[number]
+
+    def read(self, index: int) -> RawSample:
+        check_index(index, len(self), self.name)
+        number = int(np.searchsorted(self._starts, index, side="right")) - 1
+        file = int(self._groups[number, 0])
+        first = int(np.searchsorted(self._groups[:, 0], file))  # the file's first row group
+        label = f"{os.path.basename(self._paths[file])}:row {index - int(self._starts[first])}"
+        image, captions = self._columns[file]
+        try:
+            table, row = self._group(number), index - int(self._starts[number])
+            texts = [text for column in captions for text in caption_texts(table[column][row].as_py())]
+            value = table[image][row].as_py()
+        except (OSError, ValueError, UnicodeDecodeError) as error:  # pyarrow's errors are these
+            raise BadSample(label, f"cannot be read: {error}") from None
+        checked = checked_captions(label, texts)
+        return RawSample(label, image_of_field(label, self._roots[file], value), checked)
+
+
+def image_of_field(label: str, root: str, value: object) -> bytes:
+    """An image field holds bytes, a path, or Hugging Face's {bytes, path}."""
+    if isinstance(value, dict):
+        value = value.get("path") if value.get("bytes") is None else value["bytes"]
+    if value is None:
+        raise BadSample(label, "the image is missing")
+    return read_image(label, root, value) if isinstance(value, str) else checked_image(label, value)
+
+
+def _open_parquet(path: str) -> Any:
+    try:
+        import pyarrow.parquet  # type: ignore[import-untyped]
+    except ImportError:
+        raise ValueError(f'Reading {path!r} needs pyarrow: pip install "fullbatch[parquet]".') from None
+    try:
+        return pyarrow.parquet.ParquetFile(path, memory_map=True)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path!r} is not a readable parquet file: {error}.") from error
+
+
+def _warn_if_slow(file: Any, path: str, image: str) -> None:
+    if file.metadata.num_row_groups == 0:
+        return
+    group = file.metadata.row_group(0)
+    columns = [group.column(number) for number in range(group.num_columns)]
+    size = sum(c.total_compressed_size for c in columns if c.path_in_schema.split(".")[0] == image)
+    if size > _SLOW_ROW_GROUP:
+        log.warning(
+            "%s holds %d MB of images a row group, which are read for every sample drawn at random; "
+            "tar shards, or row groups of some 10 rows, are much faster.",
+            path,
+            size >> 20,
+        )

@@ -1,0 +1,118 @@
+"""Tasks by name: what is measured, on which source, and what chance would give."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fullbatch.config.data import Source
+from fullbatch.config.run import RunConfig
+from fullbatch.data.sample import BadSample
+from fullbatch.data.sources import open_source
+from fullbatch.evaluation.embed import Embedder
+from fullbatch.evaluation.retrieval import recalls
+from fullbatch.evaluation.zero_shot import accuracies, class_embeddings
+
+EXAMPLES = 8
+
+# What is measured after training on a built-in set, unless the user says otherwise.
+BUILTIN_TASKS = {
+    "emoji": (
+        "retrieval:emoji?split=new_style",
+        "retrieval:emoji?split=new_concept",
+        "zero_shot:emoji?split=new_style&captions=group",
+        "zero_shot:emoji?split=new_style&captions=subgroup",
+        "zero_shot:emoji?split=new_concept&captions=group",
+        "zero_shot:emoji?split=new_concept&captions=subgroup",
+    )
+}
+
+
+@dataclass(frozen=True)
+class Result:
+    """task      as it was asked for
+    metrics   name -> share (or rank)
+    main      the metric to look at
+    chance    what guessing gives for it
+    size      images (and captions) in the gallery, or classes
+    examples  of retrieval: an image's caption, and the captions nearest to the image
+    """
+
+    task: str
+    metrics: dict[str, float]
+    main: str
+    chance: float
+    size: int
+    examples: tuple[tuple[str, tuple[str, ...]], ...] = ()
+
+    @property
+    def value(self) -> float:
+        return self.metrics[self.main]
+
+    def as_dict(self) -> dict[str, Any]:
+        named = {"task": self.task, "main": self.main, "chance": self.chance, "size": self.size, **self.metrics}
+        return {**named, "examples": self.examples}
+
+
+def tasks_of(config: RunConfig) -> tuple[str, ...]:
+    if config.evaluation.evaluate is not None:
+        return config.evaluation.evaluate
+    trained_on = {source.path for source in config.data.sources}
+    return tuple(task for name, tasks in BUILTIN_TASKS.items() if name in trained_on for task in tasks)
+
+
+def check_tasks(tasks: tuple[str, ...]) -> None:
+    """Say now, not after hours of training, that a source is not there."""
+    for task in tasks:
+        open_source(Source.parse(task.partition(":")[2]))
+
+
+def run_task(task: str, embedder: Embedder, templates: tuple[str, ...]) -> Result:
+    kind, _, text = task.partition(":")
+    source = Source.parse(text)
+    return _retrieval(task, source, embedder) if kind == "retrieval" else _zero_shot(task, source, embedder, templates)
+
+
+def _retrieval(task: str, source: Source, embedder: Embedder) -> Result:
+    ids, image_ND, text_ND = embedder.pairs(source)
+    captions = _captions(source, ids.tolist())
+    numbers = {caption: number for number, caption in enumerate(dict.fromkeys(captions))}
+    groups = torch.tensor([numbers[caption] for caption in captions])
+    sizes = groups.bincount()[groups].double()
+    chance = (sizes.mean() / len(ids)).item()
+    examples = _examples(image_ND, text_ND, captions)
+    return Result(task, recalls(image_ND, text_ND, groups), "mean_r1", chance, len(ids), examples)
+
+
+def _examples(image_ND: Tensor, text_ND: Tensor, captions: list[str]) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    """For a few images, evenly spread, the three nearest captions."""
+    shown = torch.arange(0, len(captions), max(1, len(captions) // EXAMPLES))[:EXAMPLES]
+    nearest = (image_ND[shown] @ text_ND.T).topk(min(3, len(captions)), dim=1).indices.tolist()
+    return tuple(
+        (captions[image], tuple(captions[text] for text in texts))
+        for image, texts in zip(shown.tolist(), nearest, strict=True)
+    )
+
+
+def _zero_shot(task: str, source: Source, embedder: Embedder, templates: tuple[str, ...]) -> Result:
+    ids, image_ND, _ = embedder.pairs(source)
+    names = _captions(source, ids.tolist())
+    classes = sorted(set(names))
+    numbers = {name: number for number, name in enumerate(classes)}
+    labels = torch.tensor([numbers[name] for name in names])
+    classes_CD = class_embeddings(embedder, classes, templates)
+    return Result(task, accuracies(image_ND, classes_CD, labels), "accuracy", 1.0 / len(classes), len(classes))
+
+
+def _captions(source: Source, ids: list[int]) -> list[str]:
+    samples = open_source(source)
+    found = []
+    for sample in ids:
+        try:
+            found.append(samples.read(sample).captions[0])
+        except BadSample as error:  # it could be read a moment ago
+            raise ValueError(f"The source {source} changed while it was evaluated: {error}.") from None
+    return found

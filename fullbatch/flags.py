@@ -1,0 +1,104 @@
+"""The config tree as command line flags: each field is a flag, its help is its line in the class's docstring."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal, get_type_hints
+
+import tyro
+
+from fullbatch.config.method import PARTS
+from fullbatch.config.methods import METHODS, NORMALIZERS, PAIRWISE, TEMPERATURES
+from fullbatch.config.optimization import OPTIMIZERS
+from fullbatch.config.run import RunConfig
+from fullbatch.config.tree import from_dict
+
+# Texts of which only some are allowed, shown as choices.
+_CHOICES: dict[str, tuple[str, ...]] = {
+    "method": tuple(METHODS),
+    "pairwise": tuple(PAIRWISE),
+    "normalizer": tuple(NORMALIZERS),
+    "temperature_rule": tuple(TEMPERATURES),
+    "optimizer": OPTIMIZERS,
+    "table_dtype": ("float32", "float16", "bfloat16"),
+}
+
+
+def field_help(kind: type) -> dict[str, str]:
+    """``name   what it is`` lines of a docstring; a line that is indented further goes on with the one before."""
+    found: dict[str, str] = {}
+    names = {field.name for field in dataclasses.fields(kind)}
+    current: list[str] = []
+    for line in (kind.__doc__ or "").splitlines():
+        match = re.match(r"    (?P<names>\w+(, \w+)*) {2,}(?P<help>\S.*)", line)
+        listed = [name.strip() for name in match["names"].split(",")] if match else []
+        if match and set(listed) <= names:
+            current = listed
+            found.update(dict.fromkeys(listed, match["help"]))
+        elif current and line.startswith("      ") and line.strip():
+            found.update({name: f"{found[name]} {line.strip()}" for name in current})
+        else:
+            current = []
+    return found
+
+
+def flags_of(base: RunConfig) -> Any:
+    """A class for tyro with the tree's groups; the method's own settings are in the group ``settings``."""
+    groups: list[Any] = []
+    for field in dataclasses.fields(base):
+        group = getattr(base, field.name)
+        shown: Any = _group_class(type(group), group, skip=("settings",))
+        groups.append((field.name, Annotated[shown, tyro.conf.OmitArgPrefixes], dataclasses.field(default=shown())))
+        if field.name == "objective":
+            settings = _settings_class(base)
+            groups.append(("settings", settings, dataclasses.field(default=settings())))
+    made = dataclasses.make_dataclass("Train", groups, frozen=True)
+    made.__doc__ = "Train a CLIP-style model. Also: --recipe NAME, --config FILE.yaml, --resume RUN_FOLDER."
+    return made
+
+
+def _group_class(kind: type, values: Any, skip: tuple[str, ...]) -> type:
+    hints, helps = get_type_hints(kind), field_help(kind)
+    fields: list[Any] = []
+    for field in dataclasses.fields(kind):
+        if field.name not in skip:
+            fields.append(_flag(field.name, hints[field.name], getattr(values, field.name), helps.get(field.name, "")))
+    made = dataclasses.make_dataclass(kind.__name__, fields, frozen=True)
+    made.__doc__ = (kind.__doc__ or "").strip().splitlines()[0]
+    return made
+
+
+def _flag(name: str, hint: Any, value: Any, text: str) -> tuple[str, Any, Any]:
+    if name in _CHOICES:
+        choices: Any = Literal[_CHOICES[name]]
+        hint = choices | None if hint == (str | None) else choices
+    return name, Annotated[hint, tyro.conf.arg(help=text)], dataclasses.field(default=value)
+
+
+def _settings_class(base: RunConfig) -> type:
+    method = base.objective.build()
+    fields: dict[str, Any] = {}
+    for axis in PARTS:
+        part = getattr(method, axis)
+        if dataclasses.is_dataclass(part) and not isinstance(part, type):
+            hints, helps = get_type_hints(type(part)), field_help(type(part))
+            for field in dataclasses.fields(part):
+                text = helps.get(field.name, "")
+                fields[field.name] = _flag(field.name, hints[field.name], getattr(part, field.name), text)
+    made = dataclasses.make_dataclass("Settings", list(fields.values()), frozen=True)
+    made.__doc__ = f"Settings of {base.objective.method}."
+    return made
+
+
+def config_from_flags(base: RunConfig, arguments: Sequence[str]) -> RunConfig:
+    """``base`` with what the flags change."""
+    shown = flags_of(base)
+    parsed: Any = tyro.cli(shown, args=list(arguments), prog="fullbatch train")
+    values = {field.name: dataclasses.asdict(getattr(parsed, field.name)) for field in dataclasses.fields(parsed)}
+    settings = values.pop("settings")
+    before = dataclasses.asdict(shown().settings)
+    changed = {name: value for name, value in settings.items() if value != before[name]}
+    values["objective"]["settings"] = {**base.objective.settings, **changed}
+    return from_dict(RunConfig, values)

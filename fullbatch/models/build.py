@@ -1,0 +1,152 @@
+"""From the description of a model to two towers that are ready to train."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+from typing_extensions import assert_never
+
+from fullbatch.config.model import DEFAULT_MODEL, Model
+from fullbatch.models.design import Design, OpenClipDesign, PairDesign
+from fullbatch.models.hub import first_line
+from fullbatch.models.load import Saved, find_saved
+from fullbatch.models.open_clip_towers import START_SCALE, build_open_clip, design_named, load_open_clip, tag_weights
+from fullbatch.models.pair import build_pair, pair_design
+from fullbatch.models.tokenizers import Tokenizer, given_tokenizer, hugging_face_tokenizer, tokenizer_of_config
+from fullbatch.models.towers import TwoTowers
+from fullbatch.models.weights import load_weights
+
+
+def build_model(config: Model, image_size: int | None = None) -> TwoTowers:
+    """The two towers that ``config`` describes; ``image_size`` None is what the model wants.
+
+    >>> model = build_model(Model("tiny"))
+    >>> model.width, model.image_size, model.context_length
+    (128, 64, 24)
+    """
+    saved = find_saved(Path(config.pretrained)) if config.pretrained else None
+    design = _design(config, saved).resized(config.context_length, image_size)
+    if config.pretrained and saved is None:
+        if not isinstance(design, OpenClipDesign):
+            raise ValueError(f"--pretrained {config.pretrained!r} does not exist; for a pair of towers give a file.")
+        design, weights = tag_weights(design, config.pretrained)
+        saved = Saved(weights)
+    tokenizer = _tokenizer(config, design, saved)
+
+    backbone: Any
+    temperature: float | None = None
+    bias: float | None = None
+    match design:
+        case OpenClipDesign():
+            backbone = build_open_clip(design)
+            width, mean, std = int(design.config["embed_dim"]), design.mean, design.std
+            size = _side(backbone.visual.image_size, design.name)
+            if saved is not None:
+                temperature, bias = load_open_clip(backbone, saved.state(), str(saved.weights), design.name)
+        case PairDesign():
+            fresh = saved is None
+            backbone, design = build_pair(
+                design, tokenizer, config.image_weights and fresh, config.text_weights and fresh
+            )
+            width, mean, std, size = design.embed_dim, design.mean or (), design.std or (), design.image_size or 0
+            if saved is not None:
+                load_weights(backbone, saved.state(), str(saved.weights), design.name)
+        case _:
+            assert_never(design)
+    if saved is not None and saved.temperature is not None:
+        temperature, bias = saved.temperature, saved.bias
+
+    locked = _lock(backbone, design.name, config)
+    if config.checkpoint_activations:
+        _checkpoint_activations(backbone, design.name)
+    return TwoTowers(
+        backbone,
+        design,
+        tokenizer,
+        width=width,
+        image_size=size,
+        mean=mean,
+        std=std,
+        locked=locked,
+        initial_temperature=temperature,
+        initial_bias=bias,
+    )
+
+
+def _design(config: Model, saved: Saved | None) -> Design:
+    """The design that was saved with the weights, unless the user names one; if both, they must agree."""
+    named = pair_design(config) if config.is_pair else design_named(config.model)
+    if saved is None or saved.design is None:
+        return named
+    if (config.is_pair or config.model != DEFAULT_MODEL) and not _alike(named, saved.design):
+        raise ValueError(
+            f"{saved.weights} was saved with another architecture ({saved.design.name}) than {named.name}; "
+            "leave --model, --image-tower and --text-tower out, for it brings its own."
+        )
+    return saved.design
+
+
+def _alike(named: Design, saved: Design) -> bool:
+    if isinstance(named, OpenClipDesign) and isinstance(saved, OpenClipDesign):
+        plain = [{k: v for k, v in d.config.items() if k not in START_SCALE} for d in (named, saved)]
+        return plain[0] == plain[1]
+    if isinstance(named, PairDesign) and isinstance(saved, PairDesign):
+        return (named.image_tower, named.embed_dim) == (saved.image_tower, saved.embed_dim)
+    return False
+
+
+def _tokenizer(config: Model, design: Design, saved: Saved | None) -> Tokenizer:
+    given = config.tokenizer or (saved.tokenizer if saved is not None else None)
+    if isinstance(design, OpenClipDesign):
+        return tokenizer_of_config(design.config["text_cfg"], given, design.name)
+    if given is not None:
+        return given_tokenizer(given, design.context_length, design.text_tower)
+    return hugging_face_tokenizer(design.text_tower, design.context_length, design.text_tower)
+
+
+def _lock(backbone: Any, name: str, config: Model) -> list[nn.Module]:
+    """Freeze the towers that are to stay, and name their modules."""
+    locked: list[nn.Module] = []
+    if config.lock_image:
+        groups = config.unlocked_image_groups
+        with _supported(name, "unlock a part of its image tower", "--unlocked-image-groups 0"):
+            backbone.lock_image_tower(unlocked_groups=groups)
+        locked.append(backbone.visual)
+    if config.lock_text:
+        layers = config.unlocked_text_layers
+        with _supported(name, "unlock a part of its text tower", "--unlocked-text-layers 0"):
+            backbone.lock_text_tower(unlocked_layers=layers)
+        # open_clip's plain CLIP has no text module: its parts lie side by side.
+        parts = ("text",) if hasattr(backbone, "text") else ("token_embedding", "transformer", "ln_final")
+        locked += [getattr(backbone, part) for part in parts]
+    return locked
+
+
+def _checkpoint_activations(backbone: Any, name: str) -> None:
+    with _supported(name, "recompute its activations", "no --checkpoint-activations"):
+        trunk = getattr(backbone.visual, "trunk", None)
+        if trunk is not None:
+            trunk.set_grad_checkpointing(True)  # open_clip's wrapper would only log that it cannot
+        if type(backbone.visual).__name__ == "ModifiedResNet":
+            raise ValueError("open_clip's ResNets do not support it")
+        backbone.set_grad_checkpointing()
+
+
+@contextmanager
+def _supported(name: str, what: str, use: str) -> Iterator[None]:
+    """A step that some models do not support becomes one sentence about the model."""
+    try:
+        yield
+    except Exception as error:  # each library has its own way to refuse
+        raise ValueError(f"The model {name!r} cannot {what} ({first_line(error)}); use {use}.") from None
+
+
+def _side(size: int | tuple[int, int], name: str) -> int:
+    height, width = (size, size) if isinstance(size, int) else size
+    if height != width:
+        raise ValueError(f"The model {name!r} wants images of {height} x {width}; only square ones are supported.")
+    return int(height)

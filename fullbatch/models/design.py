@@ -1,0 +1,81 @@
+"""What a model is built from, apart from its weights: enough to write it down and to build it again."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from typing import Any
+
+OPENAI_MEAN = (0.48145466, 0.4578275, 0.40821073)
+OPENAI_STD = (0.26862954, 0.26130258, 0.27577711)
+
+
+@dataclass(frozen=True)
+class OpenClipDesign:
+    """An open_clip model.
+
+    name    what the user called it
+    config  its open_clip config: embed_dim, vision_cfg, text_cfg, ...
+    """
+
+    name: str
+    config: dict[str, Any]
+    mean: tuple[float, ...] = OPENAI_MEAN
+    std: tuple[float, ...] = OPENAI_STD
+
+    def resized(self, context_length: int | None, image_size: int | None) -> OpenClipDesign:
+        """The same design for another length of captions or another size of images; None keeps what it has."""
+        config = json.loads(json.dumps(self.config))
+        if context_length is not None:
+            config["text_cfg"]["context_length"] = context_length
+        if image_size is not None:
+            config["vision_cfg"]["image_size"] = image_size
+        return dataclasses.replace(self, config=config)
+
+
+@dataclass(frozen=True)
+class PairDesign:
+    """A timm image tower and a Hugging Face text tower, each projected to embed_dim.
+
+    text_config  the text tower's Hugging Face config as a dict
+    image_size   None: what the timm model wants
+    mean, std    None: what the timm model wants
+    """
+
+    image_tower: str
+    text_tower: str
+    text_config: dict[str, Any]
+    embed_dim: int
+    context_length: int
+    image_size: int | None = None
+    mean: tuple[float, ...] | None = None
+    std: tuple[float, ...] | None = None
+
+    @property
+    def name(self) -> str:
+        return f"{self.image_tower} + {self.text_tower}"
+
+    def resized(self, context_length: int | None, image_size: int | None) -> PairDesign:
+        return dataclasses.replace(
+            self,
+            context_length=context_length or self.context_length,
+            image_size=image_size or self.image_size,
+        )
+
+
+Design = OpenClipDesign | PairDesign
+_KINDS: dict[str, type[OpenClipDesign] | type[PairDesign]] = {"open_clip": OpenClipDesign, "pair": PairDesign}
+
+
+def to_json(design: Design, **extra: object) -> str:
+    kind = next(kind for kind, made in _KINDS.items() if isinstance(design, made))
+    return json.dumps({"kind": kind, "design": dataclasses.asdict(design), **extra})
+
+
+def from_json(text: str) -> tuple[Design, dict[str, Any]]:
+    """The design and whatever else was written beside it."""
+    saved = json.loads(text)
+    fields: dict[str, Any] = saved.pop("design")
+    fields |= {key: tuple(value) for key, value in fields.items() if isinstance(value, list)}  # JSON has no tuples
+    return _KINDS[saved.pop("kind")](**fields), saved

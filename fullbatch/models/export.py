@@ -1,0 +1,134 @@
+"""Trained towers for other programs: open_clip checkpoints and folders, transformers' CLIPModel, safetensors."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from typing_extensions import assert_never
+
+from fullbatch.models.design import OpenClipDesign, to_json
+from fullbatch.models.huggingface import write_clip_model
+from fullbatch.models.load import EXPORTED, METADATA, OPEN_CLIP_CONFIG, OPEN_CLIP_WEIGHTS
+from fullbatch.models.open_clip_towers import registered_name
+from fullbatch.models.towers import TwoTowers
+from fullbatch.models.weights import PICKLED
+
+Format = Literal["open_clip", "huggingface", "safetensors"]
+
+
+def export(model: TwoTowers, path: Path, format: Format, temperature: float, bias: float | None) -> Path:
+    """Write ``model`` to a folder, or where the format has one to a file, and return the path.
+
+    open_clip    FILE.pt: a state dict for ``open_clip.create_model(NAME, pretrained=FILE)``; only for open_clip's own
+                 configs.  FOLDER: config and weights for ``open_clip.create_model_and_transforms("local-dir:FOLDER")``
+    huggingface  FOLDER: for ``transformers.CLIPModel.from_pretrained(FOLDER)``, with tokenizer and image processor
+    safetensors  FILE.safetensors or FOLDER: any model; build_model(Model(pretrained=PATH)) makes it again
+    """
+    if not (math.isfinite(temperature) and temperature > 0.0):
+        raise ValueError(f"export needs a positive temperature, got {temperature}.")
+    path = Path(path)
+    match format:
+        case "open_clip":
+            _export_open_clip(model, path, temperature, bias)
+        case "huggingface":
+            write_clip_model(model, path, temperature, bias)
+        case "safetensors":
+            _export_safetensors(model, path, temperature, bias)
+        case _:
+            assert_never(format)
+    return path
+
+
+def _export_open_clip(model: TwoTowers, path: Path, temperature: float, bias: float | None) -> None:
+    if not isinstance(model.design, OpenClipDesign):
+        raise ValueError(
+            f"{model.design.name} is a pair of timm and Hugging Face towers, which open_clip has no config for; "
+            "export it with format='safetensors'."
+        )
+    state = open_clip_state(model, temperature, bias)
+    design = _with_bias(model.design, bias)
+    if path.suffix in PICKLED:
+        if registered_name(design) is None:
+            raise ValueError(
+                f"open_clip knows no config by which to load {path.name} ({model.design.name!r} is not one of its own, "
+                "or its size or bias was changed); give a folder, which takes the config along."
+            )
+        path.parent.mkdir(parents=True, exist_ok=True)
+        torch.save(state, path)
+        return
+    _require_folder(path)
+    _save_safetensors(state, path / OPEN_CLIP_WEIGHTS[0], {})
+    images = {
+        "size": model.image_size,
+        "mode": "RGB",
+        "mean": list(design.mean),
+        "std": list(design.std),
+        "interpolation": "bicubic",
+        "resize_mode": "shortest",
+    }
+    saved = {"model_cfg": _with_tokenizer(design, model, path).config, "preprocess_cfg": images}
+    (path / OPEN_CLIP_CONFIG).write_text(json.dumps(saved, indent=4) + "\n", encoding="utf-8")
+
+
+def _export_safetensors(model: TwoTowers, path: Path, temperature: float, bias: float | None) -> None:
+    design = model.design
+    if isinstance(design, OpenClipDesign):
+        state, design = open_clip_state(model, temperature, bias), _with_bias(design, bias)
+    else:
+        state = model.backbone.state_dict()
+    if path.suffix == ".safetensors":
+        path.parent.mkdir(parents=True, exist_ok=True)
+    else:
+        _require_folder(path)
+        if model.tokenize.hugging_face is not None:
+            model.tokenize.hugging_face.save_pretrained(path)
+        path = path / EXPORTED
+    extra = {"temperature": temperature, "bias": bias, "tokenizer": model.tokenize.given}
+    _save_safetensors(state, path, {METADATA: to_json(design, **extra)})
+
+
+def open_clip_state(model: TwoTowers, temperature: float, bias: float | None) -> dict[str, Tensor]:
+    """The weights under open_clip's names, with the temperature and bias of the objective that trained them."""
+    state: dict[str, Tensor] = dict(model.backbone.state_dict())
+    scale = state["logit_scale"]
+    state["logit_scale"] = torch.full_like(scale, -math.log(temperature))
+    if bias is not None or "logit_bias" in state:
+        state["logit_bias"] = torch.full_like(scale, bias or 0.0)
+    return state
+
+
+def _with_bias(design: OpenClipDesign, bias: float | None) -> OpenClipDesign:
+    """A config whose model has a bias, where there is one to keep."""
+    if bias is None or design.config.get("init_logit_bias") is not None:
+        return design
+    return dataclasses.replace(design, config={**design.config, "init_logit_bias": bias})
+
+
+def _with_tokenizer(design: OpenClipDesign, model: TwoTowers, folder: Path) -> OpenClipDesign:
+    """The tokenizer's files go along; with local-dir: open_clip looks for them in the folder itself."""
+    tokenizer: Any = model.tokenize.hugging_face
+    text = dict(design.config["text_cfg"])
+    if tokenizer is not None:
+        tokenizer.save_pretrained(folder)
+        text.setdefault("hf_tokenizer_name", model.tokenize.name)
+    else:
+        text.pop("hf_tokenizer_name", None)
+    return dataclasses.replace(design, config={**design.config, "text_cfg": text})
+
+
+def _save_safetensors(state: dict[str, Tensor], path: Path, metadata: dict[str, str]) -> None:
+    from safetensors.torch import save_file
+
+    save_file({k: v.detach().cpu().contiguous() for k, v in state.items()}, path, {"format": "pt", **metadata})
+
+
+def _require_folder(path: Path) -> None:
+    if path.suffix in (*PICKLED, ".safetensors") or path.is_file():
+        raise ValueError(f"{path} must be a folder for this format, or end in the suffix of a file that it has.")
+    path.mkdir(parents=True, exist_ok=True)

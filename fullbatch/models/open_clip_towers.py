@@ -1,0 +1,148 @@
+"""open_clip models: found by name or JSON file, built without touching a hub, given open_clip weights."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import warnings
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from fullbatch.config.words import listed, nearest
+from fullbatch.models.design import OpenClipDesign
+from fullbatch.models.hub import fetched, first_line
+from fullbatch.models.weights import load_weights
+
+TINY = Path(__file__).with_name("tiny.json")
+_REQUIRED = ("embed_dim", "vision_cfg", "text_cfg")
+START_SCALE = ("init_logit_scale", "init_logit_bias")  # where training starts; no part of the architecture
+
+
+def design_named(model: str) -> OpenClipDesign:
+    """The design that `--model` names."""
+    import open_clip
+
+    if model == "tiny":
+        return OpenClipDesign("tiny", read_config(TINY))
+    if model.endswith(".json"):
+        return OpenClipDesign(model, read_config(Path(model)))
+    name = model.replace("/", "-")  # OpenAI writes ViT-B/32
+    known = open_clip.list_models()
+    if name not in known:
+        guess = nearest(name, ["tiny", *known])
+        raise ValueError(f"--model {model!r} is neither 'tiny', nor a .json file, nor an open_clip config{guess}")
+    return OpenClipDesign(name, open_clip.get_model_config(name))
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ValueError(f"The open_clip config {path} cannot be read: {error.strerror}.") from None
+    except ValueError as error:
+        raise ValueError(f"The open_clip config {path} is not JSON: {error}.") from None
+    config = config.get("model_cfg", config) if isinstance(config, dict) else {}
+    missing = [key for key in _REQUIRED if key not in config]
+    if missing:
+        raise ValueError(f"The open_clip config {path} lacks {listed(missing)}; it needs {listed(_REQUIRED)}.")
+    return dict(config)
+
+
+def build_open_clip(design: OpenClipDesign) -> nn.Module:
+    """The model with random weights; its logit scale and bias are frozen, the temperature lives in the objective."""
+    from open_clip.model import CLIP, CustomTextCLIP
+
+    if "multimodal_cfg" in design.config:
+        raise ValueError(
+            f"The model {design.name!r} is a CoCa model, whose caption decoder a contrastive loss does not train; "
+            "use a model without multimodal_cfg, such as 'ViT-B-32'."
+        )
+    config = json.loads(json.dumps(design.config))
+    vision, text = config["vision_cfg"], config["text_cfg"]
+    custom_text = config.pop("custom_text", False) or "hf_model_name" in text
+    if "timm_model_name" in vision:
+        vision["timm_model_pretrained"] = False
+    made: type[nn.Module] = CustomTextCLIP if custom_text else CLIP
+    if "hf_model_name" in text:
+        text["hf_model_pretrained"] = False
+        advice = "use a model with open_clip's own text tower, or connect to the hub"
+        with fetched(f"The text tower {text['hf_model_name']!r} of the model {design.name!r}", advice):
+            model = made(**config)
+    else:
+        try:
+            model = made(**config)
+        except (TypeError, ValueError, AssertionError, RuntimeError) as error:
+            raise ValueError(f"open_clip cannot build the model {design.name!r}: {first_line(error)}.") from None
+    for name in ("logit_scale", "logit_bias"):
+        parameter = getattr(model, name)
+        if parameter is not None:
+            parameter.requires_grad_(False)
+    return model
+
+
+def tag_weights(design: OpenClipDesign, tag: str) -> tuple[OpenClipDesign, Path]:
+    """The weights of an open_clip tag, and the design as they were trained: normalisation and activation."""
+    import open_clip
+    from open_clip.pretrained import download_pretrained, get_pretrained_cfg
+
+    found = get_pretrained_cfg(design.name, tag)
+    if not found:
+        tags = open_clip.list_pretrained_tags_by_model(design.name)
+        few = [*tags[:5], f"{len(tags) - 5} more"] if len(tags) > 6 else tags
+        offer = f"its tags are {listed(few)}" if tags else "it has no tags"
+        raise ValueError(
+            f"--pretrained {tag!r} is neither a file, nor a folder, nor an open_clip tag of the model "
+            f"{design.name!r} ({offer}){nearest(tag, tags)}"
+        )
+    advice = "connect to the hub, or download the checkpoint and give its path by --pretrained PATH"
+    with fetched(f"The weights {tag!r} of the model {design.name!r}", advice):
+        path = Path(download_pretrained(found))
+    config = dict(design.config)
+    if found.get("quick_gelu", False) != config.get("quick_gelu", False):
+        config["quick_gelu"] = bool(found.get("quick_gelu", False))
+        warnings.warn(
+            f"The weights {tag!r} were trained with quick_gelu={config['quick_gelu']}, so that the model "
+            f"{design.name!r} is built with it too.",
+            stacklevel=2,
+        )
+    mean, std = found.get("mean") or design.mean, found.get("std") or design.std
+    return dataclasses.replace(design, config=config, mean=tuple(mean), std=tuple(std)), path
+
+
+def load_open_clip(model: nn.Module, state: dict[str, Tensor], source: str, name: str) -> tuple[float, float | None]:
+    """Load open_clip weights, old layouts and other image sizes included; returns their temperature and bias."""
+    from open_clip.convert import convert_state_dict
+    from open_clip.model import convert_to_custom_text_state_dict, resize_pos_embed, resize_text_pos_embed
+
+    state = convert_state_dict(model, state)
+    if "positional_embedding" in state and not hasattr(model, "positional_embedding"):
+        state = convert_to_custom_text_state_dict(state)
+    state.pop("text.transformer.embeddings.position_ids", None)  # saved by old versions of transformers
+    bias = state.get("logit_bias")
+    for key in ("logit_scale", "logit_bias"):
+        own: Tensor | None = getattr(model, key)
+        if own is None:
+            state.pop(key, None)
+        elif key in state and state[key].numel() == 1:
+            state[key] = state[key].reshape(own.shape)
+        elif key == "logit_bias":
+            state[key] = own.new_zeros(own.shape)
+    try:
+        resize_pos_embed(state, model)
+        resize_text_pos_embed(state, model)
+    except (KeyError, AttributeError, RuntimeError, AssertionError):
+        pass  # no positions that can be resized: load_weights says what does not fit
+    load_weights(model, state, source, name)
+    temperature = math.exp(-float(model.state_dict()["logit_scale"].reshape(-1)[0]))
+    return temperature, None if bias is None else float(bias.reshape(-1)[0])
+
+
+def registered_name(design: OpenClipDesign) -> str | None:
+    """The name under which open_clip itself knows exactly this config, if there is one."""
+    import open_clip
+
+    names = sorted(open_clip.list_models(), key=lambda name: name != design.name)  # the user's own name first
+    return next((name for name in names if open_clip.get_model_config(name) == design.config), None)

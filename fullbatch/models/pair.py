@@ -1,0 +1,199 @@
+"""A timm image tower and a Hugging Face text tower, each with a linear projection to one width."""
+
+# B: pairs   L: tokens   F: features of a tower   D: width of the embedding
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fullbatch.config.model import DEFAULT_PAIR_WIDTH, Model
+from fullbatch.config.words import nearest
+from fullbatch.models.design import PairDesign
+from fullbatch.models.hub import fetched, require_transformers
+from fullbatch.models.tokenizers import Tokenizer
+
+DEFAULT_CONTEXT = 77
+# Text towers whose configs are known here, so that random weights need no hub.
+_KNOWN: dict[str, dict[str, Any]] = {
+    "distilbert-base-uncased": {"model_type": "distilbert"},
+    "bert-base-uncased": {"model_type": "bert"},
+    "roberta-base": {
+        "model_type": "roberta",
+        "vocab_size": 50265,
+        "max_position_embeddings": 514,
+        "type_vocab_size": 1,
+        "layer_norm_eps": 1e-5,
+    },
+}
+_FIRST_TOKEN = ("bert", "distilbert", "roberta", "xlm-roberta", "camembert", "electra", "deberta", "deberta-v2")
+
+
+class PairBackbone(nn.Module):
+    """The two towers under the method names of open_clip's models.
+
+    padding      the token id that attention leaves out
+    first_token  pool by the first token ([CLS]), as the BERT family does; else by the mean over the caption
+    """
+
+    def __init__(self, visual: Any, text: Any, embed_dim: int, padding: int) -> None:
+        super().__init__()
+        self.visual, self.text = visual, text
+        self.padding, self.first_token = padding, text.config.model_type in _FIRST_TOKEN
+        self.visual_projection = _projection(visual.head_hidden_size, embed_dim)
+        self.text_projection = _projection(text.config.hidden_size, embed_dim)
+
+    def encode_image(self, images_BCHW: Tensor) -> Tensor:
+        features_BD: Tensor = self.visual_projection(self.visual(images_BCHW))
+        return features_BD
+
+    def encode_text(self, tokens_BL: Tensor) -> Tensor:
+        real_BL = tokens_BL != self.padding
+        states_BLF: Tensor = self.text(input_ids=tokens_BL, attention_mask=real_BL.long()).last_hidden_state
+        if self.first_token:
+            pooled_BF = states_BLF[:, 0]
+        else:
+            weight_BL1 = real_BL.unsqueeze(-1).to(states_BLF.dtype)
+            pooled_BF = (states_BLF * weight_BL1).sum(1) / weight_BL1.sum(1).clamp(min=1.0)
+        features_BD: Tensor = self.text_projection(pooled_BF)
+        return features_BD
+
+    def lock_image_tower(self, unlocked_groups: int = 0) -> None:
+        """Freeze the timm tower but for its last groups; its projection keeps learning."""
+        from timm.models import group_parameters
+
+        self.visual.requires_grad_(False)
+        if unlocked_groups:
+            groups = group_parameters(self.visual, self.visual.group_matcher())
+            for key in sorted(groups)[-unlocked_groups:]:
+                for name in groups[key]:
+                    self.visual.get_parameter(name).requires_grad_(True)
+
+    def lock_text_tower(self, unlocked_layers: int = 0) -> None:
+        """Freeze the text tower but for its last layers; its projection keeps learning."""
+        self.text.requires_grad_(False)
+        if unlocked_layers:
+            depth = self.text.config.num_hidden_layers
+            stacks = [m for m in self.text.modules() if isinstance(m, nn.ModuleList) and len(m) == depth]
+            if not stacks:
+                raise ValueError("its layers cannot be told apart")
+            for layer in stacks[0][-unlocked_layers:]:
+                layer.requires_grad_(True)
+
+    def set_grad_checkpointing(self, enable: bool = True) -> None:
+        self.visual.set_grad_checkpointing(enable)
+        self.text.gradient_checkpointing_enable({"use_reentrant": False})
+
+
+def pair_design(config: Model) -> PairDesign:
+    """The design that `--image-tower` and `--text-tower` name."""
+    import timm
+
+    assert config.image_tower is not None and config.text_tower is not None
+    require_transformers(f"--text-tower {config.text_tower!r}")
+    if not timm.is_model(config.image_tower):
+        guess = nearest(config.image_tower, timm.list_models())
+        raise ValueError(f"--image-tower {config.image_tower!r} is not a timm model{guess}")
+    return PairDesign(
+        image_tower=config.image_tower,
+        text_tower=config.text_tower,
+        text_config=text_config_named(config.text_tower),
+        embed_dim=config.embed_dim or DEFAULT_PAIR_WIDTH,
+        context_length=config.context_length or DEFAULT_CONTEXT,
+    )
+
+
+def text_config_named(name: str) -> dict[str, Any]:
+    from transformers import AutoConfig
+
+    if name in _KNOWN and not Path(name).is_dir():
+        return dict(AutoConfig.for_model(**_KNOWN[name]).to_dict())
+    if Path(name).is_dir() and not (Path(name) / "config.json").is_file():
+        raise ValueError(f"--text-tower {name!r} is a folder without config.json; give one that transformers wrote.")
+    guess = nearest(name, _KNOWN).rstrip(".")
+    with fetched(f"The config of --text-tower {name!r}", f"give a local folder, or connect to the hub{guess}"):
+        return dict(AutoConfig.from_pretrained(name).to_dict())
+
+
+def build_pair(
+    design: PairDesign, tokenizer: Tokenizer, image_weights: bool, text_weights: bool
+) -> tuple[PairBackbone, PairDesign]:
+    """The towers, and the design with the timm tower's image size and normalisation filled in."""
+    from timm.data.config import resolve_model_data_config
+
+    resolve: Any = resolve_model_data_config
+    visual = _image_tower(design, image_weights)
+    text = _text_tower(design, tokenizer, text_weights)
+    wanted = resolve(visual)
+    filled = dataclasses.replace(
+        design,
+        text_config=text.config.to_dict(),
+        image_size=design.image_size or int(wanted["input_size"][-1]),
+        mean=design.mean or tuple(wanted["mean"]),
+        std=design.std or tuple(wanted["std"]),
+    )
+    return PairBackbone(visual, text, design.embed_dim, tokenizer.padding), filled
+
+
+def _image_tower(design: PairDesign, pretrained: bool) -> Any:
+    import timm
+
+    options: dict[str, Any] = {"num_classes": 0}
+    if design.image_size is not None:
+        options["img_size"] = design.image_size
+    what = f"The weights of --image-tower {design.image_tower!r}"
+    advice = "leave --image-weights out, or connect to the hub"
+    if not pretrained:
+        what, advice = f"--image-tower {design.image_tower!r}", "choose another tower or another image size"
+    with fetched(what, advice):
+        try:
+            return timm.create_model(design.image_tower, pretrained=pretrained, **options)
+        except TypeError:  # a network that takes every size does not know img_size
+            options.pop("img_size", None)
+            return timm.create_model(design.image_tower, pretrained=pretrained, **options)
+
+
+def _text_tower(design: PairDesign, tokenizer: Tokenizer, pretrained: bool) -> Any:
+    """Without pretrained weights the table of tokens follows the tokenizer, so that any tokenizer will do."""
+    from transformers import AutoConfig, AutoModel
+
+    config = AutoConfig.for_model(**design.text_config)
+    rows, name = int(config.vocab_size), design.text_tower
+    if pretrained:
+        if tokenizer.vocabulary > rows:
+            raise ValueError(
+                f"The tokenizer {tokenizer.name!r} knows {tokenizer.vocabulary} tokens and the weights of {name!r} "
+                f"only {rows}; leave --tokenizer out, or leave --text-weights out."
+            )
+        with fetched(f"The weights of --text-tower {name!r}", "leave --text-weights out, or give a local folder"):
+            model = _without_pooler(AutoModel.from_pretrained, name)
+    else:
+        config.vocab_size, config.pad_token_id = max(rows, tokenizer.vocabulary), tokenizer.padding
+        model = _without_pooler(AutoModel.from_config, config)
+    if config.is_encoder_decoder:
+        model = model.get_encoder()
+    positions = getattr(config, "max_position_embeddings", None)
+    reserved = config.pad_token_id + 1 if config.model_type in ("roberta", "xlm-roberta", "camembert") else 0
+    if positions is not None and design.context_length > positions - reserved:
+        raise ValueError(
+            f"--context-length {design.context_length} exceeds the {positions - reserved} positions of {name!r}."
+        )
+    return model
+
+
+def _without_pooler(make: Any, source: Any) -> Any:
+    """BERT's pooler would be weights that never learn: DistributedDataParallel refuses those."""
+    try:
+        return make(source, add_pooling_layer=False)
+    except TypeError:
+        return make(source)
+
+
+def _projection(features: int, embed_dim: int) -> nn.Linear:
+    layer = nn.Linear(features, embed_dim, bias=False)
+    torch.nn.init.normal_(layer.weight, std=features**-0.5)
+    return layer

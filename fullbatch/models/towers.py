@@ -1,0 +1,107 @@
+"""Two towers: a batch of images and captions in, unit embeddings of one width out."""
+
+# B: pairs   C: channels   H, W: pixels   L: tokens   D: width of the embedding
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fullbatch.models.design import Design
+from fullbatch.models.tokenizers import Tokenizer
+
+
+class TwoTowers(nn.Module):
+    """An image tower and a text tower behind one face, whatever they are made of.
+
+    ``backbone`` has ``encode_image`` and ``encode_text``, as open_clip's models do.  Images arrive as uint8 and are
+    normalised here, on the device; float images are taken as normalised already.  Locked towers stay in evaluation
+    mode, so that their BatchNorm statistics and dropout stay put.
+
+    width                embedding width D
+    image_size           pixels a side
+    tokenize             list of captions -> (B, L) of token ids; a plain object that pickles without the model
+    initial_temperature  the one that came with pretrained weights, else None; likewise initial_bias
+    """
+
+    mean_C11: Tensor
+    std_C11: Tensor
+
+    def __init__(
+        self,
+        backbone: nn.Module,
+        design: Design,
+        tokenize: Tokenizer,
+        *,
+        width: int,
+        image_size: int,
+        mean: Iterable[float],
+        std: Iterable[float],
+        locked: Iterable[nn.Module] = (),
+        initial_temperature: float | None = None,
+        initial_bias: float | None = None,
+    ) -> None:
+        super().__init__()
+        self.backbone: Any = backbone
+        self.design, self.tokenize, self.width, self.image_size = design, tokenize, width, image_size
+        self.initial_temperature, self.initial_bias = initial_temperature, initial_bias
+        self.register_buffer("mean_C11", 255.0 * torch.tensor(list(mean)).view(-1, 1, 1), persistent=False)
+        self.register_buffer("std_C11", 255.0 * torch.tensor(list(std)).view(-1, 1, 1), persistent=False)
+        self._locked = list(locked)
+        self.train()
+
+    @property
+    def context_length(self) -> int:
+        return self.tokenize.context_length
+
+    def forward(self, images_BCHW: Tensor | None, tokens_BL: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+        """Both embeddings, or one: whatever wraps the model (DDP, FSDP, torch.compile) sees only this call."""
+        image_BD = None if images_BCHW is None else self.encode_image(images_BCHW)
+        text_BD = None if tokens_BL is None else self.encode_text(tokens_BL)
+        return image_BD, text_BD
+
+    def encode_image(self, images_BCHW: Tensor) -> Tensor:
+        if images_BCHW.dtype == torch.uint8:
+            images_BCHW = (images_BCHW.float() - self.mean_C11) / self.std_C11
+        return _unit_rows(self.backbone.encode_image(images_BCHW))
+
+    def encode_text(self, tokens_BL: Tensor) -> Tensor:
+        return _unit_rows(self.backbone.encode_text(tokens_BL))
+
+    def train(self, mode: bool = True) -> TwoTowers:
+        super().train(mode)
+        for module in self._locked:
+            _rest_where_frozen(module)
+        return self
+
+
+def batch_norm_names(model: nn.Module) -> list[str]:
+    """The layers whose output for a sample depends on its batch in training; those of a locked tower do not."""
+    mode = model.training
+    model.train()
+    kinds = nn.modules.batchnorm._BatchNorm
+    names = [name for name, module in model.named_modules() if isinstance(module, kinds) and module.training]
+    model.train(mode)
+    return names
+
+
+def has_batch_norm(model: nn.Module) -> bool:
+    return bool(batch_norm_names(model))
+
+
+def _unit_rows(features_BD: Tensor) -> Tensor:
+    return F.normalize(features_BD.float(), dim=-1)
+
+
+def _rest_where_frozen(module: nn.Module) -> None:
+    """Evaluation mode for every part of which no weight learns."""
+    learns = [parameter.requires_grad for parameter in module.parameters()]
+    if learns and not any(learns):
+        module.eval()
+    else:
+        for child in module.children():
+            _rest_where_frozen(child)

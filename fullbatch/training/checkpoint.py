@@ -1,0 +1,176 @@
+"""Checkpoints on disk: a folder a step, a file a part, and a manifest with the length and SHA-256 of each.
+
+A checkpoint appears whole or not at all: it is written under another name, synced, and renamed.  Writing happens in a
+thread, from a copy in host memory, while training goes on.  Reading checks every file against the manifest, so a
+damaged checkpoint is passed over and the one before it taken.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import logging
+import os
+import shutil
+import threading
+from pathlib import Path
+from typing import Any
+
+import torch
+
+log = logging.getLogger("fullbatch")
+
+MANIFEST = "manifest.json"
+_PREFIX = "step-"
+_UNFINISHED, _DAMAGED = ".writing-", "damaged-"
+
+
+def folder_of(root: Path, step: int) -> Path:
+    return root / f"{_PREFIX}{step:09d}"
+
+
+def checkpoints(root: Path) -> list[Path]:
+    """Oldest first."""
+    return sorted(path for path in root.glob(f"{_PREFIX}*") if path.is_dir())
+
+
+def write(root: Path, step: int, parts: dict[str, Any], keep: int) -> Path:
+    """Save ``parts`` as the checkpoint of ``step``, then drop all but the ``keep`` newest."""
+    final, unfinished = folder_of(root, step), root / f"{_UNFINISHED}{step:09d}"
+    if final.exists():
+        return final
+    try:
+        shutil.rmtree(unfinished, ignore_errors=True)
+        unfinished.mkdir(parents=True)
+        files = {}
+        for name, part in parts.items():
+            torch.save(part, unfinished / f"{name}.pt")
+            files[f"{name}.pt"] = _describe(unfinished / f"{name}.pt")
+        (unfinished / MANIFEST).write_text(json.dumps({"step": step, "files": files}, indent=1))
+        for path in (*unfinished.iterdir(), unfinished):
+            _sync(path)
+        unfinished.rename(final)
+        _sync(root)
+    except (OSError, RuntimeError) as error:  # torch.save answers a full disk with a RuntimeError
+        shutil.rmtree(unfinished, ignore_errors=True)
+        raise OSError(_advice(error, root)) from error
+    for old in checkpoints(root)[:-keep]:
+        doomed = old.with_name(f"{_UNFINISHED}{old.name}")
+        old.rename(doomed)  # never leave half a checkpoint under a good name
+        shutil.rmtree(doomed, ignore_errors=True)
+    return final
+
+
+def _advice(error: Exception, root: Path) -> str:
+    kept = checkpoints(root)
+    intact = f"; the last good checkpoint is {kept[-1]}" if kept else "; there is no earlier checkpoint"
+    full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+    full = full or shutil.disk_usage(root if root.exists() else root.parent).free < 1 << 20
+    what = "The disk is full" if full else f"A checkpoint could not be written ({error})"
+    return f"{what}: {root}{intact}. Free some space, or save elsewhere with --runs, then go on with --resume."
+
+
+def read(folder: Path, only: tuple[str, ...] | None = None) -> dict[str, Any]:
+    """The parts of a checkpoint, checked against its manifest; ValueError if it is damaged."""
+    files = _manifest(folder)["files"]
+    wanted = files if only is None else {f"{name}.pt": files[f"{name}.pt"] for name in only if f"{name}.pt" in files}
+    parts = {}
+    for name, expected in wanted.items():
+        path = folder / name
+        if not path.is_file() or _describe(path) != expected:
+            raise ValueError(f"{path} is missing or differs from what was saved.")
+        parts[path.stem] = torch.load(path, map_location="cpu", weights_only=True)
+    return parts
+
+
+def _manifest(folder: Path) -> dict[str, Any]:
+    try:
+        manifest = json.loads((folder / MANIFEST).read_text())
+        manifest["files"]["position.pt"], manifest["step"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{folder / MANIFEST} cannot be read ({error}).") from None
+    assert isinstance(manifest, dict)
+    return manifest
+
+
+def last_good(root: Path) -> Path | None:
+    """The newest checkpoint that is whole; damaged ones are named in the log."""
+    for folder in reversed(checkpoints(root)):
+        try:
+            files = _manifest(folder)["files"]
+            bad = [name for name, said in files.items() if not _matches(folder / name, said)]
+            if not bad:
+                return folder
+            log.warning("the checkpoint %s is damaged (%s); taking the one before it", folder, ", ".join(bad))
+        except ValueError as error:
+            log.warning("the checkpoint %s is damaged: %s Taking the one before it", folder, error)
+    return None
+
+
+def clean(root: Path, resumed: Path | None) -> None:
+    """Before training goes on from ``resumed``: unfinished writes go, later (damaged) checkpoints get another name."""
+    for path in root.glob(f"{_UNFINISHED}*"):
+        shutil.rmtree(path, ignore_errors=True)
+    for folder in checkpoints(root):
+        if resumed is None or folder.name > resumed.name:
+            spoilt = folder.with_name(_DAMAGED + folder.name)
+            shutil.rmtree(spoilt, ignore_errors=True)
+            folder.rename(spoilt)
+
+
+def _matches(path: Path, expected: dict[str, Any]) -> bool:
+    return path.is_file() and path.stat().st_size == expected.get("bytes") and _describe(path) == expected
+
+
+def _describe(path: Path) -> dict[str, Any]:
+    with path.open("rb") as file:
+        digest = hashlib.sha256()
+        while block := file.read(1 << 22):
+            digest.update(block)
+        return {"bytes": file.tell(), "sha256": digest.hexdigest()}
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+class Writer:
+    """Writes checkpoints one at a time in a thread; what went wrong is raised at the next call."""
+
+    def __init__(self, root: Path, keep: int) -> None:
+        self.root, self.keep = root, keep
+        self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None
+
+    def save(self, step: int, parts: dict[str, Any]) -> None:
+        """Returns at once, unless the write before is still going on."""
+        self.wait()
+        self._thread = threading.Thread(target=self._write, args=(step, parts), name="checkpoint")
+        self._thread.start()
+
+    def _write(self, step: int, parts: dict[str, Any]) -> None:
+        try:
+            write(self.root, step, parts, self.keep)
+        except BaseException as error:
+            self._error = error
+
+    def check(self) -> None:
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
+
+    def finish_quietly(self) -> None:
+        """When the run fails for another reason: let the write end."""
+        if self._thread is not None:
+            self._thread.join()
+
+    def wait(self) -> None:
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        self.check()

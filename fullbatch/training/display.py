@@ -1,0 +1,83 @@
+"""What a person sees while a run trains: a progress bar, or a line now and then."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+LINE_EVERY = 10.0  # seconds
+
+
+def words_of(line: dict[str, Any]) -> str:
+    words = [f"loss {line['loss']:.4f}"]
+    if "tau" in line:
+        words.append(f"τ {line['tau']:.4f}")
+    words.append(f"lr {line['lr']:.2e}")
+    words.append(f"{line['samples_per_second']:,.0f} samples/s")
+    if "gpu_gib" in line:
+        words.append(f"{line['gpu_gib']:.1f} GiB")
+    return "  ".join(words)
+
+
+class Display:
+    """Silent on all ranks but the first.  Without a terminal, or with ``quiet``, lines instead of a bar."""
+
+    def __init__(self, first: bool, quiet: bool) -> None:
+        self.console = Console(file=sys.stderr, highlight=False)
+        self.first = first
+        self.bar = first and not quiet and self.console.is_terminal
+        self._progress: Progress | None = None
+        self._task = TaskID(0)
+        self._total = 0
+        self._marks: list[tuple[float, int]] = []
+        self._shown = 0.0
+
+    def say(self, text: str) -> None:
+        if self.first:
+            self.console.print(text, markup=False)
+
+    @contextmanager
+    def running(self, step: int, total: int) -> Iterator[None]:
+        self._total, self._marks = total, [(time.monotonic(), step)]
+        if not self.bar:
+            yield
+            return
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=30),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[words]}"),
+        )
+        with Progress(*columns, console=self.console, transient=True) as progress:
+            self._progress = progress
+            self._task = progress.add_task("training", total=total, completed=step, words="")
+            yield
+        self._progress = None
+
+    def advance(self, step: int) -> None:
+        if self._progress is not None:
+            self._progress.update(self._task, completed=step)
+
+    def speed(self, step: int, batch_size: int) -> float:
+        """Samples a second since the log lines of up to ten ago."""
+        now = time.monotonic()
+        self._marks = [*self._marks[-10:], (now, step)]
+        then, before = self._marks[0]
+        return (step - before) * batch_size / max(now - then, 1e-9)
+
+    def show(self, line: dict[str, Any]) -> None:
+        if self._progress is not None:
+            self._progress.update(self._task, words=words_of(line))
+        elif self.first and (time.monotonic() - self._shown > LINE_EVERY or line["step"] == self._total):
+            self._shown = time.monotonic()
+            then, before = self._marks[0]
+            rate = (line["step"] - before) / max(time.monotonic() - then, 1e-9)
+            left = (self._total - line["step"]) / rate if rate else 0.0
+            self.say(f"step {line['step']}/{self._total}  {words_of(line)}  {left / 60:.1f} min left")

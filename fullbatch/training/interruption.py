@@ -1,0 +1,38 @@
+"""SIGTERM and SIGINT ask a run to save and stop; a second one ends it at once."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from types import FrameType
+from typing import Any
+
+
+class Interruption:
+    """A context in which the first signal only sets ``signal``."""
+
+    def __init__(self) -> None:
+        self.signal: int | None = None
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> Interruption:
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGTERM, signal.SIGINT):
+                self._before[number] = signal.signal(number, self._receive)
+        return self
+
+    def _receive(self, number: int, frame: FrameType | None) -> None:
+        self.signal = number
+        signal.signal(number, self._before[number])
+
+    def __exit__(self, *error: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+
+class Interrupted(Exception):
+    """The run was asked to stop and has saved; ``exit_code`` is what a shell expects after that signal."""
+
+    def __init__(self, number: int, advice: str) -> None:
+        super().__init__(f"Stopped by {signal.Signals(number).name}. {advice}")
+        self.exit_code = 128 + number

@@ -1,0 +1,191 @@
+"""Optimizers: one for the encoders, by name, and one for what the objective itself learns."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterable, Iterator
+from fnmatch import fnmatch
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fullbatch.config.optimization import Optimizer, Schedule
+from fullbatch.objective.prototypes import PrototypeNormalizer
+from fullbatch.objective.temperature import PredictedTemperature
+from fullbatch.training.novograd import NovoGrad
+from fullbatch.training.schedule import (
+    learning_rate,
+    temperature_learning_rate,
+    temperature_net_learning_rate,
+    temperature_peak,
+)
+
+Groups = list[dict[str, Any]]
+
+
+def undecayed_names(model: nn.Module) -> set[str]:
+    """Patterns of names that the model or a part of it lists in ``no_weight_decay()``, as timm and open_clip do."""
+    patterns = set()
+    for prefix, module in model.named_modules():
+        listing = getattr(module, "no_weight_decay", None)
+        if callable(listing):
+            patterns |= {f"{prefix}.{name}" if prefix else name for name in listing()}
+    return patterns
+
+
+def split_parameters(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
+    """The trainable parameters in two lists: those that decay, those that do not.
+
+    Gains, biases and other tensors of fewer than two dimensions do not, nor what the model says should not (position
+    and class embeddings).
+    """
+    patterns = undecayed_names(model)
+    decayed: list[nn.Parameter] = []
+    undecayed: list[nn.Parameter] = []
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            spared = parameter.ndim < 2 or any(fnmatch(name, pattern) for pattern in patterns)
+            (undecayed if spared else decayed).append(parameter)
+    if not decayed and not undecayed:
+        raise ValueError("The model has no trainable parameter (requires_grad is False everywhere): unfreeze a part.")
+    return decayed, undecayed
+
+
+def _muon_groups(
+    model: nn.Module, decayed: list[nn.Parameter], undecayed: list[nn.Parameter], config: Optimizer
+) -> Groups:
+    """Rows of an embedding table are no linear map to orthogonalise: they, gains and biases are left to AdamW."""
+    tables = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
+    by_adamw = {"use_fallback": True, "eps": config.eps}
+    maps = {"params": [p for p in decayed if id(p) not in tables], "weight_decay": config.weight_decay}
+    rows = {"params": [p for p in decayed if id(p) in tables], "weight_decay": config.weight_decay, **by_adamw}
+    others = {"params": undecayed, "weight_decay": 0.0, **by_adamw}
+    return [group for group in (maps, rows, others) if group["params"]]
+
+
+def _timm(name: str, groups: Groups, **settings: Any) -> torch.optim.Optimizer:
+    try:
+        kind = getattr(importlib.import_module("timm.optim"), name)
+    except (ImportError, AttributeError):
+        raise ValueError(
+            f"This optimizer is timm's {name}, which is not here; `pip install --upgrade timm`, or take adamw."
+        ) from None
+    made = kind(groups, **settings)
+    assert isinstance(made, torch.optim.Optimizer)
+    return made
+
+
+def make_optimizer(model: nn.Module, config: Optimizer, device: torch.device | str) -> torch.optim.Optimizer:
+    """The optimizer ``config`` names for the model's trainable parameters, which are on ``device``."""
+    decayed, undecayed = split_parameters(model)
+    matrices = {"params": decayed, "weight_decay": config.weight_decay}
+    others = {"params": undecayed, "weight_decay": 0.0}
+    groups = [group for group in (matrices, others) if group["params"]]
+    betas, momentum = (config.beta1, config.beta2), config.momentum
+    adam: dict[str, Any] = {"lr": config.lr, "betas": betas, "eps": config.eps}
+    fused: dict[str, Any] = {"fused": True} if torch.device(device).type == "cuda" else {}
+    # LARS and LAMB scale matrices by their norms, decayed or not; gains and biases take the plain step.
+    scaled = [{**group, "always_adapt": group is matrices} for group in groups]
+    match config.optimizer:
+        case "adamw":
+            return torch.optim.AdamW(groups, **adam, **fused)
+        case "adam":
+            return torch.optim.Adam(groups, **adam, **fused)
+        case "radam":
+            return torch.optim.RAdam(groups, **adam)
+        case "novograd":
+            return NovoGrad(groups, **adam)
+        case "nvnovograd":
+            return _timm("NvNovoGrad", groups, **adam)
+        case "rmsprop":
+            return torch.optim.RMSprop(groups, lr=config.lr, alpha=config.beta2, eps=config.eps, momentum=momentum)
+        case "sgd":
+            return torch.optim.SGD(groups, lr=config.lr, momentum=momentum, **fused)
+        case "lamb":
+            return _timm("Lamb", scaled, **adam, max_grad_norm=None)  # clip_norm is the only clipping
+        case "lars":
+            return _timm("Lars", scaled, lr=config.lr, momentum=momentum)
+        case "lion":
+            return _timm("Lion", groups, lr=config.lr, betas=betas)
+        case "muon":
+            parts = _muon_groups(model, decayed, undecayed, config)
+            # Its steps are scaled to the length of AdamW's, so AdamW's learning rates carry over.
+            scale = "match_rms_adamw"
+            return _timm("Muon", parts, lr=config.lr, momentum=momentum, betas=betas, adjust_lr_fn=scale)
+        case "adopt":
+            return _timm("Adopt", groups, **adam, decoupled=True)
+        case name:
+            raise AssertionError(f"OPTIMIZERS lists {name!r}, but it is not made here")
+
+
+def _named_groups(objective: nn.Module, config: Optimizer) -> Iterator[dict[str, Any]]:
+    nets = [m for m in objective.modules() if isinstance(m, PredictedTemperature)]
+    normalizers = [m for m in objective.modules() if isinstance(m, PrototypeNormalizer)]
+    in_nets = [p for net in nets for p in net.parameters()]
+    in_normalizers = [p for normalizer in normalizers for p in normalizer.parameters()]
+    known = {id(p) for p in in_nets + in_normalizers}
+    scalars = [p for p in objective.parameters() if id(p) not in known]
+    yield {"params": scalars, "learns": "temperature", "peak": temperature_peak(config)}
+    yield {"params": in_nets, "learns": "temperature_net", "peak": temperature_net_learning_rate(config, epoch=0)}
+    if normalizers:
+        yield {"params": in_normalizers, "learns": "prototypes", "peak": normalizers[0].lr}
+
+
+def make_temperature_optimizer(objective: nn.Module, config: Optimizer) -> torch.optim.Optimizer | None:
+    """AdamW without decay for what the objective learns; None if it learns nothing.
+
+    The groups say what they hold in ``group["learns"]``: "temperature" (log tau, SigLIP's bias), "temperature_net"
+    (TempNet), "prototypes" (NeuCLIP's Algorithm 3, at the method's own ``prototype_lr``).
+    """
+    groups = []
+    for group in _named_groups(objective, config):
+        group["params"] = [p for p in group["params"] if p.requires_grad]
+        if group["params"]:
+            groups.append({**group, "lr": group["peak"]})
+    if not groups:
+        return None
+    return torch.optim.AdamW(groups, lr=config.lr, betas=(config.beta1, config.beta2), eps=config.eps, weight_decay=0.0)
+
+
+def set_learning_rates(
+    encoders: torch.optim.Optimizer,
+    temperatures: torch.optim.Optimizer | None,
+    config: Optimizer,
+    schedule: Schedule,
+    step: int,
+    total_steps: int,
+    steps_per_epoch: int,
+    temperature: float | None = None,
+) -> float:
+    """Give every group the rate of this step and return the encoders'.
+
+    ``temperature`` is tau now, or lately: see ``temperature_learning_rate``.
+    """
+    clock = (step, total_steps, steps_per_epoch)
+    rate = learning_rate(schedule, config.lr, *clock)
+    for group in encoders.param_groups:
+        group["lr"] = rate
+    for group in temperatures.param_groups if temperatures is not None else ():
+        match group["learns"]:
+            case "temperature":
+                group["lr"] = temperature_learning_rate(schedule, config, *clock, temperature)
+            case "temperature_net":
+                group["lr"] = temperature_net_learning_rate(config, epoch=step // steps_per_epoch)
+            case "prototypes":
+                group["lr"] = group["peak"] * rate / config.lr
+            case other:
+                raise AssertionError(f"a group that learns {other!r} has no rate")
+    return rate
+
+
+def clip_gradients(parameters: Iterable[Tensor], max_norm: float | None) -> Tensor:
+    """The norm of the whole gradient, as it was; gradients are scaled to ``max_norm`` if longer.  The host waits not.
+
+    With gradients that are not finite the norm is not finite either, and they stay broken: look at it when you log.
+    """
+    parameters = list(parameters)
+    if max_norm is not None:
+        return torch.nn.utils.clip_grad_norm_(parameters, max_norm)
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients))) if gradients else torch.zeros(())

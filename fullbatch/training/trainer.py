@@ -1,0 +1,211 @@
+"""The training loop: read a batch, compute the gradient, step, log, save, evaluate."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fullbatch import distributed
+from fullbatch.config.run import RunConfig
+from fullbatch.data.loader import Batch, TrainingBatches, load
+from fullbatch.training import checkpoint
+from fullbatch.training.display import Display
+from fullbatch.training.gradient import GradientRule
+from fullbatch.training.interruption import Interrupted, Interruption
+from fullbatch.training.optimizer import clip_gradients, set_learning_rates
+from fullbatch.training.run_folder import Folder, Metrics
+from fullbatch.training.state import TrainingState
+
+log = logging.getLogger("fullbatch")
+
+AGREE_EVERY = 8  # steps between questions to all ranks whether one was told to stop, or a save is due by the clock
+FEWEST_FOR_SHARE = 200  # pairs read before the share of bad ones says anything
+DIVERGED = 10.0  # times the size of the first loss
+
+
+class Diverged(ValueError):
+    """The loss is no longer a number, or has run away."""
+
+
+@dataclass
+class Trainer:
+    """model     as wrapped for the ranks; ``state.model`` is the bare one
+    evaluate  measures the model and returns a line for the log
+    """
+
+    config: RunConfig
+    folder: Folder
+    batches: TrainingBatches
+    total_steps: int
+    device: torch.device
+    model: nn.Module
+    state: TrainingState
+    metrics: Metrics
+    display: Display
+    evaluate: Callable[[], Mapping[str, Any]]
+
+    def __post_init__(self) -> None:
+        training = self.config.training
+        self.gradient = GradientRule(training.micro_batch, training.precision, training.seed)
+        self.writer = checkpoint.Writer(self.folder.checkpoints, self.config.run.keep)
+        self.finite = torch.ones((), dtype=torch.bool, device=self.device)
+        self.saved_at = time.monotonic()
+        self.unreported = 0  # bad samples this rank met since the ranks last counted
+        self.first_rank = distributed.world().rank == 0
+
+    def run(self) -> None:
+        position = self.state.position
+        steps = range(position.step, self.total_steps)
+        with Interruption() as interruption, self.display.running(position.step, self.total_steps):
+            try:
+                for batch in load(self.batches, steps, self.config.data.workers, self.device):
+                    line = self.train_step(batch)
+                    if line is not None:
+                        self.log(line)
+                    if self.evaluation_due():
+                        self.metrics.write({"step": position.step, **self.evaluate()}, group="evaluation")
+                    stop = self.save_if_due(interruption)
+                    self.display.advance(position.step)
+                    if stop:
+                        break
+                self.writer.wait()
+            except BaseException:
+                self.writer.finish_quietly()
+                raise
+        if interruption.signal is not None and position.step < self.total_steps:
+            raise Interrupted(interruption.signal, f"Go on with: fullbatch train --resume {self.folder.path}")
+
+    # -- one step ---------------------------------------------------------------------------------------------------
+
+    def train_step(self, batch: Batch) -> dict[str, Any] | None:
+        """One update; the line for the log if it is this step's turn."""
+        state, position, config = self.state, self.state.position, self.config
+        per_epoch = self.batches.steps_per_epoch
+        rate = set_learning_rates(
+            state.optimizer,
+            state.temperature_optimizer,
+            config.optimizer,
+            config.schedule,
+            position.step,
+            self.total_steps,
+            per_epoch,
+            position.temperature,
+        )
+        state.objective.set_epoch(position.step // per_epoch)
+        output = self.gradient(self.model, state.objective, batch, position.step, state.scaler)
+        norm = self._update(position.step + 1)
+        self.finite = self.finite & output.loss.isfinite()
+        position.step += 1
+        self._count(batch)
+        if position.step % config.run.log_every and position.step < self.total_steps:
+            return None
+        numbers = {name: float(value) for name, value in output.metrics.items()}
+        loss = float(distributed.mean_over_ranks(output.loss))
+        return {
+            "step": position.step,
+            "epoch": position.step / per_epoch,
+            "samples": position.step * config.training.batch_size,
+            "loss": loss,
+            "lr": rate,
+            "gradient_norm": float(norm),
+            **{name: value for name, value in numbers.items() if name != "epoch"},
+        }
+
+    def _update(self, step: int) -> Tensor:
+        state = self.state
+        optimizers = [each for each in (state.optimizer, state.temperature_optimizer) if each is not None]
+        for optimizer in optimizers:
+            state.scaler.unscale_(optimizer)
+        norm = clip_gradients(state.model.parameters(), self.config.optimizer.clip_norm)
+        for optimizer in optimizers:
+            state.scaler.step(optimizer)
+        state.scaler.update()
+        for optimizer in optimizers:
+            optimizer.zero_grad(set_to_none=True)
+        if state.average is not None:
+            state.average.update(step)
+        return norm
+
+    def _count(self, batch: Batch) -> None:
+        for bad in batch.bad:
+            log.warning("skipped a bad sample: %s", bad)
+        self.unreported += len(batch.bad)
+
+    def _report_bad(self) -> None:
+        """Bring the ranks' counts together; every rank must call."""
+        (found,) = distributed.sum_over_ranks(self.unreported)
+        self.state.position.bad += found
+        self.unreported = 0
+
+    # -- log, save, evaluate, stop ----------------------------------------------------------------------------------
+
+    def log(self, line: dict[str, Any]) -> None:
+        position = self.state.position
+        self._check_health(line["loss"])
+        if "tau" in line:
+            position.temperature = line["tau"]
+        if math.isnan(position.first_loss):
+            position.first_loss = line["loss"]
+        line["bad_samples"] = self._check_bad_share()
+        line["samples_per_second"] = self.display.speed(position.step, self.config.training.batch_size)
+        if self.device.type == "cuda":
+            line["gpu_gib"] = torch.cuda.max_memory_allocated(self.device) / 2**30
+        self.metrics.write(line)
+        self.display.show(line)
+
+    def _check_health(self, loss: float) -> None:
+        position = self.state.position
+        kept = checkpoint.checkpoints(self.folder.checkpoints)
+        good = f"the last good checkpoint is {kept[-1]}" if kept else "no checkpoint was written yet"
+        advice = f"{good}. Try a lower --lr, a longer warm-up, --clip-norm 1.0, or --precision bf16 or fp32."
+        if not (bool(self.finite) and math.isfinite(loss)):
+            raise Diverged(f"The loss is not a finite number any more (by step {position.step}); {advice}")
+        if loss > position.first_loss + DIVERGED * max(1.0, abs(position.first_loss)):
+            raise Diverged(
+                f"The loss ran away, from {position.first_loss:.4g} to {loss:.4g} (step {position.step}); {advice}"
+            )
+
+    def _check_bad_share(self) -> int:
+        self._report_bad()
+        bad, allowed = self.state.position.bad, self.config.data.max_bad
+        tried = self.state.position.step * self.config.training.batch_size + bad
+        if tried >= FEWEST_FOR_SHARE and bad > allowed * tried:
+            raise ValueError(
+                f"{bad} of {tried} samples could not be read, more than --max-bad {allowed:g} of them; "
+                f"{self.folder.log} names them. Repair the data, or allow more."
+            )
+        return bad
+
+    def save_if_due(self, interruption: Interruption) -> bool:
+        """Save by step, by the clock or on a signal; whether to stop."""
+        self.writer.check()
+        run, step = self.config.run, self.state.position.step
+        by_step = step == self.total_steps or (run.save_every is not None and step % run.save_every == 0)
+        by_clock = stop = False
+        if distributed.world().size == 1 or step % AGREE_EVERY == 0:
+            waited = time.monotonic() - self.saved_at
+            overdue = run.save_minutes is not None and waited > 60.0 * run.save_minutes
+            by_clock, stop = distributed.any_rank(overdue and self.first_rank, interruption.signal is not None)
+        if by_step or by_clock or stop:
+            self.save()
+        return stop
+
+    def save(self) -> None:
+        if not bool(self.finite):
+            self._check_health(math.nan)  # a spoilt state must not take a good one's place
+        self._report_bad()
+        parts = self.state.capture()
+        if self.first_rank:
+            self.writer.save(self.state.position.step, parts)
+        self.saved_at = time.monotonic()
+
+    def evaluation_due(self) -> bool:
+        step, every = self.state.position.step, self.config.evaluation.evaluate_every * self.batches.steps_per_epoch
+        return step == self.total_steps or bool(every and step % every == 0)

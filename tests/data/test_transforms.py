@@ -1,0 +1,101 @@
+import io
+import pickle
+import random
+from statistics import mean
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from fullbatch.data.sample import BadSample
+from fullbatch.data.transforms import EvalTransform, TrainTransform, random_crop
+from tests.data.making import encoded, jpeg, picture, png
+
+SIZES = [(256, 256), (300, 500), (640, 480), (37, 50), (224, 224), (1, 1), (3, 900), (901, 40), (257, 129)]
+
+
+def rough(size, seed=0):
+    """Noise over a smooth picture: resizing it badly shows."""
+    noise = np.random.default_rng(seed).integers(-40, 40, (size[1], size[0], 3))
+    return Image.fromarray((np.asarray(picture(size, seed)).astype(int) + noise).clip(0, 255).astype(np.uint8))
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_evaluation_agrees_with_open_clip(size):
+    open_clip = pytest.importorskip("open_clip")
+    theirs = open_clip.image_transform(64, is_train=False, mean=(0, 0, 0), std=(1, 1, 1))
+    raw = encoded(rough(size), "JPEG", quality=95)
+    wanted = theirs(Image.open(io.BytesIO(raw))) * 255
+    found = EvalTransform(64)(raw, "x")
+    assert found.shape == (3, 64, 64) and found.dtype == torch.uint8 and found.is_contiguous()
+    difference = (found - wanted).abs()
+    assert difference.max() <= 1.01 and difference.mean() < 0.3
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("kind", [jpeg, png])
+def test_training_crops(size, kind):
+    transform = pickle.loads(pickle.dumps(TrainTransform(64, crop=(0.5, 1.0), flip=True)))
+    raw = kind(size)
+    first, again, other = (transform(raw, "x", random.Random(seed)) for seed in (1, 1, 2))
+    assert first.shape == (3, 64, 64) and first.dtype == torch.uint8 and first.is_contiguous()
+    assert torch.equal(first, again)
+    if max(size) < 3 * min(size) and size != (1, 1):  # the crop of a longer image is its middle
+        assert not torch.equal(first, other)
+
+
+@pytest.mark.parametrize("size", [(300, 300), (512, 400), (1100, 1300)])
+def test_a_training_crop_is_the_crop_resized_by_pillow(size):
+    """Exactly, where the JPEG is decoded in full; in the mean within a few grey levels where libjpeg shrinks it."""
+    for seed in range(5):
+        raw = encoded(rough(size), "JPEG", quality=95)
+        left, top, width, height = random_crop(*size, (0.9, 1.0), random.Random(seed))
+        crop = Image.open(io.BytesIO(raw)).crop((left, top, left + width, top + height))
+        wanted = crop.resize((200, 200), Image.Resampling.BICUBIC)
+        found = TrainTransform(200)(raw, "x", random.Random(seed))
+        difference = (found.permute(1, 2, 0).float() - torch.from_numpy(np.array(wanted))).abs()
+        if min(width, height) < 400:
+            assert difference.max() <= 1
+        assert difference.mean() < 4
+
+
+def test_flips_half_of_the_images():
+    raw = png((64, 64))
+    flipped = 0
+    for seed in range(200):
+        plain, maybe = (TrainTransform(32, flip=flip)(raw, "x", random.Random(seed)) for flip in (False, True))
+        assert torch.equal(maybe, plain) or torch.equal(maybe, plain.flip(2))
+        flipped += not torch.equal(maybe, plain)
+    assert 80 <= flipped <= 120
+
+
+def test_crops_are_drawn_as_torchvision_draws_them():
+    crops = pytest.importorskip("torchvision.transforms").RandomResizedCrop
+    rng = random.Random(0)
+    for width, height in ((400, 300), (300, 300), (1000, 100), (50, 700)):
+        ours = np.array([random_crop(width, height, (0.6, 0.9), rng) for _ in range(3000)])
+        image = torch.empty(3, height, width)
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            drawn = [crops.get_params(image, [0.6, 0.9], [3 / 4, 4 / 3]) for _ in range(3000)]
+        theirs = np.array([(j, i, w, h) for i, j, h, w in drawn])
+        assert np.abs(ours.mean(0) - theirs.mean(0)).max() <= 0.02 * max(width, height)
+        assert np.abs(ours.std(0) - theirs.std(0)).max() <= 0.02 * max(width, height)
+        assert (ours[:, 0] + ours[:, 2]).max() <= width and (ours[:, 1] + ours[:, 3]).max() <= height
+
+
+def test_the_crop_keeps_its_share_of_the_area():
+    rng = random.Random(0)
+    shares = [w * h / 120_000 for _, _, w, h in (random_crop(400, 300, (0.3, 0.5), rng) for _ in range(500))]
+    assert 0.29 < min(shares) < max(shares) < 0.51 and 0.38 < mean(shares) < 0.42
+
+
+def test_bad_images():
+    for raw in (b"text", jpeg(), jpeg((8, 8))[:200]):
+        with pytest.raises(BadSample, match="n: "):
+            TrainTransform(32, max_pixels=100)(raw, "n", random.Random(0))
+        with pytest.raises(BadSample, match="n: "):
+            EvalTransform(32, max_pixels=100)(raw, "n")
+    strip = encoded(Image.new("RGB", (1, 60_000)))
+    assert EvalTransform(224)(strip, "strip").shape == (3, 224, 224)  # resized as a whole it would take 9 GB

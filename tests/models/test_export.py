@@ -1,0 +1,104 @@
+"""Exports: transformers' CLIPModel gives the same embeddings; what cannot be exported says why."""
+
+import json
+
+import pytest
+import torch
+from safetensors import safe_open
+
+from fullbatch.config.model import Model
+from fullbatch.models.build import build_model
+from fullbatch.models.export import export
+from tests.models.conftest import CAPTIONS, some_images
+
+
+def features(output):
+    rows = output if isinstance(output, torch.Tensor) else output.pooler_output  # transformers 4 and 5
+    return torch.nn.functional.normalize(rows, dim=-1)
+
+
+@pytest.mark.parametrize("quick_gelu", [False, True])
+@pytest.mark.parametrize("custom_text", [False, True])
+def test_clip_model_has_the_same_embeddings(write_config, tmp_path, quick_gelu, custom_text):
+    from transformers import AutoImageProcessor, AutoTokenizer, CLIPModel
+
+    model = build_model(Model(write_config(quick_gelu=quick_gelu, custom_text=custom_text))).eval()
+    folder = export(model, tmp_path / "hf", "huggingface", temperature=0.04, bias=None)
+    theirs = CLIPModel.from_pretrained(folder).eval()
+    assert theirs.logit_scale.exp().item() == pytest.approx(25.0)
+
+    images = some_images(32)
+    processor = AutoImageProcessor.from_pretrained(folder)
+    pixels = processor(images=[image.permute(1, 2, 0).numpy() for image in images], return_tensors="pt")
+    tokens = AutoTokenizer.from_pretrained(folder)(
+        CAPTIONS, padding="max_length", truncation=True, max_length=12, return_tensors="pt"
+    )
+    with torch.no_grad():
+        image_BD, text_BD = model(images, model.tokenize(CAPTIONS))
+        torch.testing.assert_close(features(theirs.get_image_features(**pixels)), image_BD, atol=1e-5, rtol=0)
+        torch.testing.assert_close(features(theirs.get_text_features(**tokens)), text_BD, atol=1e-5, rtol=0)
+        ids = theirs.get_text_features(input_ids=model.tokenize(CAPTIONS))
+        torch.testing.assert_close(features(ids), text_BD, atol=1e-5, rtol=0)
+        again = build_model(Model(pretrained=str(folder))).eval()
+        for mine, theirs in zip(again(images, again.tokenize(CAPTIONS)), (image_BD, text_BD), strict=True):
+            torch.testing.assert_close(mine, theirs, atol=1e-6, rtol=0)
+        assert again.initial_temperature == pytest.approx(0.04)
+
+
+def test_tiny_as_clip_model(tmp_path):
+    from transformers import CLIPModel, CLIPProcessor
+
+    model = build_model(Model()).eval()
+    with pytest.warns(UserWarning, match="has no bias"):
+        folder = export(model, tmp_path / "hf", "huggingface", temperature=0.04, bias=-2.0)
+    theirs = CLIPModel.from_pretrained(folder).eval()
+    CLIPProcessor.from_pretrained(folder)
+    with torch.no_grad():
+        text_BD = features(theirs.get_text_features(input_ids=model.tokenize(CAPTIONS)))
+        torch.testing.assert_close(text_BD, model.encode_text(model.tokenize(CAPTIONS)), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("vision", "text", "reason"),
+    [
+        ({"layers": [1, 1, 1, 1], "width": 8, "head_width": 8}, {}, "a ResNet"),
+        ({"timm_model_name": "test_vit", "timm_proj": "linear", "image_size": 160}, {}, "timm model test_vit"),
+        ({"pool_type": "avg"}, {}, "vision_cfg.pool_type"),
+        ({}, {"no_causal_mask": True}, "text_cfg.no_causal_mask"),
+    ],
+)
+def test_other_architectures_are_refused_with_the_reason(write_config, tmp_path, vision, text, reason):
+    model = build_model(Model(write_config(vision, text)))
+    with pytest.raises(ValueError, match=reason):
+        export(model, tmp_path / "hf", "huggingface", temperature=0.07, bias=None)
+    assert not (tmp_path / "hf").exists()
+
+
+def test_pair_is_no_open_clip_model(tmp_path, text_folder):
+    model = build_model(Model(image_tower="test_vit", text_tower=text_folder, context_length=8))
+    for format in ("open_clip", "huggingface"):
+        with pytest.raises(ValueError, match=r"timm and Hugging Face.*safetensors"):
+            export(model, tmp_path / "out", format, temperature=0.07, bias=None)
+
+
+def test_safetensors_carry_their_config(write_config, tmp_path):
+    model = build_model(Model(write_config(), context_length=9))
+    file = export(model, tmp_path / "model.safetensors", "safetensors", temperature=0.05, bias=None)
+    with safe_open(file, "pt") as opened:
+        header = json.loads(opened.metadata()["fullbatch"])
+    assert header["kind"] == "open_clip" and header["temperature"] == 0.05
+    again = build_model(Model(pretrained=str(file)))
+    assert again.context_length == 9 and again.initial_temperature == pytest.approx(0.05)
+    with torch.no_grad():
+        tokens = model.tokenize(CAPTIONS)
+        assert torch.equal(model.eval().encode_text(tokens), again.eval().encode_text(tokens))
+
+
+def test_export_refuses_what_makes_no_sense(write_config, tmp_path):
+    model = build_model(Model(write_config()))
+    with pytest.raises(ValueError, match="positive temperature"):
+        export(model, tmp_path / "a", "open_clip", temperature=0.0, bias=None)
+    with pytest.raises(ValueError, match="must be a folder"):
+        export(model, tmp_path / "a.safetensors", "open_clip", temperature=0.1, bias=None)
+    with pytest.raises(ValueError, match="give a folder"):
+        export(model, tmp_path / "a.pt", "open_clip", temperature=0.1, bias=None)
