@@ -52,7 +52,7 @@ def _name_and_size(path: str) -> tuple[str, int]:
 
 def _load(path: str, split: str) -> Any:
     try:
-        import datasets  # type: ignore[import-untyped]
+        import datasets
     except ImportError:
         raise ValueError(f'Reading {path!r} needs datasets: pip install "fullbatch[huggingface]".') from None
     try:

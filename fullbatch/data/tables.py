@@ -212,7 +212,7 @@ def image_of_field(label: str, root: str, value: object) -> bytes:
 
 def _open_parquet(path: str) -> Any:
     try:
-        import pyarrow.parquet  # type: ignore[import-untyped]
+        import pyarrow.parquet
     except ImportError:
         raise ValueError(f'Reading {path!r} needs pyarrow: pip install "fullbatch[parquet]".') from None
     try:
