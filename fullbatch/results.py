@@ -21,9 +21,9 @@ def print_results(trained: Trained, console: Console) -> None:
         console.print(table)
     for result in results:
         if result.get("examples"):
-            console.print(f"\n{result['task']}: captions nearest to an image of ...", markup=False)
+            console.print(f"\n{result['task']}: captions nearest to an image of ...", markup=False, soft_wrap=True)
             for said, answers in result["examples"]:
                 mark = "right" if answers[0] == said else "wrong"
-                console.print(f"  {said}  ->  {' | '.join(answers)}  ({mark})", markup=False)
+                console.print(f"  {said}  ->  {' | '.join(answers)}  ({mark})", markup=False, soft_wrap=True)
             break
-    console.print(f"\nrun folder: {trained.folder}", markup=False)
+    console.print(f"\nrun folder: {trained.folder}", markup=False, soft_wrap=True)

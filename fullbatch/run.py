@@ -109,7 +109,9 @@ def _train(config: RunConfig, folder: Folder, device: torch.device, resumed: boo
         return {f"{result['task']} {result['main']}": result[result["main"]] for result in results}
 
     metrics = Metrics(folder, config, world.rank == 0, state.position.step)
-    trainer = Trainer(config, folder, batches, total_steps, device, wrapped, state, metrics, display, evaluate)
+    trainer = Trainer(
+        config, folder, batches, total_steps, device, wrapped, state, metrics, display, evaluate if tasks else None
+    )
     try:
         trainer.run()
     finally:

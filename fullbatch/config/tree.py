@@ -49,6 +49,8 @@ def _typed(hint: Any, value: Any, where: str) -> Any:
     if get_origin(hint) in (Union, types.UnionType):
         others = [option for option in get_args(hint) if option is not type(None)]
         return None if value is None else _typed(others[0], value, where) if len(others) == 1 else value
+    if get_origin(hint) is Mapping:
+        return {} if value is None else value
     if get_origin(hint) is tuple:
         items = value if isinstance(value, (list, tuple)) else (value,)
         return tuple(_typed(get_args(hint)[0], item, where) for item in items)
@@ -67,11 +69,16 @@ class _Loader(yaml.SafeLoader):
     """YAML 1.1 reads 1e-3 as text; everybody means the number."""
 
 
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+|[-+]?\.\d+([eE][-+]?\d+)?"),
-    list("-+.0123456789"),
-)
+class _Dumper(yaml.SafeDumper):
+    """Quotes a text that ``_Loader`` would take for a number."""
+
+
+for _kind in (_Loader, _Dumper):
+    _kind.add_implicit_resolver(
+        "tag:yaml.org,2002:float",
+        re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+|[-+]?\.\d+([eE][-+]?\d+)?"),
+        list("-+.0123456789"),
+    )
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
@@ -89,7 +96,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 def write_yaml(config: Any) -> str:
-    return str(yaml.safe_dump(to_dict(config), sort_keys=False, allow_unicode=True, width=110))
+    return str(yaml.dump(to_dict(config), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=110))
 
 
 def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:

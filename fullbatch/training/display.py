@@ -40,7 +40,7 @@ class Display:
 
     def say(self, text: str) -> None:
         if self.first:
-            self.console.print(text, markup=False)
+            self.console.print(text, markup=False, soft_wrap=True)
 
     @contextmanager
     def running(self, step: int, total: int) -> Iterator[None]:

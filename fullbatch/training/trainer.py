@@ -37,7 +37,7 @@ class Diverged(ValueError):
 @dataclass
 class Trainer:
     """model     as wrapped for the ranks; ``state.model`` is the bare one
-    evaluate  measures the model and returns a line for the log
+    evaluate  measures the model and returns a line for the log; None: there is nothing to measure
     """
 
     config: RunConfig
@@ -49,7 +49,7 @@ class Trainer:
     state: TrainingState
     metrics: Metrics
     display: Display
-    evaluate: Callable[[], Mapping[str, Any]]
+    evaluate: Callable[[], Mapping[str, Any]] | None
 
     def __post_init__(self) -> None:
         training = self.config.training
@@ -69,7 +69,7 @@ class Trainer:
                     line = self.train_step(batch)
                     if line is not None:
                         self.log(line)
-                    if self.evaluation_due():
+                    if self.evaluate is not None and self.evaluation_due():
                         self.metrics.write({"step": position.step, **self.evaluate()}, group="evaluation")
                     stop = self.save_if_due(interruption)
                     self.display.advance(position.step)

@@ -1,0 +1,207 @@
+"""Images a second of the input pipeline beside open_clip's own, on the same JPEG shards, in one run.
+
+    python benchmarks/loader.py                                  # 224 pixels, batch 128, 1 and 2 workers
+    python benchmarks/loader.py --workers 8 --samples 8192
+
+The script draws photo-like JPEGs of 256 to 512 pixels a side with short captions and packs them into tar shards.  Theirs is
+``open_clip_train.data.get_wds_dataset`` with open_clip's training transform and tokenizer: float batches, normalised.
+Ours comes in two: as it trains, uint8 batches that the towers normalise on the device; and with that work done in the
+workers, so that the batches are theirs, float for float.  Rounds are interleaved and the ratio is the median over
+rounds of theirs / ours in the same round, so it does not depend on what else the machine is doing.  A round is an epoch; the
+first batch of each worker is not counted, for it holds the start of the processes and the filling of shuffle buffers.
+"""
+
+# C: channels   H, W: pixels
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import io
+import os
+import platform
+import random
+import statistics
+import tarfile
+import tempfile
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from importlib.metadata import version
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import open_clip
+import torch
+from open_clip_train.data import get_wds_dataset  # type: ignore[import-untyped]
+from PIL import Image
+from torch.utils.data import Dataset
+
+from fullbatch.config.data import Data
+from fullbatch.data.loader import Batch, TrainingBatches, load, open_pool
+from fullbatch.data.transforms import TrainTransform
+from fullbatch.models.tokenizers import clip_tokenizer
+
+SHARDS = 8
+WORDS = "a photo of the small red old street market boat dog tree on with two people near river at night in winter".split()
+Epoch = Callable[[], Iterable[object]]
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# the shards
+
+
+def photo_like(rng: np.random.Generator) -> bytes:
+    """A JPEG whose power falls with frequency about as a photo's does, of 256 to 512 pixels a side."""
+    width, height = (int(side) for side in rng.integers(256, 513, size=2))
+    fall = rng.uniform(0.3, 0.7)
+    total_HWC = np.zeros((height, width, 3), np.float32)
+    cells = 2
+    while cells < max(width, height):
+        shape = (max(2, cells * height // max(width, height)), max(2, cells * width // max(width, height)))
+        grey, colour = rng.normal(size=(*shape, 1)), rng.normal(size=(*shape, 3))
+        grid = (cells**-fall * (grey + 0.3 * colour)).astype(np.float32)
+        for channel in range(3):
+            layer = Image.fromarray(grid[:, :, channel]).resize((width, height), Image.Resampling.BICUBIC)
+            total_HWC[:, :, channel] += np.asarray(layer)
+        cells *= 2
+    pixels_HWC = (128.0 + 55.0 * total_HWC / total_HWC.std()).clip(0, 255).astype(np.uint8)
+    file = io.BytesIO()
+    Image.fromarray(pixels_HWC).save(file, "JPEG", quality=int(rng.integers(85, 96)))
+    return file.getvalue()
+
+
+def write_shards(folder: Path, samples: int) -> float:
+    """``SHARDS`` tar files of equally many samples; returns the mean size of an image in kB."""
+    rng, words = np.random.default_rng(0), random.Random(0)
+    size = 0
+    for shard in range(SHARDS):
+        with tarfile.open(folder / f"{shard:05d}.tar", "w") as tar:
+            for number in range(samples // SHARDS):
+                caption = " ".join(words.choices(WORDS, k=words.randint(4, 16)))
+                image = photo_like(rng)
+                size += len(image)
+                for ending, raw in (("jpg", image), ("txt", caption.encode())):
+                    member = tarfile.TarInfo(f"{shard:05d}{number:04d}.{ending}")
+                    member.size = len(raw)
+                    tar.addfile(member, io.BytesIO(raw))
+    return size / samples / 1e3
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# the two pipelines; each gives a function that starts the next epoch
+
+
+@dataclass(frozen=True)
+class Normalised(Dataset[Batch]):
+    """Our batches as open_clip's loader gives them: float, normalised in the worker."""
+
+    batches: TrainingBatches
+
+    def __getitem__(self, step: int) -> Batch:
+        batch = self.batches[step]
+        mean, std = (
+            255.0 * torch.tensor(values).view(3, 1, 1)
+            for values in (open_clip.OPENAI_DATASET_MEAN, open_clip.OPENAI_DATASET_STD)
+        )
+        return replace(batch, images=(batch.images.float().sub_(mean)).div_(std))
+
+
+def ours(pattern: str, size: int, batch: int, workers: int, as_floats: bool) -> Epoch:
+    pool, order = open_pool(Data((pattern,)))
+    batches = TrainingBatches(pool, order, batch, TrainTransform(size), clip_tokenizer(77))
+    source = Normalised(batches) if as_floats else batches
+    epochs = iter(range(10**6))
+
+    def epoch() -> Iterable[object]:
+        first = next(epochs) * batches.steps_per_epoch
+        return load(source, range(first, first + batches.steps_per_epoch), workers, torch.device("cpu"))
+
+    return epoch
+
+
+def theirs(pattern: str, samples: int, size: int, batch: int, workers: int) -> Epoch:
+    args = SimpleNamespace(
+        train_data=pattern,
+        train_num_samples=samples,
+        train_data_upsampling_factors=None,
+        dataset_resampled=False,
+        seed=0,
+        batch_size=batch,
+        workers=workers,
+        world_size=1,
+    )
+    transform = open_clip.image_transform(size, is_train=True)
+    data = get_wds_dataset(args, transform, is_train=True, tokenizer=open_clip.get_tokenizer("ViT-B-32"))
+    epochs = iter(range(10**6))
+
+    def epoch() -> Iterable[object]:
+        data.set_epoch(next(epochs))
+        loader: Iterable[object] = data.dataloader
+        return loader
+
+    return epoch
+
+
+def images_per_second(epoch: Epoch, batch: int, workers: int) -> float:
+    arrivals = []
+    for _ in epoch():
+        arrivals.append(time.perf_counter())
+    counted = arrivals[workers - 1 :]
+    return (len(counted) - 1) * batch / (counted[-1] - counted[0])
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return f"{names[0] if names else platform.machine()}, {os.cpu_count()} cores"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--samples", type=int, default=2048)
+    parser.add_argument("--batch", type=int, default=128, help="fewer where an epoch would have under 8 batches")
+    parser.add_argument("--size", type=int, default=224)
+    parser.add_argument("--workers", nargs="*", type=int, default=[1, 2])
+    parser.add_argument("--rounds", type=int, default=5)
+    args = parser.parse_args()
+    if min(args.workers) < 1 or max(args.workers) > SHARDS:
+        parser.error(f"--workers: open_clip's loader wants 1 to {SHARDS}, a shard each at least")
+    samples = max(args.samples // SHARDS, 2 * max(args.workers)) * SHARDS
+    batch = min(args.batch, samples // 8)
+
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["FULLBATCH_CACHE"] = str(Path(folder) / "cache")
+        kilobytes = write_shards(Path(folder), samples)
+        pattern = f"{folder}/{{00000..{SHARDS - 1:05d}}}.tar"
+        versions = ", ".join(f"{name} {version(name)}" for name in ("torch", "open_clip_torch", "webdataset", "pillow"))
+        print(f"{datetime.date.today()}, {cpu_name()}, Python {platform.python_version()}, {versions}")
+        print(f"{samples} JPEGs of {kilobytes:.0f} kB on average, {args.size} pixels, batch {batch}, {args.rounds} rounds\n")
+        print("| workers | batches | images/s | open_clip's images/s | ratio |")
+        print("|---|---|---|---|---|")
+        for workers in args.workers:
+            peer = theirs(pattern, samples, args.size, batch, workers)
+            sides: dict[str, Any] = {
+                "uint8, as it trains": ours(pattern, args.size, batch, workers, as_floats=False),
+                "float, as open_clip's": ours(pattern, args.size, batch, workers, as_floats=True),
+            }
+            speeds: dict[str, list[float]] = {name: [] for name in ("peer", *sides)}
+            for _ in range(args.rounds):
+                for name, epoch in (("peer", peer), *sides.items()):
+                    speeds[name].append(images_per_second(epoch, batch, workers))
+            for name in sides:
+                ratio = statistics.median(a / b for a, b in zip(speeds[name], speeds["peer"], strict=True))
+                own, other = (statistics.median(speeds[side]) for side in (name, "peer"))
+                print(f"| {workers} | {name} | {own:.0f} | {other:.0f} | {ratio:.2f} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
