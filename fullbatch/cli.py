@@ -6,7 +6,8 @@ import argparse
 import logging
 import os
 import sys
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -43,6 +44,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Interrupted as stopped:
         print(f"fullbatch: {stopped}", file=sys.stderr)
         return stopped.exit_code
+    except BrokenPipeError:  # `fullbatch recipes NAME | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
     except (ValueError, OSError) as error:
         if os.environ.get("FULLBATCH_TRACEBACK"):
             raise
@@ -52,7 +56,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def run() -> None:
     """The console script."""
+    warnings.showwarning = _log_warning
     sys.exit(main())
+
+
+def _log_warning(message: Warning | str, *where: object) -> None:
+    """One line without the line of code, on the terminal and in the run's log."""
+    logging.getLogger("fullbatch").warning("%s", message)
 
 
 def _dispatch(arguments: list[str]) -> int:
@@ -80,9 +90,9 @@ def train_config(arguments: Sequence[str]) -> tuple[RunConfig, str | None]:
 
     Later wins: the defaults, the recipe, the config file (or the resumed run's config), the flags.
     """
-    first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    for flag in ("--recipe", "--config", "--resume", "--method", "--pairwise", "--normalizer", "--temperature-rule"):
-        first.add_argument(flag, dest=flag[2:].replace("-", "_"))
+    first = argparse.ArgumentParser(prog="fullbatch train", add_help=False, allow_abbrev=False)
+    for name in ("recipe", "config", "resume", *_AXES, *(name for names in _RIVALS for name in names)):
+        first.add_argument(f"--{name.replace('_', '-')}", f"--{name}", dest=name)
     first.add_argument("--data", nargs="+")
     chosen, _ = first.parse_known_args([argument for argument in arguments if argument not in ("-h", "--help")])
 
@@ -92,28 +102,46 @@ def train_config(arguments: Sequence[str]) -> tuple[RunConfig, str | None]:
     own_data = chosen.data not in (None, ["emoji"])
     recipe = chosen.recipe or (None if chosen.config or chosen.resume or own_data else DEFAULT_RECIPE)
     if recipe:
-        values = merged(values, recipe_values(recipe))
+        values = _layered(values, recipe_values(recipe))
     if chosen.config:
-        values = merged(values, read_yaml(Path(chosen.config)))
+        values = _layered(values, read_yaml(Path(chosen.config)))
     if chosen.resume:
         from fullbatch.training.run_folder import Folder
 
-        values = merged(values, to_dict(Folder(Path(chosen.resume)).read_config()))
-    values["objective"] = _with_chosen_method(dict(values.get("objective") or {}), chosen)
-    base = from_dict(RunConfig, values)
+        values = _layered(values, to_dict(Folder(Path(chosen.resume)).read_config()))
+    axes = {axis: None if value == "None" else value for axis in _AXES if (value := getattr(chosen, axis)) is not None}
+    lengths = {name: getattr(chosen, name) for names in _RIVALS for name in names}
+    values = _giving_way(values, {"objective": axes, "training": lengths, "schedule": lengths})
+    base = from_dict(RunConfig, merged(values, {"objective": axes}) if axes else values)
     return config_from_flags(base, _without(arguments, ("--recipe", "--config", "--resume"))), chosen.resume
 
 
-def _with_chosen_method(objective: dict[str, Any], chosen: argparse.Namespace) -> dict[str, Any]:
-    """A method's settings are its own: naming another method, or another choice on an axis, leaves them behind."""
-    named = {
-        axis: value
-        for axis in ("method", "pairwise", "normalizer", "temperature_rule")
-        if (value := getattr(chosen, axis)) is not None and value != objective.get(axis)
-    }
-    if named and not (set(named) == {"method"} and "method" not in objective and not objective.get("settings")):
-        objective.pop("settings", None)
-    return {**objective, **named}
+_AXES = ("method", "pairwise", "normalizer", "temperature_rule")
+# Fields that say one thing in two units.
+_RIVALS = (("epochs", "samples"), ("warmup_steps", "warmup_epochs"), ("cooldown_steps", "cooldown_epochs"))
+
+
+def _layered(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """``over`` wins."""
+    return merged(_giving_way(base, over), over)
+
+
+def _giving_way(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """``base`` without what ``over`` displaces.  A method's settings are its own: naming another method, or another
+    choice on an axis, leaves them behind; and so does a length its rival in another unit."""
+    left = {group: dict(fields) if isinstance(fields, Mapping) else fields for group, fields in base.items()}
+    for group, fields in left.items():
+        above = over.get(group)
+        if not isinstance(fields, dict) or not isinstance(above, Mapping):
+            continue
+        before = {"method": RunConfig().objective.method, **fields}
+        if group == "objective" and any(above[axis] != before.get(axis) for axis in _AXES if axis in above):
+            fields.pop("settings", None)
+        for names in _RIVALS:
+            if any(above.get(name) is not None for name in names):
+                for name in names:
+                    fields.pop(name, None)
+    return left
 
 
 def _without(arguments: Sequence[str], flags: tuple[str, ...]) -> list[str]:

@@ -95,10 +95,21 @@ def _settings_class(base: RunConfig) -> type:
 def config_from_flags(base: RunConfig, arguments: Sequence[str]) -> RunConfig:
     """``base`` with what the flags change."""
     shown = flags_of(base)
+    given = [argument.split("=", 1)[0][2:].replace("-", "_") for argument in arguments if argument.startswith("--")]
+    _refuse_repeated(base, given)
     parsed: Any = tyro.cli(shown, args=list(arguments), prog="fullbatch train")
     values = {field.name: dataclasses.asdict(getattr(parsed, field.name)) for field in dataclasses.fields(parsed)}
     settings = values.pop("settings")
     before = dataclasses.asdict(shown().settings)
-    changed = {name: value for name, value in settings.items() if value != before[name]}
+    named = {name.removeprefix("settings.").removeprefix("no_") for name in given if name.startswith("settings.")}
+    changed = {name: value for name, value in settings.items() if value != before[name] or name in named}
     values["objective"]["settings"] = {**base.objective.settings, **changed}
     return from_dict(RunConfig, values)
+
+
+def _refuse_repeated(base: RunConfig, given: Sequence[str]) -> None:
+    """Of a flag that is given twice the last one counts; with a list of values that is not what was meant."""
+    for group in dataclasses.fields(base):
+        for name, value in vars(getattr(base, group.name)).items():
+            if given.count(name) > 1 and isinstance(value, tuple):
+                raise ValueError(f"--{name} is given {given.count(name)} times; name all after one: --{name} A B.")

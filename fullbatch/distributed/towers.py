@@ -37,11 +37,21 @@ def sharded(model: nn.Module, device: torch.device) -> nn.Module:
     """The model, its weights spread over the ranks in place (FSDP2): block by block, then what is left."""
     if world().size == 1:
         return model
+    for module in model.modules():
+        _keep_scalars(module)
     mesh = init_device_mesh(device.type, (world().size,))
     for block in list(_blocks(model)):
         fully_shard(block, mesh=mesh)
     fully_shard(model, mesh=mesh)
     return model
+
+
+def _keep_scalars(module: nn.Module) -> None:
+    """FSDP cannot shard a number (open_clip's frozen logit_scale): as a buffer it keeps its name and its value."""
+    for name, weight in list(module.named_parameters(recurse=False)):
+        if weight.ndim == 0:
+            delattr(module, name)
+            module.register_buffer(name, weight.detach())
 
 
 def _blocks(module: nn.Module) -> Iterator[nn.Module]:

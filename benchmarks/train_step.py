@@ -1,0 +1,255 @@
+"""Samples a second of a training step beside open_clip's own, in one run.
+
+    python benchmarks/train_step.py                              # one GPU: ViT-B-32 at B 1024
+    python benchmarks/train_step.py --model ViT-B-16 --batch 512
+    python benchmarks/train_step.py --device cpu --model tiny --batch 8 --steps 2 --rounds 1
+
+Ours is ``Trainer.train_step`` on a batch of the loader (uint8 images).  Theirs is ``open_clip_train.train``'s
+``train_one_epoch`` with the model, loss, AdamW groups and scheduler that its ``main`` makes, on float images normalised
+beforehand, as its loader gives them, with the TF32 and cuDNN settings it makes.  Both towers are compiled and run in
+bf16; the batches lie on the device already.  A round is ``--steps`` steps of each side, one after the other; the ratio
+is the median over rounds of our speed over theirs in the same round.  Memory is the peak of a step beyond weights,
+moments and the objective's state: activations, gradients and whatever the loss needs.
+"""
+
+# B: pairs   C: channels   H, W: pixels   L: tokens
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import logging
+import platform
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from importlib.metadata import version
+from itertools import cycle, islice
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import open_clip
+import torch
+from open_clip_train.scheduler import cosine_lr  # type: ignore[import-untyped]
+from open_clip_train.train import train_one_epoch  # type: ignore[import-untyped]
+from torch import Tensor
+
+from fullbatch.config.model import Model
+from fullbatch.config.objective import Objective
+from fullbatch.config.run import RunConfig
+from fullbatch.config.training import RunFolder, Training
+from fullbatch.data.loader import Batch, Pool, TrainingBatches
+from fullbatch.data.order import Order
+from fullbatch.data.sample import RawSample
+from fullbatch.data.transforms import TrainTransform
+from fullbatch.models.build import build_model
+from fullbatch.models.open_clip_towers import TINY
+from fullbatch.models.towers import TwoTowers
+from fullbatch.run import make_state
+from fullbatch.training.display import Display
+from fullbatch.training.run_folder import Folder, Metrics
+from fullbatch.training.trainer import Trainer
+
+SAMPLES = 1_000_000  # of the data set that the random batches pretend to come from
+BATCHES = 4  # that take turns
+WARM_UP = 12  # steps: compilation, prototypes filled, the first calls' checks over
+Steps = Callable[[int], None]
+
+
+@dataclass(frozen=True)
+class Nothing:
+    """A source that is as long as it says and is never read: the batches are random."""
+
+    name: str = "random"
+    fingerprint: str = "random"
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def read(self, index: int) -> RawSample:
+        raise AssertionError("the batches lie on the device")
+
+
+def random_batches(model: TwoTowers, size: int, device: torch.device) -> list[Batch]:
+    generator = torch.Generator(device).manual_seed(0)
+    draw = partial(torch.randint, generator=generator, device=device)
+    side, vocabulary = model.image_size, model.tokenize.vocabulary
+    return [
+        Batch(
+            ids=draw(SAMPLES, (size,)),
+            images=draw(256, (size, 3, side, side), dtype=torch.uint8),
+            tokens=draw(vocabulary, (size, model.context_length)),
+        )
+        for _ in range(BATCHES)
+    ]
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# the two sides
+
+
+def our_steps(method: str, model: TwoTowers, batches: list[Batch], compiled: bool, folder: Path) -> Steps:
+    """The trainer of a run, without its loader, log and checkpoints."""
+    size, device = len(batches[0].ids), batches[0].ids.device
+    config = RunConfig(
+        objective=Objective(method),
+        training=Training(batch_size=size, precision="bf16", compile=compiled),
+        run=RunFolder(log_every=10**9),
+    )
+    source = TrainingBatches(
+        Pool([Nothing()]), Order((SAMPLES,), (1.0,), 0), size, TrainTransform(model.image_size), model.tokenize
+    )
+    state, wrapped = make_state(config, model, source, device)
+    trainer = Trainer(
+        config=config,
+        folder=Folder(folder),
+        batches=source,
+        total_steps=10**6,
+        device=device,
+        model=wrapped,
+        state=state,
+        metrics=Metrics(Folder(folder), config, first=False, step=0),
+        display=Display(first=False, quiet=True),
+        evaluate=dict,
+    )
+    turns = cycle(batches)
+
+    def steps(count: int) -> None:
+        for batch in islice(turns, count):
+            trainer.train_step(batch)
+
+    return steps
+
+
+def their_steps(name: str, images: list[Tensor], tokens: list[Tensor], compiled: bool) -> Steps:
+    """open_clip's training loop over a loader that gives these batches."""
+    device = images[0].device
+    if name == "tiny":
+        open_clip.add_model_config(TINY)
+    model = open_clip.create_model(name, precision="amp_bf16", device=device, output_dict=True)
+
+    def undecayed(key: str, parameter: Tensor) -> bool:  # as in open_clip_train.main
+        return parameter.ndim < 2 or any(part in key for part in ("bn", "ln", "bias", "logit_scale"))
+
+    named = list(model.named_parameters())
+    groups = [
+        {"params": [p for key, p in named if undecayed(key, p)], "weight_decay": 0.0},
+        {"params": [p for key, p in named if not undecayed(key, p)], "weight_decay": 0.2},
+    ]
+    optimizer = torch.optim.AdamW(groups, lr=5e-4, betas=(0.9, 0.98), eps=1e-6)
+    scheduler = cosine_lr(optimizer, 5e-4, 10_000, 10**6)
+    loss = open_clip.ClipLoss(cache_labels=True)
+    callable_model = torch.compile(model) if compiled else model
+    args = SimpleNamespace(
+        **{"device": str(device), "precision": "amp_bf16", "batch_size": len(images[0]), "accum_freq": 1},
+        **{"distill": False, "skip_scheduler": False, "grad_clip_norm": None, "horovod": False, "wandb": False},
+        **{"rank": 0, "local_rank": 0, "world_size": 1, "log_local": False, "log_every_n_steps": 10**9},
+    )
+    turns = cycle(zip(images, tokens, strict=True))
+
+    class Loader:
+        num_batches = num_samples = 10**9  # the end of the epoch, where it logs, is far
+
+        def __init__(self, count: int) -> None:
+            self.count = count
+
+        def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+            return islice(turns, self.count)
+
+    def steps(count: int) -> None:
+        data = {"train": SimpleNamespace(set_epoch=lambda epoch: None, dataloader=Loader(count))}
+        with their_settings():
+            train_one_epoch(callable_model, data, loss, 0, optimizer, None, scheduler, None, args)
+
+    return steps
+
+
+@contextmanager
+def their_settings() -> Iterator[None]:
+    """What open_clip_train.main sets for the whole process; ours runs with torch's defaults."""
+    products, convolutions = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = products.allow_tf32, convolutions.benchmark
+    products.allow_tf32, convolutions.benchmark = True, True
+    try:
+        yield
+    finally:
+        products.allow_tf32, convolutions.benchmark = before
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# measuring
+
+
+def seconds(steps: Steps, count: int, device: torch.device) -> float:
+    _wait(device)
+    start = time.perf_counter()
+    steps(count)
+    _wait(device)
+    return time.perf_counter() - start
+
+
+def peak_memory(steps: Steps, device: torch.device) -> float:
+    """GiB beyond what is there between steps; nan on a CPU, which does not count."""
+    if device.type != "cuda":
+        return float("nan")
+    _wait(device)
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    steps(1)
+    _wait(device)
+    return (torch.cuda.max_memory_allocated() - before) / 2**30
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="ViT-B-32", help="an open_clip config, or tiny")
+    parser.add_argument("--batch", type=int, default=1024)
+    parser.add_argument("--methods", nargs="*", default=["openclip", "sogclr", "fastclip_v3", "neuclip"])
+    parser.add_argument("--steps", type=int, default=20, help="of each side in a round")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--device", default="cuda")
+    args = parser.parse_args()
+    logging.getLogger().setLevel(logging.WARNING)
+    device, compiled = torch.device(args.device), args.device != "cpu"
+
+    torch.manual_seed(0)
+    model = build_model(Model(args.model)).to(device)
+    batches = random_batches(model, args.batch, device)
+    normalised = [(batch.images.float() - model.mean_C11) / model.std_C11 for batch in batches]
+    with tempfile.TemporaryDirectory() as folder:
+        sides = {"open_clip": their_steps(args.model, normalised, [batch.tokens for batch in batches], compiled)}
+        for method in args.methods:  # the methods share the towers, so that these are compiled once
+            sides[method] = our_steps(method, model, batches, compiled, Path(folder))
+        memory = {}
+        for name, steps in sides.items():
+            steps(WARM_UP)
+            memory[name] = peak_memory(steps, device)
+        rounds = [
+            {name: args.steps * args.batch / seconds(steps, args.steps, device) for name, steps in sides.items()}
+            for _ in range(args.rounds)
+        ]
+
+    machine = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{platform.machine()} CPU"
+    versions = f"torch {torch.__version__}, open_clip_torch {version('open_clip_torch')}"
+    print(f"{datetime.date.today()}, {machine}, {versions}; {args.model}, B {args.batch}, bf16, compiled: {compiled}\n")
+    print("| | samples/s | ratio to open_clip's | peak GiB |")
+    print("|---|---|---|---|")
+    for name in sides:
+        speed = statistics.median(each[name] for each in rounds)
+        ratio = statistics.median(each[name] / each["open_clip"] for each in rounds)
+        label = "open_clip's own step" if name == "open_clip" else f"`{name}`"
+        print(f"| {label} | {speed:.0f} | {ratio:.3f} | {memory[name]:.2f} |")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,100 @@
+"""Whole runs on two gloo ranks: the same run as on one rank, copied (DDP) or sharded (FSDP2)."""
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+import fullbatch as fb
+from fullbatch.config.training import Evaluation
+from fullbatch.models.build import build_model
+from fullbatch.run import make_batches, make_state, train
+from fullbatch.training import checkpoint
+from tests.training.small import differences, renamed, saved_state, small_config
+
+pytestmark = pytest.mark.filterwarnings("ignore:rho=")
+METHODS = ("openclip", "siglip", "sogclr", "fastclip_v2", "tempnet", "amorlip", "neuclip")
+
+
+def on_rank(rank, config, resume):
+    return train(config, resume).results
+
+
+def restored(rank, config, folder):
+    """What a rank holds after it has loaded a checkpoint."""
+    torch.manual_seed(0)
+    model = build_model(config.model)
+    state, _ = make_state(config, model, make_batches(config, model), torch.device("cpu"))
+    state.restore(checkpoint.read(folder))
+    return state.capture()
+
+
+def curve(run: Path, name="loss"):
+    lines = [json.loads(text) for text in (run / "metrics.jsonl").read_text().splitlines()]
+    return torch.tensor([line[name] for line in lines if name in line], dtype=torch.float64)
+
+
+def check_curves(one, two):
+    assert len(curve(one)) == len(curve(two)) == 20
+    largest = max(1.0, curve(one).abs().max().item())  # a loss may pass through zero
+    torch.testing.assert_close(curve(two), curve(one), rtol=0.0, atol=1e-6 * largest)
+    torch.testing.assert_close(curve(two, "gradient_norm"), curve(one, "gradient_norm"), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_two_ranks_reproduce_one(tmp_path, two_ranks, method):
+    config = small_config(tmp_path, method)
+    one = train(config).folder
+    two_ranks.run(on_rank, renamed(config, "two"), None)
+    check_curves(one, tmp_path / "two")
+
+
+@pytest.mark.parametrize("method", ["sogclr", "neuclip"])
+def test_with_micro_batches_and_an_average(tmp_path, two_ranks, method):
+    config = small_config(tmp_path, method, micro_batch=3, ema=0.9)
+    one = train(config).folder
+    two_ranks.run(on_rank, renamed(config, "two"), None)
+    check_curves(one, tmp_path / "two")
+
+
+@pytest.mark.parametrize("method", fb.METHODS)
+def test_from_one_rank_to_two(tmp_path, two_ranks, method):
+    config = small_config(tmp_path, method)
+    one = train(config).folder
+    two = tmp_path / "two"
+    shutil.copytree(one, two)
+    shutil.rmtree(checkpoint.folder_of(two / "checkpoints", 20))
+    tenth = checkpoint.folder_of(two / "checkpoints", 10)
+    for state in two_ranks.run(restored, config, tenth):
+        assert differences(saved_state(one, 10), state) == []
+    two_ranks.run(on_rank, renamed(config, "two"), two)
+    check_curves(one, two)
+
+
+@pytest.mark.parametrize("method", ["openclip", "neuclip"])
+def test_sharded_towers(tmp_path, two_ranks, method):
+    config = small_config(tmp_path, method, ema=0.9, micro_batch=3)
+    one = train(config).folder
+    sharded = replace(config, training=replace(config.training, parallel="fsdp"))
+    two_ranks.run(on_rank, renamed(sharded, "two"), None)
+    check_curves(one, tmp_path / "two")
+    again = tmp_path / "again"
+    shutil.copytree(tmp_path / "two", again)
+    shutil.rmtree(checkpoint.folder_of(again / "checkpoints", 20))
+    two_ranks.run(on_rank, renamed(sharded, "again"), again)
+    assert differences(saved_state(tmp_path / "two", 20), saved_state(again, 20)) == []
+
+
+def test_evaluation_is_spread_over_the_ranks(tmp_path, two_ranks):
+    config = small_config(tmp_path, "openclip")
+    tasks = tuple(f"{kind}:{config.data.data[0]}" for kind in ("retrieval", "zero_shot"))
+    config = replace(config, evaluation=Evaluation(evaluate=tasks, eval_batch=16))
+    one = train(config).results
+    for results in two_ranks.run(on_rank, renamed(config, "two"), None):
+        assert [r["task"] for r in results["results"]] == list(tasks)
+        for got, want in zip(results["results"], one["results"], strict=True):
+            assert got["size"] == want["size"] == 40
+            assert got[got["main"]] == pytest.approx(want[want["main"]], abs=0.03)
