@@ -1,5 +1,7 @@
 """fullbatch: contrastive training in which small batches reach full-batch quality."""
 
+from typing import TYPE_CHECKING, Any
+
 from fullbatch.config import (
     Amortized,
     BatchMean,
@@ -22,12 +24,16 @@ from fullbatch.config import (
     VarianceCovariance,
 )
 from fullbatch.config.methods import METHODS, settings_of
+from fullbatch.config.run import RunConfig
 from fullbatch.evaluation.exact_normalizers import exact_log_normalizers
 from fullbatch.objective.make import make_objective
 from fullbatch.objective.objective import Objective, Output
 from fullbatch.objective.parts import Context
 
-__version__ = "0.1.0"
+if TYPE_CHECKING:
+    from fullbatch.run import train
+
+__version__ = "0.2.0"
 
 __all__ = [
     "METHODS",
@@ -49,6 +55,7 @@ __all__ = [
     "Prototypes",
     "RobustGlobal",
     "RobustPositives",
+    "RunConfig",
     "Scale",
     "Sigmoid",
     "SquaredHinge",
@@ -56,4 +63,14 @@ __all__ = [
     "exact_log_normalizers",
     "make_objective",
     "settings_of",
+    "train",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """``fullbatch.train`` brings image libraries along; who only wants an objective need not wait for them."""
+    if name == "train":
+        from fullbatch.run import train
+
+        return train
+    raise AttributeError(f"module 'fullbatch' has no attribute {name!r}")

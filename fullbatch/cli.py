@@ -9,13 +9,13 @@ import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TextIO
 
 import tyro
 from rich.console import Console
 
+import fullbatch
 from fullbatch.config.run import RunConfig
 from fullbatch.config.tree import from_dict, merged, read_yaml, to_dict
 from fullbatch.config.words import listed, nearest
@@ -60,7 +60,14 @@ def run() -> None:
     sys.exit(main())
 
 
-def _log_warning(message: Warning | str, *where: object) -> None:
+def _log_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
     """One line without the line of code, on the terminal and in the run's log."""
     logging.getLogger("fullbatch").warning("%s", message)
 
@@ -72,7 +79,7 @@ def _dispatch(arguments: list[str]) -> int:
             print(USAGE, end="")
             return 0
         case ["--version", *_]:
-            print(f"fullbatch {version('fullbatch')}")
+            print(f"fullbatch {fullbatch.__version__}")
             return 0
         case [name, *rest] if name in commands:
             return commands[name](rest)

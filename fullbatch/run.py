@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -54,6 +55,9 @@ def train(config: RunConfig, resume: str | Path | None = None) -> Trained:
     >>> trained = train(RunConfig(data=Data(("cc3m/{00000..00331}.tar",))))  # doctest: +SKIP
     """
     device = pick_device(config)
+    if config.training.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True)
     with distributed.ranks(device) as world:
         folder = Folder(Path(resume)) if resume is not None else Folder.of(config)
         folder = Folder(Path(distributed.from_first_rank(str(folder.path))))
@@ -232,16 +236,19 @@ def announce(config: RunConfig, model: TwoTowers, batches: TrainingBatches, step
 
 @contextmanager
 def _logging_to(path: Path | None) -> Iterator[None]:
-    """Warnings go to the run's log, and to the terminal once in a while is enough: only what is not about samples."""
+    """The run's log has it all, down to the name of every bad sample; the terminal only warnings."""
     if path is None:
         yield
         return
     handler = logging.FileHandler(path, encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    before = log.level
     log.addHandler(handler)
+    log.setLevel(logging.INFO)
     try:
         yield
     finally:
+        log.setLevel(before)
         log.removeHandler(handler)
         handler.close()
 

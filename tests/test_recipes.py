@@ -14,7 +14,7 @@ from fullbatch.recipes import DEFAULT_RECIPE, RECIPES, recipe_summary, recipe_te
 from fullbatch.training.optimizer import make_optimizer, make_temperature_optimizer
 from fullbatch.training.schedule import phases
 
-# NeuCLIP, Tables 1 and 3: pairs, batch, samples seen, lr, lr of tau, weight decay, warm-up steps, rho, ms a step (Table 5)
+# NeuCLIP, Tables 1, 3 and 5: pairs, batch, samples seen, lr, lr of tau, weight decay, warm-up steps, rho, ms a step
 NEUCLIP = {
     "cc3m-rn50": (2_723_840, 1024, 100e6, 1e-3, 1.25e-4, 0.1, 10_000, 6.5, 529.09),
     "cc12m-vit-b-32": (9_187_328, 2048, 300e6, 4e-4, 5e-5, 0.1, 10_000, 8.5, 897.79),
@@ -22,7 +22,7 @@ NEUCLIP = {
     "dfn192m-vit-b-16": (192_000_000, 5120, 1.3e9, 3.125e-4, 3.9e-5, 0.2, 500, 11.0, 944.41),
     "dfn1b-vit-b-16": (1_000_000_000, 5120, 3.0e9, 3.125e-4, 3.9e-5, 0.2, 500, 11.0, 944.41),
 }
-PAIRS = {"course-report": 100_000, "emoji": 5_000, **{name: row[0] for name, row in NEUCLIP.items()}}
+PAIRS = {"course-report": 100_000, "emoji": 2_841, **{name: row[0] for name, row in NEUCLIP.items()}}
 
 
 def config_of(name):

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
+from typing import Any
 
 from fullbatch.config.data import Data
 from fullbatch.config.model import Model
 from fullbatch.config.objective import Objective
 from fullbatch.config.optimization import Optimizer, Schedule
 from fullbatch.config.training import Evaluation, RunFolder, Training
+from fullbatch.config.tree import from_dict
+from fullbatch.config.words import listed, nearest
 
 
 @dataclass(frozen=True)
 class RunConfig:
+    """Groups of settings; ``RunConfig.of(...)`` takes them flat, by the names they have on the command line."""
+
     objective: Objective = Objective()
     data: Data = Data()
     model: Model = Model()
@@ -27,3 +33,21 @@ class RunConfig:
             raise ValueError(
                 f"Schedule.min_lr must not exceed Optimizer.lr, got {self.schedule.min_lr} > {self.optimizer.lr}."
             )
+
+    @classmethod
+    def of(cls, **settings: Any) -> RunConfig:
+        """The config that these command line flags would give, without their dashes.
+
+        >>> config = RunConfig.of(method="sogclr", settings={"gamma": 0.3}, batch_size=256, lr=5e-4)
+        >>> config.training.batch_size, config.optimizer.lr
+        (256, 0.0005)
+        """
+        default = cls()
+        groups = [(field.name, getattr(default, field.name)) for field in dataclasses.fields(cls)]
+        home = {field.name: name for name, group in groups for field in dataclasses.fields(group)}
+        values: dict[str, dict[str, Any]] = {}
+        for name, value in settings.items():
+            if name not in home:
+                raise ValueError(f"A run has no setting {name!r}{nearest(name, home)} They are {listed(home)}.")
+            values.setdefault(home[name], {})[name] = value
+        return from_dict(cls, values)

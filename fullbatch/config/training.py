@@ -24,6 +24,7 @@ class Training:
     parallel      over ranks: "ddp" copies the towers, "fsdp" shards them (FSDP2) for towers that do not fit
     device        "auto", "cpu" or "cuda"
     seed          of weights, order, crops and dropout
+    deterministic   on a GPU, only kernels that give the same bits every time; slower.  A CPU needs no such switch
     """
 
     batch_size: int = 128
@@ -36,6 +37,7 @@ class Training:
     parallel: Literal["ddp", "fsdp"] = "ddp"
     device: Literal["auto", "cpu", "cuda"] = "auto"
     seed: int = 0
+    deterministic: bool = False
 
     def __post_init__(self) -> None:
         require_count(self, "batch_size", 2)
@@ -46,6 +48,7 @@ class Training:
             require_count(self, "samples", 1)
         require_choice(self, "precision", ("fp32", "bf16", "fp16"))
         require_choice(self, "compile", (True, False))
+        require_choice(self, "deterministic", (True, False))
         if self.ema is not None:
             require(is_number(self.ema) and 0.0 < self.ema < 1.0, self, "ema", "lie in (0, 1)")
         require_choice(self, "parallel", ("ddp", "fsdp"))

@@ -10,6 +10,7 @@ machine; it is reported in ``Batch.bad``.
 from __future__ import annotations
 
 import random
+import signal
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -166,13 +167,15 @@ class EvaluationBatches(Dataset[Batch]):
         return Batch(torch.tensor(ids, dtype=torch.int64), stacked, tokens, tuple(bad))
 
 
-def _one_thread(worker: int) -> None:
+def _start_worker(worker: int) -> None:
+    """One thread each; Ctrl-C reaches workers too, but it is the training process that decides what follows."""
     torch.set_num_threads(1)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def load(batches: Dataset[Batch], steps: range, workers: int, device: torch.device) -> Iterator[Batch]:
     """These batches in this order, read ahead by ``workers`` processes and moved to the device."""
-    ahead = {"prefetch_factor": 2, "worker_init_fn": _one_thread} if workers else {}
+    ahead = {"prefetch_factor": 2, "worker_init_fn": _start_worker} if workers else {}
     loader: DataLoader[Batch] = DataLoader(
         batches,
         batch_size=None,
@@ -181,5 +184,8 @@ def load(batches: Dataset[Batch], steps: range, workers: int, device: torch.devi
         pin_memory=device.type == "cuda",
         **(ahead if len(steps) else {}),  # type: ignore[arg-type]
     )
-    for batch in loader:
-        yield batch.to(device)
+    try:
+        for batch in loader:
+            yield batch.to(device)
+    except ValueError as error:  # a worker's, with its traceback as text around it
+        raise ValueError(str(error).strip().splitlines()[-1].removeprefix("ValueError: ")) from None

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from fullbatch import distributed
 from fullbatch.config.run import RunConfig
 from fullbatch.data.loader import Batch, TrainingBatches, load
+from fullbatch.distributed import towers
 from fullbatch.training import checkpoint
 from fullbatch.training.display import Display
 from fullbatch.training.gradient import GradientRule
@@ -58,6 +59,7 @@ class Trainer:
         self.finite = torch.ones((), dtype=torch.bool, device=self.device)
         self.saved_at = time.monotonic()
         self.unreported = 0  # bad samples this rank met since the ranks last counted
+        self.warned = False
         self.first_rank = distributed.world().rank == 0
 
     def run(self) -> None:
@@ -100,11 +102,12 @@ class Trainer:
         )
         state.objective.set_epoch(position.step // per_epoch)
         output = self.gradient(self.model, state.objective, batch, position.step, state.scaler)
-        norm = self._update(position.step + 1)
-        self.finite = self.finite & output.loss.isfinite()
         position.step += 1
+        logged = position.step % config.run.log_every == 0 or position.step == self.total_steps
+        norm = self._update(logged)
+        self.finite = self.finite & output.loss.isfinite()
         self._count(batch)
-        if position.step % config.run.log_every and position.step < self.total_steps:
+        if not logged:
             return None
         numbers = {name: float(value) for name, value in output.metrics.items()}
         loss = float(distributed.mean_over_ranks(output.loss))
@@ -118,24 +121,30 @@ class Trainer:
             **{name: value for name, value in numbers.items() if name != "epoch"},
         }
 
-    def _update(self, step: int) -> Tensor:
-        state = self.state
+    def _update(self, measured: bool) -> Tensor:
+        """Move the weights; the norm of the gradient, if it is needed or to be ``measured``."""
+        state, bound = self.state, self.config.optimizer.clip_norm
         optimizers = [each for each in (state.optimizer, state.temperature_optimizer) if each is not None]
         for optimizer in optimizers:
             state.scaler.unscale_(optimizer)
-        norm = clip_gradients(state.model.parameters(), self.config.optimizer.clip_norm)
+        norm = self.finite
+        if measured or bound is not None:
+            norm = towers.whole(clip_gradients(state.model.parameters(), bound))
         for optimizer in optimizers:
             state.scaler.step(optimizer)
         state.scaler.update()
         for optimizer in optimizers:
             optimizer.zero_grad(set_to_none=True)
         if state.average is not None:
-            state.average.update(step)
+            state.average.update(state.position.step)
         return norm
 
     def _count(self, batch: Batch) -> None:
+        if batch.bad and not self.warned:
+            self.warned = True
+            log.warning("some samples cannot be read and are replaced by others; %s names them", self.folder.log)
         for bad in batch.bad:
-            log.warning("skipped a bad sample: %s", bad)
+            log.info("skipped a bad sample: %s", bad)
         self.unreported += len(batch.bad)
 
     def _report_bad(self) -> None:
