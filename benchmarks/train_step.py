@@ -38,6 +38,7 @@ from open_clip_train.scheduler import cosine_lr  # type: ignore[import-untyped]
 from open_clip_train.train import train_one_epoch  # type: ignore[import-untyped]
 from torch import Tensor
 
+from fullbatch.assembly import make_state
 from fullbatch.config.model import Model
 from fullbatch.config.objective import Objective
 from fullbatch.config.run import RunConfig
@@ -49,7 +50,6 @@ from fullbatch.data.transforms import TrainTransform
 from fullbatch.models.build import build_model
 from fullbatch.models.open_clip_towers import TINY
 from fullbatch.models.towers import TwoTowers
-from fullbatch.run import make_state
 from fullbatch.training.display import Display
 from fullbatch.training.run_folder import Folder, Metrics
 from fullbatch.training.trainer import Trainer

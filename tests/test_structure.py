@@ -9,8 +9,8 @@ import fullbatch as fb
 
 ROOT = Path(fb.__file__).parent
 ORDER = [  # a room imports from rooms before it
-    "config", "distributed", "data", "models", "kernels", "objective", "training", "evaluation", "recipes", "run",
-    "results", "flags", "cli", "__main__",
+    "config", "distributed", "data", "models", "kernels", "objective", "training", "evaluation", "recipes", "assembly",
+    "run", "results", "flags", "cli", "__main__",
 ]  # fmt: skip
 FILES = sorted(ROOT.rglob("*.py"))
 

@@ -1,8 +1,8 @@
 """(seed, epoch, step) -> Batch: the same on any number of workers, and on any number of ranks put together.
 
-A worker makes a whole batch of its rank by itself; what it draws (crop, caption) depends on the sample and the epoch
-only.  A sample that cannot be read is replaced by another one, drawn from its own id, so that too is the same on every
-machine; it is reported in ``Batch.bad``.
+A worker makes a whole batch of its rank by itself; what it draws (crop, caption) depends on the place in the epoch
+alone.  A sample that cannot be read is replaced by another one, drawn by the same rule, so that too is the same on
+every machine; it is reported in ``Batch.bad``.
 """
 
 # B: rows on this rank
@@ -105,21 +105,28 @@ class TrainingBatches(Dataset[Batch]):
         """Whole batches only: the samples left over come in another epoch's order."""
         return self.order.epoch_size // self.batch_size
 
-    def ids(self, step: int) -> list[int]:
-        epoch, within = divmod(step, self.steps_per_epoch)
+    def positions(self, step: int) -> range:
+        """This rank's places in the epoch's order."""
         rows = self.batch_size // self.world.size
-        first = within * self.batch_size + self.world.rank * rows
-        return [int(sample) for sample in self.order.ids(epoch, np.arange(first, first + rows))]
+        first = step % self.steps_per_epoch * self.batch_size + self.world.rank * rows
+        return range(first, first + rows)
+
+    def ids(self, step: int) -> list[int]:
+        chosen = self.order.ids(step // self.steps_per_epoch, np.asarray(self.positions(step)))
+        return [int(sample) for sample in chosen]
 
     def __getitem__(self, step: int) -> Batch:
         epoch = step // self.steps_per_epoch
         bad: list[BadSample] = []
-        found = [self._sample(sample, epoch, bad) for sample in self.ids(step)]
+        found = []
+        for position, sample in zip(self.positions(step), self.ids(step), strict=True):
+            rng = random.Random(key_of(self.order.seed, epoch, position, 2))
+            found.append(self._sample(sample, rng, bad))
         ids, images, captions = zip(*found, strict=True)
         return Batch(torch.tensor(ids), torch.stack(images), self.tokenize(list(captions)), tuple(bad))
 
-    def _sample(self, sample: int, epoch: int, bad: list[BadSample]) -> tuple[int, Tensor, str]:
-        rng = random.Random(key_of(self.order.seed, epoch, sample))
+    def _sample(self, sample: int, rng: random.Random, bad: list[BadSample]) -> tuple[int, Tensor, str]:
+        """One pair; in place of a bad one, others that ``rng`` draws."""
         for _ in range(REPLACEMENTS):
             try:
                 raw = self.pool.read(sample)

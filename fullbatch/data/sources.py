@@ -55,7 +55,7 @@ def open_source(source: Source) -> Samples:
 def _kind_of(paths: list[str], pattern: str) -> SourceKind:
     kinds = sorted({_kind_of_path(path) for path in paths})
     if len(kinds) > 1:
-        raise ValueError(f"{pattern!r} mixes {' and '.join(kinds)} sources; give each kind its own --data.")
+        raise ValueError(f"{pattern!r} mixes {' and '.join(kinds)} sources; name them apart: --data A B.")
     return kinds[0]
 
 
@@ -99,7 +99,8 @@ def _files(paths: list[str], endings: tuple[str, ...]) -> list[str]:
 def _only(paths: list[str], pattern: str) -> str:
     if len(paths) > 1:
         raise ValueError(
-            f"{pattern!r} names {len(paths)} files or folders of a kind that is opened one by one; give each --data."
+            f"{pattern!r} names {len(paths)} files or folders of a kind that is opened one by one; "
+            "name them apart: --data A B."
         )
     return paths[0]
 

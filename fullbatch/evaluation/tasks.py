@@ -38,7 +38,7 @@ class Result:
     main      the metric to look at
     chance    what guessing gives for it
     size      images (and captions) in the gallery, or classes
-    examples  of retrieval: an image's caption, and the captions nearest to the image
+    examples  of retrieval: an image's caption, its rank, and the captions nearest to the image
     """
 
     task: str
@@ -46,7 +46,7 @@ class Result:
     main: str
     chance: float
     size: int
-    examples: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    examples: tuple[dict[str, Any], ...] = ()
 
     @property
     def value(self) -> float:
@@ -87,13 +87,15 @@ def _retrieval(task: str, source: Source, embedder: Embedder) -> Result:
     return Result(task, recalls(image_ND, text_ND, groups), "mean_r1", chance, len(ids), examples)
 
 
-def _examples(image_ND: Tensor, text_ND: Tensor, captions: list[str]) -> tuple[tuple[str, tuple[str, ...]], ...]:
-    """For a few images, evenly spread, the three nearest captions."""
+def _examples(image_ND: Tensor, text_ND: Tensor, captions: list[str]) -> tuple[dict[str, Any], ...]:
+    """For a few images, evenly spread: the caption, its rank, and the three nearest captions."""
     shown = torch.arange(0, len(captions), max(1, len(captions) // EXAMPLES))[:EXAMPLES]
-    nearest = (image_ND[shown] @ text_ND.T).topk(min(3, len(captions)), dim=1).indices.tolist()
+    sim_EN = image_ND[shown] @ text_ND.T
+    nearest = sim_EN.topk(min(3, len(captions)), dim=1).indices.tolist()
+    ranks = (sim_EN > sim_EN.gather(1, shown[:, None])).sum(dim=1) + 1
     return tuple(
-        (captions[image], tuple(captions[text] for text in texts))
-        for image, texts in zip(shown.tolist(), nearest, strict=True)
+        {"caption": captions[image], "rank": rank, "nearest": [captions[text] for text in texts]}
+        for image, rank, texts in zip(shown.tolist(), ranks.tolist(), nearest, strict=True)
     )
 
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +26,23 @@ from torch.nn.functional import logsigmoid
 
 from fullbatch import distributed
 from fullbatch.config import Identity, Pairwise, Sigmoid, SquaredHinge
+
+
+@contextmanager
+def tf32_products(tensor: Tensor) -> Iterator[None]:
+    """Matrix products of float32 on the tensor's GPU in TF32: 10 bits of mantissa, summed in float32."""
+    settings: Any = torch.backends.cuda.matmul
+    name, fast = ("fp32_precision", "tf32") if hasattr(settings, "fp32_precision") else ("allow_tf32", True)
+    if not tensor.is_cuda:
+        yield
+        return
+    before = getattr(settings, name)
+    setattr(settings, name, fast)
+    try:
+        yield
+    finally:
+        setattr(settings, name, before)
+
 
 # ---------------------------------------------------------------------------------------------------------------------
 # terms of one block of the similarity matrix; ``dim`` is 1 when the rows are the anchors and 0 when the columns are
@@ -126,11 +144,8 @@ class Pull:
     tau: Tensor
 
 
-def similarity_weights(
-    x_RC: Tensor, sim_RC: Tensor, value: Tensor, reference: Tensor, dim: int, pairwise: Pairwise
-) -> Tensor:
-    """tau_i d value_i / d s_ij.  Overwrites x."""
-    weight_RC = term_weights(x_RC, value, dim, pairwise)
+def similarity_weights(weight_RC: Tensor, sim_RC: Tensor, reference: Tensor, dim: int, pairwise: Pairwise) -> Tensor:
+    """tau_i d value_i / d s_ij from d value_i / d x_ij, which it overwrites."""
     if isinstance(pairwise, SquaredHinge):
         hinge_RC = (sim_RC - _across(reference - pairwise.margin, dim)).clamp_(min=0)
         weight_RC.mul_(hinge_RC.mul_(2.0))
@@ -144,7 +159,8 @@ def pull_back_block(
     assert anchors.value_N is not None and anchors.grad_N is not None
     reference, tau, scale = anchors.reference_N[here], anchors.tau_N[here], anchors.grad_N[here] / anchors.tau_N[here]
     x_RC = exponents(sim_RC, reference, tau, dim, pairwise)
-    weight_RC = similarity_weights(x_RC, sim_RC, anchors.value_N[here], reference, dim, pairwise)
+    weight_RC = term_weights(x_RC, anchors.value_N[here], dim, pairwise)
+    weight_RC = similarity_weights(weight_RC, sim_RC, reference, dim, pairwise)
     fill_pairs(weight_RC, offset, 0.0)
     margin, power = (pairwise.margin, 2.0) if isinstance(pairwise, SquaredHinge) else (0.0, 1.0)
     weight = weight_RC.sum(dim)
@@ -426,6 +442,7 @@ def gradient_to_others(
 
     ``to_value`` maps the log-means of the anchors at hand, and which they are, to the gradient that reaches them.
     """
+    assert not isinstance(pairwise, Sigmoid), "prototypes stand for a mean of exponentials"
     total_MD = torch.zeros_like(other_MD)
     block = Block(slice(0, anchor_ND.shape[0]), slice(0, other_MD.shape[0]), False)
     for piece, _ in block.chunks(chunk):
@@ -433,8 +450,9 @@ def gradient_to_others(
         anchor_RD, reference_R, tau_R = anchor_ND[here], reference_N[here], tau_N[here]
         sim_RC = anchor_RD @ other_MD.T
         x_RC = exponents(sim_RC, reference_R, tau_R, 1, pairwise)
-        value_R = reduce_terms(x_RC, 1, pairwise)
+        log_weight_RC = torch.log_softmax(x_RC, dim=1)
+        value_R = x_RC[:, 0] - log_weight_RC[:, 0]  # the log-sum-exp, the same from every column
         scale_R = to_value(value_R - math.log(other_MD.shape[0]), here) / tau_R
-        weight_RC = similarity_weights(x_RC, sim_RC, value_R, reference_R, 1, pairwise)
+        weight_RC = similarity_weights(log_weight_RC.exp_(), sim_RC, reference_R, 1, pairwise)
         total_MD.addmm_(weight_RC.T, anchor_RD * scale_R[:, None])
     return total_MD

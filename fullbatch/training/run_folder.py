@@ -47,13 +47,12 @@ class Folder:
             name = f"{config.objective.method}-{model}-b{config.training.batch_size}-{time.strftime('%Y%m%d-%H%M%S')}"
         return cls(Path(config.run.runs) / name)
 
-    def create(self, config: RunConfig) -> None:
+    def create(self) -> None:
         if self.checkpoints.exists() or self.config.exists():
             raise ValueError(
                 f"The run folder {self.path} exists already: go on with `--resume {self.path}`, or give another --name."
             )
         self.checkpoints.mkdir(parents=True)
-        self.write_config(config)
 
     def write_config(self, config: RunConfig) -> None:
         replace_text(self.config, write_yaml(config))

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 import fullbatch as fb
+from fullbatch.assembly import assemble
 from fullbatch.config.training import Evaluation
-from fullbatch.models.build import build_model
-from fullbatch.run import make_batches, make_state, train
+from fullbatch.run import train
 from fullbatch.training import checkpoint
 from tests.training.small import differences, renamed, saved_state, small_config
 
@@ -25,9 +25,7 @@ def on_rank(rank, config, resume):
 
 def restored(rank, config, folder):
     """What a rank holds after it has loaded a checkpoint."""
-    torch.manual_seed(0)
-    model = build_model(config.model)
-    state, _ = make_state(config, model, make_batches(config, model), torch.device("cpu"))
+    state = assemble(config, torch.device("cpu")).state
     state.restore(checkpoint.read(folder))
     return state.capture()
 

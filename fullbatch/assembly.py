@@ -1,0 +1,152 @@
+"""From a config to the parts of a run: device, batches, objective, state."""
+
+from __future__ import annotations
+
+import logging
+import os
+from dataclasses import dataclass, replace
+
+import torch
+from torch import nn
+
+from fullbatch import distributed
+from fullbatch.config.methods import settings_of
+from fullbatch.config.run import RunConfig
+from fullbatch.data.loader import TrainingBatches, open_pool
+from fullbatch.data.transforms import TrainTransform
+from fullbatch.distributed import towers
+from fullbatch.models.build import build_model
+from fullbatch.models.towers import TwoTowers, batch_norm_names
+from fullbatch.objective.objective import Objective
+from fullbatch.objective.parts import Context
+from fullbatch.training.average import WeightAverage
+from fullbatch.training.optimizer import make_optimizer, make_temperature_optimizer
+from fullbatch.training.schedule import phases
+from fullbatch.training.state import Position, TrainingState
+
+log = logging.getLogger("fullbatch")
+
+
+@dataclass(frozen=True)
+class Parts:
+    """model     the bare towers
+    wrapped   the towers as the ranks call them
+    """
+
+    device: torch.device
+    model: TwoTowers
+    wrapped: nn.Module
+    batches: TrainingBatches
+    total_steps: int
+    state: TrainingState
+
+
+def assemble(config: RunConfig, device: torch.device) -> Parts:
+    """Everything a run needs; what does not fit together is refused here, before anything is written."""
+    if config.training.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True)
+    torch.manual_seed(config.training.seed)
+    model = build_model(config.model, config.data.image_size)
+    batches = make_batches(config, model)
+    total_steps = steps_of(config, batches)
+    phases(config.schedule, total_steps, batches.steps_per_epoch)  # is the run long enough for its warm-up?
+    state, wrapped = make_state(config, model, batches, device)
+    split = config.training.micro_batch is not None or distributed.world().size > 1
+    if split and (names := batch_norm_names(model)):
+        log.warning(
+            "%d BatchNorm layers (%s, ...) see a micro-batch or a rank's share at a time, so the gradient is not that "
+            "of the whole batch; use a model without BatchNorm for that",
+            len(names),
+            names[0],
+        )
+    return Parts(device, model, wrapped, batches, total_steps, state)
+
+
+def pick_device(config: RunConfig) -> torch.device:
+    wanted, there = config.training.device, torch.cuda.is_available()
+    if wanted == "cuda" and not there:
+        raise ValueError(
+            "--device cuda: PyTorch sees no GPU here; check the driver with nvidia-smi, or use --device cpu."
+        )
+    if wanted == "cpu" or not there:
+        if config.training.precision == "fp16":
+            raise ValueError("--precision fp16 needs a GPU; on a CPU use fp32 or bf16.")
+        return torch.device("cpu")
+    index = distributed.local_rank()
+    if index >= torch.cuda.device_count():
+        raise ValueError(
+            f"Local rank {index} has no GPU: there are {torch.cuda.device_count()}; "
+            "give torchrun --nproc-per-node at most that number."
+        )
+    torch.cuda.set_device(index)
+    return torch.device("cuda", index)
+
+
+def make_batches(config: RunConfig, model: TwoTowers) -> TrainingBatches:
+    batch_size, world = config.training.batch_size, distributed.world()
+    if batch_size % world.size:
+        raise ValueError(f"--batch-size {batch_size} cannot be shared evenly by {world.size} ranks.")
+    if not distributed.is_node_leader():
+        distributed.host_barrier()  # the leader makes the indexes of the shards, the others read them
+    pool, order = open_pool(config.data)
+    if distributed.is_node_leader():
+        distributed.host_barrier()
+    if order.epoch_size < batch_size:
+        raise ValueError(
+            f"--batch-size {batch_size} is more than the {order.epoch_size} samples of an epoch; "
+            f"use at most {order.epoch_size}, or more data."
+        )
+    data = config.data
+    transform = TrainTransform(model.image_size, data.crop, data.flip, data.max_pixels)
+    order = replace(order, seed=config.training.seed)
+    return TrainingBatches(pool, order, batch_size, transform, model.tokenize, world)
+
+
+def steps_of(config: RunConfig, batches: TrainingBatches) -> int:
+    training = config.training
+    if training.samples is not None:
+        return -(-training.samples // training.batch_size)
+    return training.epochs * batches.steps_per_epoch
+
+
+def build_objective(config: RunConfig, model: TwoTowers, batches: TrainingBatches) -> Objective:
+    """With pretrained weights the temperature starts where theirs ended, unless the user sets it."""
+    described = config.objective
+    method, settings = described.build(), dict(described.settings)
+    start = {"temperature": model.initial_temperature, "bias": model.initial_bias}
+    learnable = {name: value for name, value in start.items() if value is not None and name not in settings}
+    settings.update({name: value for name, value in learnable.items() if name in settings_of(method)})
+    context = Context(
+        width=model.width,
+        num_samples=batches.order.num_samples,
+        chunk=described.loss_chunk,
+        seed=config.training.seed,
+        table_dtype=getattr(torch, described.table_dtype),
+        table_storage=described.table_storage,
+        dataset=batches.pool.fingerprint,
+    )
+    return Objective(replace(described, settings=settings).build(), context)
+
+
+def make_state(
+    config: RunConfig, model: TwoTowers, batches: TrainingBatches, device: torch.device
+) -> tuple[TrainingState, torch.nn.Module]:
+    """What the run remembers, and the model as the ranks call it."""
+    training = config.training
+    model.to(device)
+    if training.compile:
+        model.compile()
+    wrap = towers.copied if training.parallel == "ddp" else towers.sharded
+    wrapped = wrap(model, device)
+    objective = build_objective(config, model, batches).to(device)
+    state = TrainingState(
+        model=model,
+        average=None if training.ema is None else WeightAverage(model, training.ema),
+        optimizer=make_optimizer(model, config.optimizer, device),
+        temperature_optimizer=make_temperature_optimizer(objective, config.optimizer),
+        objective=objective,
+        scaler=torch.amp.GradScaler(device.type, enabled=training.precision == "fp16"),
+        position=Position(),
+    )
+    return state, wrapped
