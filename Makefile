@@ -21,16 +21,17 @@ test: $(READY)          ## the tier everyone runs
 test-all: $(READY)      ## and the slow ones
 	$(RUN) -m pytest
 
-demo: $(READY)          ## train a tiny CLIP on drawn shapes with NeuCLIP
-	$(RUN) examples/own_loop.py
+demo: $(READY)          ## train a tiny CLIP on the built-in emoji with NeuCLIP, and show what it learned
+	$(RUN) -m fullbatch train
 
 lint: $(READY)
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
 	$(RUN) -m mypy
 
-bench: $(READY)         ## time and memory beside open_clip's loss
+bench: $(READY)         ## time and memory beside open_clip's loss and its input pipeline
 	$(RUN) benchmarks/objectives.py
+	$(RUN) benchmarks/loader.py
 
 clean:
 	rm -rf $(VENV) build *.egg-info
