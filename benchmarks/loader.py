@@ -199,8 +199,8 @@ def main() -> None:
         versions = ", ".join(f"{name} {version(name)}" for name in ("torch", "open_clip_torch", "webdataset", "pillow"))
         print(f"{datetime.date.today()}, {cpu_name()}, Python {platform.python_version()}, {versions}")
         print(f"{samples} JPEGs of {kilobytes:.0f} kB, {args.size} pixels, batch {batch}, {args.rounds} rounds\n")
-        print("| workers | batches | images/s | open_clip's images/s | ratio |")
-        print("|---|---|---|---|---|")
+        print("| workers | batches | images/s | open_clip's images/s | ratio | over rounds |")
+        print("|---|---|---|---|---|---|")
         for workers in args.workers:
             peer = theirs(pattern, samples, args.size, batch, workers)
             sides: dict[str, Any] = {
@@ -212,9 +212,10 @@ def main() -> None:
                 for name, epoch in (("peer", peer), *sides.items()):
                     speeds[name].append(images_per_second(epoch, batch, workers))
             for name in sides:
-                ratio = statistics.median(a / b for a, b in zip(speeds[name], speeds["peer"], strict=True))
+                ratios = [a / b for a, b in zip(speeds[name], speeds["peer"], strict=True)]
+                ratio = f"{statistics.median(ratios):.2f} | {min(ratios):.2f} to {max(ratios):.2f}"
                 own, other = (statistics.median(speeds[side]) for side in (name, "peer"))
-                print(f"| {workers} | {name} | {own:.0f} | {other:.0f} | {ratio:.2f} |", flush=True)
+                print(f"| {workers} | {name} | {own:.0f} | {other:.0f} | {ratio} |", flush=True)
 
 
 if __name__ == "__main__":

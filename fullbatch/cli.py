@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, TextIO
 
+import torch
 import tyro
 from rich.console import Console
 
@@ -47,11 +48,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # `fullbatch recipes NAME | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, torch.OutOfMemoryError) as error:
         if os.environ.get("FULLBATCH_TRACEBACK"):
             raise
-        print(f"fullbatch: {error}", file=sys.stderr)
+        print(f"fullbatch: {_advice(error)}", file=sys.stderr)
         return 1
+
+
+def _advice(error: Exception) -> str:
+    if isinstance(error, torch.OutOfMemoryError):
+        first = str(error).split(".")[0]
+        return f"{first}. The same gradient in less memory: --micro-batch (a divisor of a rank's share of the batch)."
+    return str(error)
 
 
 def run() -> None:

@@ -4,6 +4,8 @@ import json
 import os
 import re
 import shutil
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -458,3 +460,30 @@ def test_export(run_folder, tmp_path, capsys):
 def test_settings_reach_the_run(run_folder):
     config = from_dict(RunConfig, read_yaml(run_folder / "config.yaml"))
     assert to_dict(config)["objective"]["settings"] == {"rho": 1.0}
+
+
+def test_out_of_memory_is_answered_with_micro_batches(capsys, monkeypatch, place):
+    def no_room(config, resume):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has ...")
+
+    monkeypatch.setattr("fullbatch.run.train", no_room)
+    status, _, err = answer(capsys, "train", *small(place), "--name", "large")
+    assert status == 1 and "--micro-batch" in err and "Traceback" not in err
+
+
+@pytest.mark.slow
+def test_under_torchrun(place):
+    """Two ranks as a user starts them; one of them speaks."""
+    command = [
+        sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
+        "-m", "fullbatch", "train", *small(place), "--name", "ranks",
+    ]  # fmt: skip
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=300, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"}
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.count("run folder:") == 1
+    assert "on 2 ranks" in done.stderr
+    wrong = subprocess.run([*command, "--batch-size", "5"], capture_output=True, text=True, timeout=300, check=False)
+    assert wrong.returncode != 0
+    assert "cannot be shared evenly by 2 ranks" in wrong.stderr

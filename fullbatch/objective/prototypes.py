@@ -141,8 +141,7 @@ class PrototypeNormalizer(nn.Module):
         """T_u AdaGrad updates on this batch with the encoders fixed; the gradient in closed form.
 
         On a GPU its float32 products run in TF32: the updates are the costly part of a step, and no gradient passes
-        through them.  That puts 4e-4 on the prototypes' gradient, relative to its norm; embeddings out of bf16 towers
-        are ten times as coarse.
+        through them.  What that changes is less than what bf16 towers do (docs/speed.md).
         """
         log_total_N = log_add(direction.log_g_N, self.config.epsilon)
         anchor_ND = normalize(direction.anchor.all_ND, dim=1)

@@ -28,7 +28,7 @@ from fullbatch.objective.objective import Objective, Output
 @dataclass(frozen=True)
 class GradientRule:
     """micro_batch   rows at a time; None: all
-    precision     of the towers; the objective works in float32 at least
+    precision     of the towers; the objective works in float32 at least (NeuCLIP's fit in TF32, see its _fit)
     seed          of dropout
     """
 
