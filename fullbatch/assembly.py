@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -12,10 +13,11 @@ from torch import nn
 from fullbatch import distributed
 from fullbatch.config.methods import settings_of
 from fullbatch.config.run import RunConfig
+from fullbatch.config.temperature import LearnedScale, RobustGlobal
 from fullbatch.data.loader import TrainingBatches, open_pool
 from fullbatch.data.transforms import TrainTransform
 from fullbatch.distributed import towers
-from fullbatch.models.build import build_model
+from fullbatch.models.build import build_model, rebuild_model
 from fullbatch.models.towers import TwoTowers, batch_norm_names
 from fullbatch.objective.objective import Objective
 from fullbatch.objective.parts import Context
@@ -41,13 +43,16 @@ class Parts:
     state: TrainingState
 
 
-def assemble(config: RunConfig, device: torch.device) -> Parts:
-    """Everything a run needs; what does not fit together is refused here, before anything is written."""
+def assemble(config: RunConfig, device: torch.device, design: Path | None = None) -> Parts:
+    """Everything a run needs; what does not fit together is refused here, before anything is written.
+
+    ``design`` is where a run that goes on wrote its model's design.
+    """
     if config.training.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
     torch.manual_seed(config.training.seed)
-    model = build_model(config.model, config.data.image_size)
+    model = rebuild_model(config.model, design) if design else build_model(config.model, config.data.image_size)
     batches = make_batches(config, model)
     total_steps = steps_of(config, batches)
     phases(config.schedule, total_steps, batches.steps_per_epoch)  # is the run long enough for its warm-up?
@@ -87,11 +92,9 @@ def make_batches(config: RunConfig, model: TwoTowers) -> TrainingBatches:
     batch_size, world = config.training.batch_size, distributed.world()
     if batch_size % world.size:
         raise ValueError(f"--batch-size {batch_size} cannot be shared evenly by {world.size} ranks.")
-    if not distributed.is_node_leader():
-        distributed.host_barrier()  # the leader makes the indexes of the shards, the others read them
-    pool, order = open_pool(config.data)
-    if distributed.is_node_leader():
-        distributed.host_barrier()
+    leader = distributed.is_node_leader()  # it makes the indexes of the shards, the others then read them
+    made = distributed.together(lambda: open_pool(config.data) if leader else None)
+    pool, order = distributed.together(lambda: made or open_pool(config.data))
     if order.epoch_size < batch_size:
         raise ValueError(
             f"--batch-size {batch_size} is more than the {order.epoch_size} samples of an epoch; "
@@ -111,12 +114,15 @@ def steps_of(config: RunConfig, batches: TrainingBatches) -> int:
 
 
 def build_objective(config: RunConfig, model: TwoTowers, batches: TrainingBatches) -> Objective:
-    """With pretrained weights the temperature starts where theirs ended, unless the user sets it."""
+    """With pretrained weights a learned temperature starts where theirs ended, unless the user sets it."""
     described = config.objective
     method, settings = described.build(), dict(described.settings)
-    start = {"temperature": model.initial_temperature, "bias": model.initial_bias}
-    learnable = {name: value for name, value in start.items() if value is not None and name not in settings}
-    settings.update({name: value for name, value in learnable.items() if name in settings_of(method)})
+    if isinstance(method.temperature, (LearnedScale, RobustGlobal)):
+        start = {"temperature": model.initial_temperature, "bias": model.initial_bias}
+        for name, value in start.items():
+            if value is not None and name not in settings and name in settings_of(method):
+                settings[name] = value
+                log.info("the %s starts at %.6g, as the pretrained weights have it", name, value)
     context = Context(
         width=model.width,
         num_samples=batches.order.num_samples,
@@ -147,6 +153,6 @@ def make_state(
         temperature_optimizer=make_temperature_optimizer(objective, config.optimizer),
         objective=objective,
         scaler=torch.amp.GradScaler(device.type, enabled=training.precision == "fp16"),
-        position=Position(),
+        position=Position(data=batches.pool.fingerprint),
     )
     return state, wrapped

@@ -17,9 +17,11 @@ import tyro
 from rich.console import Console
 
 import fullbatch
+from fullbatch.config.data import Source
 from fullbatch.config.run import RunConfig
 from fullbatch.config.tree import from_dict, merged, read_yaml, to_dict
 from fullbatch.config.words import listed, nearest
+from fullbatch.data.builtin import BUILTIN
 from fullbatch.flags import config_from_flags
 from fullbatch.recipes import DEFAULT_RECIPE, RECIPES, recipe_summary, recipe_text, recipe_values
 
@@ -39,9 +41,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from fullbatch.training.interruption import Interrupted
 
     arguments = list(sys.argv[1:] if arguments is None else arguments)
-    logging.basicConfig(format="%(levelname)s: %(message)s", level=logging.WARNING)
+    terminal = logging.StreamHandler()
+    terminal.setLevel(logging.WARNING)
+    logging.basicConfig(format="%(levelname)s: %(message)s", handlers=[terminal])
     try:
         return _dispatch(arguments)
+    except KeyboardInterrupt:
+        print("fullbatch: stopped before the first step.", file=sys.stderr)
+        return 130
     except Interrupted as stopped:
         print(f"fullbatch: {stopped}", file=sys.stderr)
         return stopped.exit_code
@@ -114,7 +121,9 @@ def train_config(arguments: Sequence[str]) -> tuple[RunConfig, str | None]:
     if chosen.resume and (chosen.recipe or chosen.config):
         raise ValueError("--resume brings the run's own config; leave --recipe and --config out.")
     values: dict[str, Any] = {}
-    own_data = chosen.data not in (None, ["emoji"])
+    if chosen.epochs is not None and chosen.samples is not None:
+        raise ValueError("--epochs and --samples both say how long to train; give one of them.")
+    own_data = any(Source.parse(text).path not in BUILTIN for text in chosen.data or ())
     recipe = chosen.recipe or (None if chosen.config or chosen.resume or own_data else DEFAULT_RECIPE)
     if recipe:
         values = _layered(values, recipe_values(recipe))
@@ -132,8 +141,12 @@ def train_config(arguments: Sequence[str]) -> tuple[RunConfig, str | None]:
 
 
 _AXES = ("method", "pairwise", "normalizer", "temperature_rule")
-# Fields that say one thing in two units.
-_RIVALS = (("epochs", "samples"), ("warmup_steps", "warmup_epochs"), ("cooldown_steps", "cooldown_epochs"))
+# Fields that say one thing in several units.
+_RIVALS = (
+    ("epochs", "samples"),
+    ("warmup_steps", "warmup_epochs", "warmup_share"),
+    ("cooldown_steps", "cooldown_epochs"),
+)
 
 
 def _layered(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:

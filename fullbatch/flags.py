@@ -22,7 +22,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "normalizer": tuple(NORMALIZERS),
     "temperature_rule": tuple(TEMPERATURES),
     "optimizer": OPTIMIZERS,
-    "table_dtype": ("float32", "float16", "bfloat16"),
+    "table_dtype": ("float32", "float16"),
 }
 
 

@@ -7,7 +7,7 @@ import logging
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from logging.handlers import MemoryHandler
 from pathlib import Path
 from typing import Any
@@ -17,12 +17,12 @@ from fullbatch.assembly import Parts, assemble, pick_device
 from fullbatch.config.run import RunConfig
 from fullbatch.evaluation.embed import Embedder
 from fullbatch.evaluation.tasks import check_tasks, run_task, tasks_of
-from fullbatch.models.build import build_model
-from fullbatch.models.export import Format, export
+from fullbatch.models.build import rebuild_model
+from fullbatch.models.export import Format, export, write_design
 from fullbatch.models.towers import TwoTowers
 from fullbatch.training import checkpoint
 from fullbatch.training.display import Display
-from fullbatch.training.run_folder import Folder, Metrics, replace_text
+from fullbatch.training.run_folder import Folder, Metrics, check_same_run, replace_text
 from fullbatch.training.trainer import Trainer
 
 log = logging.getLogger("fullbatch")
@@ -46,15 +46,19 @@ def train(config: RunConfig, resume: str | Path | None = None) -> Trained:
     device = pick_device(config)
     with distributed.ranks(device) as world, _log_kept() as kept:
         first = world.rank == 0
-        check_tasks(tasks_of(config))
-        parts = assemble(config, device)
+        display = Display(first, config.run.quiet)
         folder = Folder(Path(resume)) if resume is not None else Folder.of(config)
         folder = Folder(Path(distributed.from_first_rank(str(folder.path))))
-        display = Display(first, config.run.quiet)
-        if resume is not None:
+        distributed.together(lambda: check_tasks(tasks_of(config)))
+        if resume is None:
+            parts = assemble(config, device)
+            distributed.together(lambda: folder.create() if first else None)
+            if first:
+                write_design(parts.model, folder.model)
+        else:
+            check_same_run(folder.read_config(), config)
+            parts = assemble(config, device, folder.model)
             _restore(parts, folder, display)
-        elif first:
-            folder.create()
         if first:
             folder.write_config(config)
         distributed.host_barrier()
@@ -67,16 +71,18 @@ def train(config: RunConfig, resume: str | Path | None = None) -> Trained:
 
 def _restore(parts: Parts, folder: Folder, display: Display) -> None:
     """Load the last good checkpoint; then, and not before, the folder is changed."""
-    found = checkpoint.last_good(folder.checkpoints)
+    first = distributed.world().rank == 0
+    good = distributed.together(lambda: checkpoint.last_good(folder.checkpoints) if first else None)
+    found: Path | None = distributed.from_first_rank(good)
     if found is None and checkpoint.checkpoints(folder.checkpoints):
         raise ValueError(f"Every checkpoint in {folder.checkpoints} is damaged; start a new run.")
     if found is not None:
-        parts.state.restore(checkpoint.read(found))
+        parts.state.restore(checkpoint.read(found, checked=True))
         display.say(f"going on with {found}")
     else:
         display.say(f"there is no checkpoint in {folder.path} yet: starting at step 0")
     distributed.host_barrier()
-    if distributed.world().rank == 0:
+    if first:
         checkpoint.clean(folder.checkpoints, found)
 
 
@@ -90,6 +96,7 @@ def _train(config: RunConfig, parts: Parts, folder: Folder, display: Display) ->
         config.training.precision,
         config.evaluation.eval_batch,
         config.data.workers,
+        config.data.max_pixels,
     )
 
     def evaluate() -> dict[str, Any]:
@@ -186,10 +193,10 @@ def load_trained(path: Path, average: bool = True) -> Loaded:
         found = checkpoint.last_good(Folder(path).checkpoints)
     if found is None:
         raise ValueError(f"{path} is neither a run folder with a good checkpoint nor a checkpoint.")
-    config = Folder(found.parent.parent).read_config()
+    folder = Folder(found.parent.parent)
+    config = folder.read_config()
     parts = checkpoint.read(found, ("model", "average", "objective", "position"))
-    bare = replace(config.model, pretrained=None, image_weights=False, text_weights=False)
-    model = build_model(bare, config.data.image_size)
+    model = rebuild_model(config.model, folder.model)
     model.load_state_dict(parts["model"])
     if average and "average" in parts:
         model.load_state_dict(parts["average"], strict=False)

@@ -424,7 +424,7 @@ def test_other_settings_than_the_checkpoints(run_folder, tmp_path, capsys):
     copy = shutil.copytree(run_folder, tmp_path / "copy")
     before = (copy / "config.yaml").read_text()
     status, _, err = answer(capsys, "train", "--resume", str(copy), "--method", "sogclr")
-    assert status == 1 and "The checkpoint's objective does not fit this run's settings" in err
+    assert status == 1 and "--resume cannot change method (it was 'neuclip', now 'sogclr')" in err
     assert (copy / "config.yaml").read_text() == before
     assert answer(capsys, "train", "--resume", str(copy), "--samples", "40")[0] == 0
 

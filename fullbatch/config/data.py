@@ -99,7 +99,8 @@ class Data:
     max_bad: float = 0.05
 
     def __post_init__(self) -> None:
-        require(bool(self.data), self, "data", "name at least one source")
+        listed_sources = isinstance(self.data, (tuple, list)) and all(isinstance(text, str) for text in self.data)
+        require(listed_sources and bool(self.data), self, "data", "be a list of at least one source")
         require_count(self, "workers", 0)
         if self.image_size is not None:
             require_count(self, "image_size", 8)

@@ -42,7 +42,7 @@ class Objective:
             hint = str(nearest(value, kinds)).strip("; .")
             require(value is None or value in kinds, self, axis, f"be one of {listed(kinds)}", hint)
         require(isinstance(self.settings, Mapping), self, "settings", "map names to values")
-        require_choice(self, "table_dtype", ("float32", "float16", "bfloat16"))
+        require_choice(self, "table_dtype", ("float32", "float16"))
         self.build()
 
     def build(self) -> Method:

@@ -81,7 +81,8 @@ class Schedule:
     """The learning rate over a run: a linear warm-up from 0 to the peak, a descent, a cool-down at ``min_lr``.
 
     schedule         the descent: cosine, tanh (late and steep), linear, or constant
-    warmup_steps, warmup_epochs       length of the warm-up, in one unit or the other; neither: none
+    warmup_steps, warmup_epochs, warmup_share       length of the warm-up, in one unit or another (a share of the run);
+                     none of them: none
     min_lr           where the descent ends, at most the peak
     cooldown_steps, cooldown_epochs   length of the cool-down at the end of the run; neither: none
     """
@@ -89,6 +90,7 @@ class Schedule:
     schedule: ScheduleKind = "cosine"
     warmup_steps: int | None = None
     warmup_epochs: float | None = None
+    warmup_share: float | None = None
     min_lr: float = 0.0
     cooldown_steps: int | None = None
     cooldown_epochs: float | None = None
@@ -103,6 +105,10 @@ class Schedule:
                 require(getattr(self, epochs) is None, self, epochs, f"be None where {steps} is given")
             if getattr(self, epochs) is not None:
                 _require_at_least_zero(self, epochs)
+        if self.warmup_share is not None:
+            require_share(self, "warmup_share")
+            given = self.warmup_steps is not None or self.warmup_epochs is not None
+            require(not given, self, "warmup_share", "be None where warmup_steps or warmup_epochs is given")
         cools = bool(self.cooldown_steps or self.cooldown_epochs)
         hint = "a cool-down at a rate of 0 would learn nothing"
         require(self.min_lr > 0.0 or not cools, self, "min_lr", "be positive where there is a cool-down", hint)

@@ -73,6 +73,8 @@ class Evaluation:
     eval_batch: int = 256
 
     def __post_init__(self) -> None:
+        require(not isinstance(self.evaluate, str), self, "evaluate", "be a list of tasks")
+        require(not isinstance(self.templates, str), self, "templates", "be a list of prompts")
         for task in self.evaluate or ():
             kind, _, source = task.partition(":")
             good = kind in ("retrieval", "zero_shot") and bool(source)

@@ -62,15 +62,14 @@ class ImageFolder:
 
 
 def _images_below(root: str) -> Iterator[str]:
-    """Relative paths, with links followed; a link back to a folder above is not."""
+    """Relative paths, with links followed; a folder that links lead to twice is visited once."""
     endings = tuple(f".{extension}" for extension in IMAGE_EXTENSIONS)
+    visited = {os.path.realpath(root)}
     for folder, subfolders, files in os.walk(root, followlinks=True):
-        here = os.path.realpath(folder) + os.sep
-        links = [s for s in subfolders if os.path.islink(os.path.join(folder, s))]
-        circular = {
-            s for s in links if here.startswith(os.path.realpath(os.path.join(folder, s)).rstrip(os.sep) + os.sep)
-        }
-        subfolders[:] = [s for s in subfolders if s not in circular and not s.startswith(".")]
+        real = {name: os.path.realpath(os.path.join(folder, name)) for name in sorted(subfolders)}
+        fresh = [name for name, place in real.items() if place not in visited and not name.startswith(".")]
+        visited.update(real[name] for name in fresh)
+        subfolders[:] = fresh
         for file in files:
             if file.lower().endswith(endings) and not file.startswith("."):
                 yield os.path.relpath(os.path.join(folder, file), root)

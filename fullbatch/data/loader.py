@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import random
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -38,19 +38,22 @@ class Batch:
     images   uint8, channels first
     tokens   of one caption each
     bad      what could not be read in making this batch
+    captions the captions themselves, where evaluation wants them
     """
 
     ids: Tensor
     images: Tensor
     tokens: Tensor
     bad: tuple[BadSample, ...] = ()
+    captions: tuple[str, ...] = ()
 
     def pin_memory(self) -> Batch:
-        return Batch(self.ids.pin_memory(), self.images.pin_memory(), self.tokens.pin_memory(), self.bad)
+        ids, images, tokens = (tensor.pin_memory() for tensor in (self.ids, self.images, self.tokens))
+        return Batch(ids, images, tokens, self.bad, self.captions)
 
     def to(self, device: torch.device) -> Batch:
         ids, images, tokens = (tensor.to(device, non_blocking=True) for tensor in (self.ids, self.images, self.tokens))
-        return Batch(ids, images, tokens, self.bad)
+        return Batch(ids, images, tokens, self.bad, self.captions)
 
     def split(self, rows: int | None) -> list[Batch]:
         """In pieces of at most ``rows`` rows; None: in one."""
@@ -83,10 +86,13 @@ class Pool:
 def open_pool(config: Data) -> tuple[Pool, Order]:
     """The training samples and, for seed 0, their order."""
     pool = Pool([open_source(source) for source in config.sources])
-    for source, samples in zip(config.sources, pool.sources, strict=True):
-        if len(samples) == 0:
+    order = Order(pool.lengths, tuple(source.weight for source in config.sources), seed=0)
+    for source, length, slots in zip(config.sources, pool.lengths, order.slots, strict=True):
+        if length == 0:
             raise ValueError(f"The source {str(source)!r} holds no sample.")
-    return pool, Order(pool.lengths, tuple(source.weight for source in config.sources), seed=0)
+        if slots == 0:
+            raise ValueError(f"The source {str(source)!r} has {length} samples, of which its weight shows none.")
+    return pool, order
 
 
 @dataclass(frozen=True)
@@ -121,19 +127,19 @@ class TrainingBatches(Dataset[Batch]):
         found = []
         for position, sample in zip(self.positions(step), self.ids(step), strict=True):
             rng = random.Random(key_of(self.order.seed, epoch, position, 2))
-            found.append(self._sample(sample, rng, bad))
+            found.append(self._sample(epoch, sample, rng, bad))
         ids, images, captions = zip(*found, strict=True)
         return Batch(torch.tensor(ids), torch.stack(images), self.tokenize(list(captions)), tuple(bad))
 
-    def _sample(self, sample: int, rng: random.Random, bad: list[BadSample]) -> tuple[int, Tensor, str]:
-        """One pair; in place of a bad one, others that ``rng`` draws."""
+    def _sample(self, epoch: int, sample: int, rng: random.Random, bad: list[BadSample]) -> tuple[int, Tensor, str]:
+        """One pair; in place of a bad one, others that ``rng`` draws from the epoch."""
         for _ in range(REPLACEMENTS):
             try:
                 raw = self.pool.read(sample)
                 return sample, self.transform(raw.image, raw.name, rng), rng.choice(raw.captions)
             except BadSample as error:
                 bad.append(error)
-                sample = rng.randrange(len(self.pool))
+                sample = int(self.order.ids(epoch, np.array([rng.randrange(self.order.epoch_size)]))[0])
         raise ValueError(
             f"{REPLACEMENTS} samples in a row could not be read, the last one was {bad[-1]}. "
             "Check --data: are these files the images and captions you mean?"
@@ -171,16 +177,18 @@ class EvaluationBatches(Dataset[Batch]):
         size = self.transform.size
         stacked = torch.stack(images) if images else torch.empty((0, 3, size, size), dtype=torch.uint8)
         tokens = self.tokenize(captions or [""])[: len(captions)]
-        return Batch(torch.tensor(ids, dtype=torch.int64), stacked, tokens, tuple(bad))
+        return Batch(torch.tensor(ids, dtype=torch.int64), stacked, tokens, tuple(bad), tuple(captions))
 
 
 def _start_worker(worker: int) -> None:
-    """One thread each; Ctrl-C reaches workers too, but it is the training process that decides what follows."""
+    """One thread each.  Signals to the whole group of processes reach workers too, but it is the training process that
+    decides what follows: a worker ignores Ctrl-C, and its first SIGTERM."""
     torch.set_num_threads(1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda number, frame: signal.signal(number, signal.SIG_DFL))
 
 
-def load(batches: Dataset[Batch], steps: range, workers: int, device: torch.device) -> Iterator[Batch]:
+def load(batches: Dataset[Batch], steps: range, workers: int, device: torch.device) -> Generator[Batch, None, None]:
     """These batches in this order, read ahead by ``workers`` processes and moved to the device."""
     ahead = {"prefetch_factor": 2, "worker_init_fn": _start_worker} if workers else {}
     loader: DataLoader[Batch] = DataLoader(
@@ -196,3 +204,7 @@ def load(batches: Dataset[Batch], steps: range, workers: int, device: torch.devi
             yield batch.to(device)
     except ValueError as error:  # a worker's, with its traceback as text around it
         raise ValueError(str(error).strip().splitlines()[-1].removeprefix("ValueError: ")) from None
+    except RuntimeError as error:
+        if "DataLoader worker" not in str(error):
+            raise
+        raise OSError(f"A data worker died ({error}). Is the memory full? Try fewer --workers.") from None

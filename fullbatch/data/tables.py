@@ -74,8 +74,8 @@ class CsvTable:
 
         self._fields = PackedStrings(fields())
         self._starts = np.array(starts)
-        described = [part for path in paths for part in (os.path.basename(path), os.path.getsize(path))]
-        self.fingerprint = fingerprint_of("csv", image, *captions, *described, len(self))
+        names = [os.path.basename(path) for path in paths]
+        self.fingerprint = fingerprint_of("csv", image, *captions, *names, *self._fields)
 
     def __len__(self) -> int:
         return int(self._starts[-1])

@@ -82,14 +82,13 @@ class TrainTransform:
 class EvalTransform:
     """The shorter side resized to ``size``, then the middle square: open_clip's evaluation transform.
 
-    Nothing here is random (``rng`` is there so that both transforms are called alike), and JPEGs are decoded in full,
-    so that numbers agree with open_clip's.
+    Nothing here is random, and JPEGs are decoded in full, so that numbers agree with open_clip's.
     """
 
     size: int
     max_pixels: int = 50_000_000
 
-    def __call__(self, raw: bytes, name: str, rng: random.Random | None = None) -> Tensor:
+    def __call__(self, raw: bytes, name: str) -> Tensor:
         image = load_rgb(open_image(raw, name, self.max_pixels), name)
         width, height = image.size
         short = min(width, height)

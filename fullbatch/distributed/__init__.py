@@ -8,6 +8,7 @@ from fullbatch.distributed.ranks import any_rank as any_rank
 from fullbatch.distributed.ranks import average_gradient as average_gradient
 from fullbatch.distributed.ranks import check_equal_rows as check_equal_rows
 from fullbatch.distributed.ranks import from_first_rank as from_first_rank
+from fullbatch.distributed.ranks import gather_objects as gather_objects
 from fullbatch.distributed.ranks import gather_rows as gather_rows
 from fullbatch.distributed.ranks import gather_uneven as gather_uneven
 from fullbatch.distributed.ranks import host_barrier as host_barrier
@@ -16,5 +17,5 @@ from fullbatch.distributed.ranks import local_rank as local_rank
 from fullbatch.distributed.ranks import mean_over_ranks as mean_over_ranks
 from fullbatch.distributed.ranks import ranks as ranks
 from fullbatch.distributed.ranks import share_from_leader as share_from_leader
-from fullbatch.distributed.ranks import sum_over_ranks as sum_over_ranks
+from fullbatch.distributed.ranks import together as together
 from fullbatch.distributed.ranks import world as world

@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -142,21 +144,33 @@ def share_from_leader(text: str) -> str:
     return chosen
 
 
+def gather_objects(value: T) -> list[T]:
+    """Every rank's small object, in rank order."""
+    if world().size == 1:
+        return [value]
+    everywhere: list[Any] = [None] * world().size
+    dist.all_gather_object(everywhere, value, group=_host().barrier_group)
+    return everywhere
+
+
 def any_rank(*flags: bool) -> tuple[bool, ...]:
     """Each flag, true on all ranks if it is on one."""
-    if world().size == 1:
-        return flags
-    everywhere: list[Any] = [None] * world().size
-    dist.all_gather_object(everywhere, flags, group=_host().barrier_group)
-    return tuple(any(votes) for votes in zip(*everywhere, strict=True))
+    return tuple(any(votes) for votes in zip(*gather_objects(flags), strict=True))
 
 
-def sum_over_ranks(*numbers: int) -> tuple[int, ...]:
-    if world().size == 1:
-        return numbers
-    everywhere: list[Any] = [None] * world().size
-    dist.all_gather_object(everywhere, numbers, group=_host().barrier_group)
-    return tuple(sum(column) for column in zip(*everywhere, strict=True))
+def together(action: Callable[[], T]) -> T:
+    """Do it on every rank; what fails on one fails on all, so that none waits for another that is gone."""
+    result, error = None, None
+    try:
+        result = action()
+    except (ValueError, OSError) as caught:
+        error = caught
+    messages = [message for message in gather_objects(None if error is None else str(error)) if message is not None]
+    if error is not None:
+        raise error
+    if messages:
+        raise ValueError(messages[0])
+    return cast(T, result)
 
 
 def from_first_rank(value: Any) -> Any:

@@ -78,6 +78,13 @@ def gradients_stay_here(model: nn.Module, stay: bool) -> Iterator[None]:
         yield
 
 
+def forget_gathered(model: nn.Module) -> None:
+    """FSDP keeps what it last gathered of the outermost weights; after they were changed it must gather them anew."""
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
+
+
 def whole(tensor: Tensor) -> Tensor:
     """A sharded tensor put together; any other as it is.  Every rank must ask."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor

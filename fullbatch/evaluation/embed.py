@@ -4,7 +4,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -18,6 +20,18 @@ from fullbatch.data.sources import open_source
 from fullbatch.data.transforms import EvalTransform
 from fullbatch.models.precision import in_precision
 
+log = logging.getLogger("fullbatch")
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """The embedded samples of a source, in its order; float32 on the host."""
+
+    ids: Tensor
+    image_ND: Tensor
+    text_ND: Tensor
+    captions: list[str]
+
 
 @dataclass(frozen=True)
 class Embedder:
@@ -30,24 +44,38 @@ class Embedder:
     precision: Precision = "fp32"
     batch_size: int = 256
     workers: int = 0
+    max_pixels: int = 50_000_000
 
     @torch.no_grad()
-    def pairs(self, source: Source) -> tuple[Tensor, Tensor, Tensor]:
-        """ids, image and text embeddings of a source's samples in its order, on every rank; float32 on the host."""
+    def pairs(self, source: Source) -> Pairs:
+        """Every sample of a source with its first caption, on every rank; bad samples are named in the log."""
         pool = Pool([open_source(source)])
-        transform = EvalTransform(self.image_size)
+        transform = EvalTransform(self.image_size, self.max_pixels)
         batches = EvaluationBatches(pool, self.batch_size, transform, self.tokenize, distributed.world())
         ids, images, texts = [], [], []
+        captions: dict[int, str] = {}
+        bad: list[str] = []
         with _evaluating(self.model):
             for batch in load(batches, range(len(batches)), self.workers, self.device):
                 rows = len(batch.ids)
                 image_BD, text_BD = self._embed(batch.images, batch.tokens) if rows else self._embed(*self._filler())
                 ids.append(batch.ids)
+                captions.update(zip(batch.ids.tolist(), batch.captions, strict=True))
+                bad += [str(error) for error in batch.bad]
                 images.append(image_BD[:rows])
                 texts.append(text_BD[:rows])
         found = [distributed.gather_uneven(torch.cat(rows)).cpu() for rows in (ids, images, texts)]
+        said, spoilt = {}, []
+        for theirs, broken in distributed.gather_objects((captions, bad)):
+            said.update(theirs)
+            spoilt += broken
+        for error in spoilt:
+            log.info("left a bad sample out of the evaluation: %s", error)
+        if not said:
+            raise ValueError(f"No sample of {source} can be evaluated ({spoilt[0] if spoilt else 'it is empty'}).")
         order = found[0].argsort()
-        return found[0][order], found[1][order], found[2][order]
+        ids_N, image_ND, text_ND = (rows[order] for rows in found)
+        return Pairs(ids_N, image_ND, text_ND, [said[sample] for sample in ids_N.tolist()])
 
     @torch.no_grad()
     def captions(self, captions: list[str]) -> Tensor:
@@ -67,14 +95,11 @@ class Embedder:
         return embedded
 
 
-class _evaluating:
-    """A context in which the model is in evaluation mode."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self.model, self.mode = model, model.training
-
-    def __enter__(self) -> None:
-        self.model.eval()
-
-    def __exit__(self, *error: object) -> None:
-        self.model.train(self.mode)
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    mode = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(mode)

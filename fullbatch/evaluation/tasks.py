@@ -6,13 +6,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from fullbatch.config.data import Source
 from fullbatch.config.run import RunConfig
-from fullbatch.data.sample import BadSample
 from fullbatch.data.sources import open_source
-from fullbatch.evaluation.embed import Embedder
+from fullbatch.evaluation.embed import Embedder, Pairs
 from fullbatch.evaluation.retrieval import recalls
 from fullbatch.evaluation.zero_shot import accuracies, class_embeddings
 
@@ -65,9 +63,10 @@ def tasks_of(config: RunConfig) -> tuple[str, ...]:
 
 
 def check_tasks(tasks: tuple[str, ...]) -> None:
-    """Say now, not after hours of training, that a source is not there."""
+    """Say now, not after hours of training, that a source is not there, or empty."""
     for task in tasks:
-        open_source(Source.parse(task.partition(":")[2]))
+        if len(open_source(Source.parse(task.partition(":")[2]))) == 0:
+            raise ValueError(f"The task {task!r} has no sample.")
 
 
 def run_task(task: str, embedder: Embedder, templates: tuple[str, ...]) -> Result:
@@ -77,20 +76,20 @@ def run_task(task: str, embedder: Embedder, templates: tuple[str, ...]) -> Resul
 
 
 def _retrieval(task: str, source: Source, embedder: Embedder) -> Result:
-    ids, image_ND, text_ND = embedder.pairs(source)
-    captions = _captions(source, ids.tolist())
-    numbers = {caption: number for number, caption in enumerate(dict.fromkeys(captions))}
-    groups = torch.tensor([numbers[caption] for caption in captions])
-    sizes = groups.bincount()[groups].double()
-    chance = (sizes.mean() / len(ids)).item()
-    examples = _examples(image_ND, text_ND, captions)
-    return Result(task, recalls(image_ND, text_ND, groups), "mean_r1", chance, len(ids), examples)
+    pairs = embedder.pairs(source)
+    numbers = {caption: number for number, caption in enumerate(dict.fromkeys(pairs.captions))}
+    groups = torch.tensor([numbers[caption] for caption in pairs.captions])
+    size = len(groups)
+    chance = groups.bincount()[groups].double().mean().item() / size
+    found = recalls(pairs.image_ND, pairs.text_ND, groups)
+    return Result(task, found, "mean_r1", chance, size, _examples(pairs))
 
 
-def _examples(image_ND: Tensor, text_ND: Tensor, captions: list[str]) -> tuple[dict[str, Any], ...]:
+def _examples(pairs: Pairs) -> tuple[dict[str, Any], ...]:
     """For a few images, evenly spread: the caption, its rank, and the three nearest captions."""
+    captions = pairs.captions
     shown = torch.arange(0, len(captions), max(1, len(captions) // EXAMPLES))[:EXAMPLES]
-    sim_EN = image_ND[shown] @ text_ND.T
+    sim_EN = pairs.image_ND[shown] @ pairs.text_ND.T
     nearest = sim_EN.topk(min(3, len(captions)), dim=1).indices.tolist()
     ranks = (sim_EN > sim_EN.gather(1, shown[:, None])).sum(dim=1) + 1
     return tuple(
@@ -100,21 +99,9 @@ def _examples(image_ND: Tensor, text_ND: Tensor, captions: list[str]) -> tuple[d
 
 
 def _zero_shot(task: str, source: Source, embedder: Embedder, templates: tuple[str, ...]) -> Result:
-    ids, image_ND, _ = embedder.pairs(source)
-    names = _captions(source, ids.tolist())
-    classes = sorted(set(names))
+    pairs = embedder.pairs(source)
+    classes = sorted(set(pairs.captions))
     numbers = {name: number for number, name in enumerate(classes)}
-    labels = torch.tensor([numbers[name] for name in names])
+    labels = torch.tensor([numbers[name] for name in pairs.captions])
     classes_CD = class_embeddings(embedder, classes, templates)
-    return Result(task, accuracies(image_ND, classes_CD, labels), "accuracy", 1.0 / len(classes), len(classes))
-
-
-def _captions(source: Source, ids: list[int]) -> list[str]:
-    samples = open_source(source)
-    found = []
-    for sample in ids:
-        try:
-            found.append(samples.read(sample).captions[0])
-        except BadSample as error:  # it could be read a moment ago
-            raise ValueError(f"The source {source} changed while it was evaluated: {error}.") from None
-    return found
+    return Result(task, accuracies(pairs.image_ND, classes_CD, labels), "accuracy", 1.0 / len(classes), len(classes))

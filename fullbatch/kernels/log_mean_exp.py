@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,23 +25,6 @@ from torch.nn.functional import logsigmoid
 
 from fullbatch import distributed
 from fullbatch.config import Identity, Pairwise, Sigmoid, SquaredHinge
-
-
-@contextmanager
-def tf32_products(tensor: Tensor) -> Iterator[None]:
-    """Matrix products of float32 on the tensor's GPU in TF32: 10 bits of mantissa, summed in float32."""
-    settings: Any = torch.backends.cuda.matmul
-    name, fast = ("fp32_precision", "tf32") if hasattr(settings, "fp32_precision") else ("allow_tf32", True)
-    if not tensor.is_cuda:
-        yield
-        return
-    before = getattr(settings, name)
-    setattr(settings, name, fast)
-    try:
-        yield
-    finally:
-        setattr(settings, name, before)
-
 
 # ---------------------------------------------------------------------------------------------------------------------
 # terms of one block of the similarity matrix; ``dim`` is 1 when the rows are the anchors and 0 when the columns are

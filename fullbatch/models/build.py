@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,7 @@ def build_model(config: Model, image_size: int | None = None) -> TwoTowers:
             backbone = build_open_clip(design)
             width, mean, std = int(design.config["embed_dim"]), design.mean, design.std
             size = _side(backbone.visual.image_size, design.name)
-            if saved is not None:
+            if saved is not None and saved.weights is not None:
                 temperature, bias = load_open_clip(backbone, saved.state(), str(saved.weights), design.name)
         case PairDesign():
             fresh = saved is None
@@ -53,7 +54,7 @@ def build_model(config: Model, image_size: int | None = None) -> TwoTowers:
                 design, tokenizer, config.image_weights and fresh, config.text_weights and fresh
             )
             width, mean, std, size = design.embed_dim, design.mean or (), design.std or (), design.image_size or 0
-            if saved is not None:
+            if saved is not None and saved.weights is not None:
                 load_weights(backbone, saved.state(), str(saved.weights), design.name)
         case _:
             assert_never(design)
@@ -75,6 +76,22 @@ def build_model(config: Model, image_size: int | None = None) -> TwoTowers:
         initial_temperature=temperature,
         initial_bias=bias,
     )
+
+
+def rebuild_model(config: Model, folder: Path) -> TwoTowers:
+    """The towers whose design ``write_design`` left in ``folder``, locked as ``config`` says, with fresh weights."""
+    bare = replace(
+        config,
+        model=DEFAULT_MODEL,
+        pretrained=str(folder),
+        image_tower=None,
+        text_tower=None,
+        embed_dim=None,
+        context_length=None,
+        image_weights=False,
+        text_weights=False,
+    )
+    return build_model(bare)
 
 
 def _design(config: Model, saved: Saved | None) -> Design:

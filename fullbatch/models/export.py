@@ -14,7 +14,7 @@ from typing_extensions import assert_never
 
 from fullbatch.models.design import OpenClipDesign, to_json
 from fullbatch.models.huggingface import write_clip_model
-from fullbatch.models.load import EXPORTED, METADATA, OPEN_CLIP_CONFIG, OPEN_CLIP_WEIGHTS
+from fullbatch.models.load import DESIGN, EXPORTED, METADATA, OPEN_CLIP_CONFIG, OPEN_CLIP_WEIGHTS
 from fullbatch.models.open_clip_towers import registered_name
 from fullbatch.models.towers import TwoTowers
 from fullbatch.models.weights import PICKLED
@@ -91,6 +91,14 @@ def _export_safetensors(model: TwoTowers, path: Path, temperature: float, bias: 
         path = path / EXPORTED
     extra = {"temperature": temperature, "bias": bias, "tokenizer": model.tokenize.given}
     _save_safetensors(state, path, {METADATA: to_json(design, **extra)})
+
+
+def write_design(model: TwoTowers, folder: Path) -> None:
+    """What a run needs to build its model again, wherever the pretrained weights it came from may be by then."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if model.tokenize.hugging_face is not None:
+        model.tokenize.hugging_face.save_pretrained(folder)
+    (folder / DESIGN).write_text(to_json(model.design, tokenizer=model.tokenize.given), encoding="utf-8")
 
 
 def open_clip_state(model: TwoTowers, temperature: float, bias: float | None) -> dict[str, Tensor]:

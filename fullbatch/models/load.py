@@ -14,6 +14,7 @@ from fullbatch.models.tokenizers import CLIP_VOCABULARY
 from fullbatch.models.weights import read_weights
 
 EXPORTED = "fullbatch.safetensors"  # in an exported folder
+DESIGN = "design.json"  # in a run's folder: the architecture alone, for its checkpoints
 METADATA = "fullbatch"  # the key in the header of an exported safetensors file
 OPEN_CLIP_CONFIG = "open_clip_config.json"
 OPEN_CLIP_WEIGHTS = ("open_clip_model.safetensors", "open_clip_pytorch_model.bin")
@@ -23,14 +24,14 @@ _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 
 @dataclass(frozen=True)
 class Saved:
-    """weights        the file to read
+    """weights        the file to read; None where only the design was saved
     design         None where only the weights were saved
     tokenizer      the folder with the tokenizer's files, where they were saved too, or what the user had named
     temperature    as written beside the weights; open_clip's own files carry it inside, as logit_scale
     is_clip_model  the weights have the names of transformers' CLIPModel
     """
 
-    weights: Path
+    weights: Path | None
     design: Design | None = None
     tokenizer: str | None = None
     temperature: float | None = None
@@ -39,6 +40,7 @@ class Saved:
 
     def state(self) -> dict[str, Tensor]:
         """The weights under the names of the model that is built here."""
+        assert self.weights is not None
         state = read_weights(self.weights)
         return from_clip_state(state) if self.is_clip_model else state
 
@@ -67,6 +69,9 @@ def _saved_file(path: Path, tokenizer: str | None = None) -> Saved:
 
 def _saved_folder(folder: Path) -> Saved:
     tokenizer = str(folder) if any((folder / name).is_file() for name in _TOKENIZER_FILES) else None
+    if (folder / DESIGN).is_file():
+        design, extra = from_json((folder / DESIGN).read_text(encoding="utf-8"))
+        return Saved(None, design, tokenizer or extra.get("tokenizer"))
     if (folder / EXPORTED).is_file():
         return _saved_file(folder / EXPORTED, tokenizer)
     weights = next((folder / name for name in OPEN_CLIP_WEIGHTS if (folder / name).is_file()), None)

@@ -89,10 +89,6 @@ def batch_norm_names(model: nn.Module) -> list[str]:
     return names
 
 
-def has_batch_norm(model: nn.Module) -> bool:
-    return bool(batch_norm_names(model))
-
-
 def _unit_rows(features_BD: Tensor) -> Tensor:
     return F.normalize(features_BD.float(), dim=-1)
 

@@ -8,7 +8,10 @@ identical update itself and nothing is communicated for it.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +19,7 @@ from torch.nn.functional import normalize
 
 from fullbatch.config import Mlp, Pairwise, Prototypes, SquaredHinge
 from fullbatch.distributed import average_gradient
-from fullbatch.kernels.log_mean_exp import gradient_to_others, log_mean_exp, tf32_products
+from fullbatch.kernels.log_mean_exp import gradient_to_others, log_mean_exp
 from fullbatch.objective.fitted_net import FittedNet
 from fullbatch.objective.log_domain import bounded_exp, log_add, log_or_minus_inf
 from fullbatch.objective.step import Direction, Estimate, Progress
@@ -32,6 +35,22 @@ def fit_gradient(config: Prototypes | Mlp, alpha_N: Tensor, log_total_N: Tensor,
     if config.fit == "separate":
         return alpha_N - log_total_N
     return tau_N * (1.0 - bounded_exp(log_total_N - alpha_N, guard))
+
+
+@contextmanager
+def tf32_products(tensor: Tensor) -> Iterator[None]:
+    """Matrix products of float32 on the tensor's GPU in TF32: 10 bits of mantissa, summed in float32."""
+    if not tensor.is_cuda:
+        yield
+        return
+    settings: Any = torch.backends.cuda.matmul
+    name, fast = ("fp32_precision", "tf32") if hasattr(settings, "fp32_precision") else ("allow_tf32", True)
+    before = getattr(settings, name)
+    setattr(settings, name, fast)
+    try:
+        yield
+    finally:
+        setattr(settings, name, before)
 
 
 class PrototypeNormalizer(nn.Module):

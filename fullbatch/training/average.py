@@ -15,7 +15,7 @@ class WeightAverage:
     """w_bar <- decay w_bar + (1 - decay) w, of the weights that learn; decay is smaller in the first steps."""
 
     def __init__(self, model: nn.Module, decay: float) -> None:
-        self.decay = decay
+        self.model, self.decay = model, decay
         self.weights = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self.averages = {name: p.detach().clone() for name, p in self.weights.items()}
 
@@ -31,6 +31,7 @@ class WeightAverage:
             kept = weight.detach().clone()
             weight.copy_(self.averages[name])
             self.averages[name].copy_(kept)
+        towers.forget_gathered(self.model)
 
     @contextmanager
     def in_use(self) -> Iterator[None]:

@@ -68,17 +68,17 @@ def _advice(error: Exception, root: Path) -> str:
     full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
     full = full or shutil.disk_usage(root if root.exists() else root.parent).free < 1 << 20
     what = "The disk is full" if full else f"A checkpoint could not be written ({error})"
-    return f"{what}: {root}{intact}. Free some space, or save elsewhere with --runs, then go on with --resume."
+    return f"{what}: {root}{intact}. Free some space, then go on with --resume."
 
 
-def read(folder: Path, only: tuple[str, ...] | None = None) -> dict[str, Any]:
-    """The parts of a checkpoint, checked against its manifest; ValueError if it is damaged."""
+def read(folder: Path, only: tuple[str, ...] | None = None, checked: bool = False) -> dict[str, Any]:
+    """The parts of a checkpoint, checked against its manifest unless they were; ValueError if it is damaged."""
     files = _manifest(folder)["files"]
     wanted = files if only is None else {f"{name}.pt": files[f"{name}.pt"] for name in only if f"{name}.pt" in files}
     parts = {}
     for name, expected in wanted.items():
         path = folder / name
-        if not path.is_file() or _describe(path) != expected:
+        if not checked and not _matches(path, expected):
             raise ValueError(f"{path} is missing or differs from what was saved.")
         parts[path.stem] = torch.load(path, map_location="cpu", weights_only=True)
     return parts
@@ -149,7 +149,7 @@ class Writer:
 
     def save(self, step: int, parts: dict[str, Any]) -> None:
         """Returns at once, unless the write before is still going on."""
-        self.wait()
+        self.finish_quietly()
         self._thread = threading.Thread(target=self._write, args=(step, parts), name="checkpoint")
         self._thread.start()
 

@@ -33,6 +33,7 @@ class Interruption:
 class Interrupted(Exception):
     """The run was asked to stop and has saved; ``exit_code`` is what a shell expects after that signal."""
 
-    def __init__(self, number: int, advice: str) -> None:
+    def __init__(self, number: int | None, advice: str) -> None:
+        number = number or signal.SIGTERM  # another rank was told
         super().__init__(f"Stopped by {signal.Signals(number).name}. {advice}")
         self.exit_code = 128 + number

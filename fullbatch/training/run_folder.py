@@ -6,6 +6,7 @@ runs/NAME/
   metrics.jsonl      a line every few steps, and a line an evaluation
   log.txt            warnings, samples that could not be read
   results.json       the last evaluation
+  model/             the model's design and tokenizer, without weights
   checkpoints/       step-000000100/ ...
   tensorboard/
 """
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import platform
 import sys
@@ -28,6 +30,8 @@ from fullbatch.config.tree import from_dict, read_yaml, to_dict, write_yaml
 
 log = logging.getLogger("fullbatch")
 
+EVALUATION = "evaluation"  # the kind of a line of metrics.jsonl; lines of training have none
+
 
 class Folder:
     def __init__(self, path: Path) -> None:
@@ -36,6 +40,7 @@ class Folder:
         self.metrics = path / "metrics.jsonl"
         self.results = path / "results.json"
         self.log = path / "log.txt"
+        self.model = path / "model"
         self.checkpoints = path / "checkpoints"
         self.tensorboard = path / "tensorboard"
 
@@ -62,6 +67,28 @@ class Folder:
         if not self.config.is_file():
             raise ValueError(f"{self.path} is not a run folder: there is no {self.config.name} in it.")
         return from_dict(RunConfig, read_yaml(self.config))
+
+
+# What a checkpoint's meaning hangs on.  Paths of data may change: there the fingerprint decides.
+_FIXED = (
+    ("objective", ("method", "pairwise", "normalizer", "temperature_rule")),
+    ("model", ("model", "image_tower", "text_tower", "embed_dim", "lock_image", "lock_text")),
+    ("training", ("batch_size", "seed", "parallel", "ema")),
+    ("optimizer", ("optimizer",)),
+)
+
+
+def check_same_run(before: RunConfig, now: RunConfig) -> None:
+    """Refuse to go on with a run as another one."""
+    for group, names in _FIXED:
+        for name in names:
+            was, wanted = getattr(getattr(before, group), name), getattr(getattr(now, group), name)
+            changed = (was is None) != (wanted is None) if name == "ema" else was != wanted
+            if changed:
+                raise ValueError(
+                    f"--resume cannot change {name} (it was {was!r}, now {wanted!r}): the checkpoint would mean "
+                    "something else. Start a new run, with --pretrained and an export of this one if you like."
+                )
 
 
 def replace_text(path: Path, text: str) -> None:
@@ -100,21 +127,27 @@ class Metrics:
         self._file: Any = None
         self._board: Any = None
         self._wandb: Any = None
+        self.evaluated = -1  # the step of the last evaluation that was written
         if not first:
             return
-        forget_after(folder.metrics, step)
+        for line in forget_after(folder.metrics, step):
+            self.evaluated = line["step"] if line.get("kind") == EVALUATION else self.evaluated
         self._file = folder.metrics.open("a", encoding="utf-8")
         if config.run.tensorboard:
             self._board = _tensorboard(folder.tensorboard, step)
         if config.run.wandb:
             self._wandb = _wandb(config, folder.path.name)
 
-    def write(self, line: dict[str, Any], group: str = "train") -> None:
+    def write(self, line: dict[str, Any], kind: str = "train") -> None:
         if self._file is None:
             return
+        if kind == EVALUATION:
+            self.evaluated = line["step"]
+            line = {**line, "kind": kind}
+        line = {key: value if _is_plain(value) else None for key, value in line.items()}
         self._file.write(json.dumps(line) + "\n")
         self._file.flush()
-        numbers = {f"{group}/{key}": value for key, value in line.items() if isinstance(value, (int, float))}
+        numbers = {f"{kind}/{key}": value for key, value in line.items() if isinstance(value, (int, float))}
         if self._board is not None:
             for key, value in numbers.items():
                 self._board.add_scalar(key, value, line["step"])
@@ -129,11 +162,18 @@ class Metrics:
             self._wandb.finish()
 
 
-def forget_after(path: Path, step: int) -> None:
-    """Drop the lines of steps that will be done again, and a line that was cut off."""
-    if path.is_file():
-        kept = [line for line in read_lines(path) if line["step"] <= step]
-        replace_text(path, "".join(json.dumps(line) + "\n" for line in kept))
+def _is_plain(value: Any) -> bool:
+    """JSON has no nan and no infinity."""
+    return not isinstance(value, float) or math.isfinite(value)
+
+
+def forget_after(path: Path, step: int) -> list[dict[str, Any]]:
+    """Drop the lines of steps that will be done again, and a line that was cut off; the others."""
+    if not path.is_file():
+        return []
+    kept = [line for line in read_lines(path) if line["step"] <= step]
+    replace_text(path, "".join(json.dumps(line) + "\n" for line in kept))
+    return kept
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:

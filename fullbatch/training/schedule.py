@@ -21,11 +21,12 @@ def _steps(steps: int | None, epochs: float | None, steps_per_epoch: int) -> int
 def phases(schedule: Schedule, total_steps: int, steps_per_epoch: int) -> tuple[int, int, int]:
     """Steps of the warm-up, the descent and the cool-down; a run too short for them is refused."""
     warmup = _steps(schedule.warmup_steps, schedule.warmup_epochs, steps_per_epoch)
+    warmup += round((schedule.warmup_share or 0.0) * total_steps)
     cooldown = _steps(schedule.cooldown_steps, schedule.cooldown_epochs, steps_per_epoch)
     if warmup + cooldown > total_steps:
         raise ValueError(
             f"Schedule: a warm-up of {warmup} steps and a cool-down of {cooldown} do not fit into a run of "
-            f"{total_steps} steps; shorten them or train longer."
+            f"{total_steps} steps; shorten them (--warmup-steps, --cooldown-steps) or train longer."
         )
     return warmup, total_steps - warmup - cooldown, cooldown
 

@@ -21,12 +21,14 @@ from fullbatch.training.average import WeightAverage
 class Position:
     """step         finished so far
     bad          samples that could not be read so far, on all ranks
+    data         the fingerprint of the data set
     temperature  when it was last logged, for schedules that look at it; nan before
     first_loss   the first one logged; nan before
     """
 
     step: int = 0
     bad: int = 0
+    data: str = ""
     temperature: float = float("nan")
     first_loss: float = float("nan")
 
@@ -34,6 +36,11 @@ class Position:
         return dataclasses.asdict(self)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        if state["data"] != self.data:
+            raise ValueError(
+                "The run was started on another data set than --data now names (files, sizes or samples differ), so "
+                "its place in the order of samples means nothing here; start a new run."
+            )
         for field in dataclasses.fields(self):
             setattr(self, field.name, state[field.name])
 
@@ -48,9 +55,11 @@ class TrainingState:
     scaler: torch.amp.GradScaler
     position: Position
 
-    def capture(self) -> dict[str, Any]:
-        """A copy of it all in host memory, whole; every rank must ask, since a rank may hold a part only."""
-        return {name: _on_host(self._read(part)) for name, part in self._parts()}
+    def capture(self, keep: bool = True) -> dict[str, Any]:
+        """A copy of it all in host memory, whole.  Every rank must ask, since a rank may hold a part only; a rank that
+        does not ``keep`` it copies nothing."""
+        found = {name: self._read(part) for name, part in self._parts()}
+        return {name: _on_host(part) for name, part in found.items()} if keep else {}
 
     def restore(self, saved: dict[str, Any]) -> None:
         for name, part in self._parts():
@@ -60,7 +69,7 @@ class TrainingState:
                 )
             try:
                 self._write(part, saved[name])
-            except (RuntimeError, KeyError, IndexError) as error:
+            except (RuntimeError, KeyError, IndexError, TypeError) as error:
                 reason = " ".join(str(error).split())[:300]
                 raise ValueError(f"The checkpoint's {name} does not fit this run's settings: {reason}") from None
 
@@ -78,8 +87,14 @@ class TrainingState:
     def _write(self, part: Any, state: Any) -> None:
         if part is self.model:
             towers.set_weights(self.model, state)
-        elif part is self.optimizer:
-            towers.set_moments(self.model, self.optimizer, state)
+        elif isinstance(part, torch.optim.Optimizer):
+            kept = [{key: group[key] for key in group.keys() - {"params", "lr"}} for group in part.param_groups]
+            if part is self.optimizer:
+                towers.set_moments(self.model, part, state)
+            else:
+                part.load_state_dict(state)
+            for group, own in zip(part.param_groups, kept, strict=True):
+                group.update(own)  # decay and betas are the config's, also where the checkpoint had others
         else:
             part.load_state_dict(state)
 

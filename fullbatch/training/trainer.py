@@ -21,7 +21,7 @@ from fullbatch.training.display import Display
 from fullbatch.training.gradient import GradientRule
 from fullbatch.training.interruption import Interrupted, Interruption
 from fullbatch.training.optimizer import clip_gradients, set_learning_rates
-from fullbatch.training.run_folder import Folder, Metrics
+from fullbatch.training.run_folder import EVALUATION, Folder, Metrics
 from fullbatch.training.state import TrainingState
 
 log = logging.getLogger("fullbatch")
@@ -58,31 +58,33 @@ class Trainer:
         self.writer = checkpoint.Writer(self.folder.checkpoints, self.config.run.keep)
         self.finite = torch.ones((), dtype=torch.bool, device=self.device)
         self.saved_at = time.monotonic()
-        self.unreported = 0  # bad samples this rank met since the ranks last counted
-        self.warned = False
+        self.unreported: list[str] = []  # bad samples this rank met since the ranks last counted
         self.first_rank = distributed.world().rank == 0
 
     def run(self) -> None:
         position = self.state.position
         steps = range(position.step, self.total_steps)
         with Interruption() as interruption, self.display.running(position.step, self.total_steps):
+            self.evaluate_if_due()  # the run may have ended between a save and its evaluation
+            batches = load(self.batches, steps, self.config.data.workers, self.device)
             try:
-                for batch in load(self.batches, steps, self.config.data.workers, self.device):
+                for batch in batches:
                     line = self.train_step(batch)
                     if line is not None:
                         self.log(line)
-                    if self.evaluate is not None and self.evaluation_due():
-                        self.metrics.write({"step": position.step, **self.evaluate()}, group="evaluation")
-                    stop = self.save_if_due(interruption)
                     self.display.advance(position.step)
+                    stop = self.save_if_due(interruption)
+                    self.evaluate_if_due()
                     if stop:
-                        break
-                self.writer.wait()
-            except BaseException:
+                        raise Interrupted(interruption.signal, f"Go on with: {self.go_on}")
+                distributed.together(self.writer.wait)
+            finally:
+                batches.close()  # ends the workers
                 self.writer.finish_quietly()
-                raise
-        if interruption.signal is not None and position.step < self.total_steps:
-            raise Interrupted(interruption.signal, f"Go on with: fullbatch train --resume {self.folder.path}")
+
+    @property
+    def go_on(self) -> str:
+        return f"fullbatch train --resume {self.folder.path}"
 
     # -- one step ---------------------------------------------------------------------------------------------------
 
@@ -101,12 +103,15 @@ class Trainer:
             position.temperature,
         )
         state.objective.set_epoch(position.step // per_epoch)
-        output = self.gradient(self.model, state.objective, batch, position.step, state.scaler)
+        try:
+            output = self.gradient(self.model, state.objective, batch, position.step, state.scaler)
+        except ValueError as error:  # on a CPU the objective looks at every batch, and refuses what is not finite
+            raise Diverged(f"{error} This was step {position.step + 1}; {self._advice()}") from None
         position.step += 1
         logged = position.step % config.run.log_every == 0 or position.step == self.total_steps
         norm = self._update(logged)
         self.finite = self.finite & output.loss.isfinite()
-        self._count(batch)
+        self.unreported += [str(error) for error in batch.bad]
         if not logged:
             return None
         numbers = {name: float(value) for name, value in output.metrics.items()}
@@ -117,17 +122,17 @@ class Trainer:
             "samples": position.step * config.training.batch_size,
             "loss": loss,
             "lr": rate,
-            "gradient_norm": float(norm),
+            "gradient_norm": float(norm) if norm is not None else math.nan,
             **{name: value for name, value in numbers.items() if name != "epoch"},
         }
 
-    def _update(self, measured: bool) -> Tensor:
+    def _update(self, measured: bool) -> Tensor | None:
         """Move the weights; the norm of the gradient, if it is needed or to be ``measured``."""
         state, bound = self.state, self.config.optimizer.clip_norm
         optimizers = [each for each in (state.optimizer, state.temperature_optimizer) if each is not None]
         for optimizer in optimizers:
             state.scaler.unscale_(optimizer)
-        norm = self.finite
+        norm = None
         if measured or bound is not None:
             norm = towers.whole(clip_gradients(state.model.parameters(), bound))
         for optimizer in optimizers:
@@ -139,19 +144,15 @@ class Trainer:
             state.average.update(state.position.step)
         return norm
 
-    def _count(self, batch: Batch) -> None:
-        if batch.bad and not self.warned:
-            self.warned = True
-            log.warning("some samples cannot be read and are replaced by others; %s names them", self.folder.log)
-        for bad in batch.bad:
-            log.info("skipped a bad sample: %s", bad)
-        self.unreported += len(batch.bad)
-
     def _report_bad(self) -> None:
-        """Bring the ranks' counts together; every rank must call."""
-        (found,) = distributed.sum_over_ranks(self.unreported)
-        self.state.position.bad += found
-        self.unreported = 0
+        """Bring together what the ranks could not read; every rank must call."""
+        found = [name for names in distributed.gather_objects(self.unreported) for name in names]
+        if found and not self.state.position.bad:
+            log.warning("some samples cannot be read and are replaced by others; %s names them", self.folder.log)
+        for name in found:
+            log.info("skipped a bad sample: %s", name)
+        self.state.position.bad += len(found)
+        self.unreported = []
 
     # -- log, save, evaluate, stop ----------------------------------------------------------------------------------
 
@@ -169,16 +170,20 @@ class Trainer:
         self.metrics.write(line)
         self.display.show(line)
 
-    def _check_health(self, loss: float) -> None:
-        position = self.state.position
+    def _advice(self) -> str:
         kept = checkpoint.checkpoints(self.folder.checkpoints)
         good = f"the last good checkpoint is {kept[-1]}" if kept else "no checkpoint was written yet"
-        advice = f"{good}. Try a lower --lr, a longer warm-up, --clip-norm 1.0, or --precision bf16 or fp32."
-        if not (bool(self.finite) and math.isfinite(loss)):
-            raise Diverged(f"The loss is not a finite number any more (by step {position.step}); {advice}")
+        return f"{good}. Try a lower --lr, a longer warm-up, --clip-norm 1.0, or --precision bf16 or fp32."
+
+    def _check_health(self, loss: float) -> None:
+        position = self.state.position
+        (spoilt,) = distributed.any_rank(not bool(self.finite) or not math.isfinite(loss))
+        if spoilt:
+            raise Diverged(f"The loss is not a finite number any more (by step {position.step}); {self._advice()}")
         if loss > position.first_loss + DIVERGED * max(1.0, abs(position.first_loss)):
+            first = position.first_loss
             raise Diverged(
-                f"The loss ran away, from {position.first_loss:.4g} to {loss:.4g} (step {position.step}); {advice}"
+                f"The loss ran away, from {first:.4g} to {loss:.4g} (step {position.step}); {self._advice()}"
             )
 
     def _check_bad_share(self) -> int:
@@ -194,27 +199,29 @@ class Trainer:
 
     def save_if_due(self, interruption: Interruption) -> bool:
         """Save by step, by the clock or on a signal; whether to stop."""
-        self.writer.check()
         run, step = self.config.run, self.state.position.step
         by_step = step == self.total_steps or (run.save_every is not None and step % run.save_every == 0)
         by_clock = stop = False
-        if distributed.world().size == 1 or step % AGREE_EVERY == 0:
+        if distributed.world().size == 1 or step % AGREE_EVERY == 0 or by_step:
             waited = time.monotonic() - self.saved_at
             overdue = run.save_minutes is not None and waited > 60.0 * run.save_minutes
             by_clock, stop = distributed.any_rank(overdue and self.first_rank, interruption.signal is not None)
+            distributed.together(self.writer.check)
         if by_step or by_clock or stop:
             self.save()
-        return stop
+        return stop and step < self.total_steps
 
     def save(self) -> None:
-        if not bool(self.finite):
-            self._check_health(math.nan)  # a spoilt state must not take a good one's place
+        self._check_health(0.0)  # a spoilt state must not take a good one's place
         self._report_bad()
-        parts = self.state.capture()
+        parts = self.state.capture(keep=self.first_rank)
         if self.first_rank:
             self.writer.save(self.state.position.step, parts)
         self.saved_at = time.monotonic()
 
-    def evaluation_due(self) -> bool:
+    def evaluate_if_due(self) -> None:
+        """At the end and every few epochs, once each."""
         step, every = self.state.position.step, self.config.evaluation.evaluate_every * self.batches.steps_per_epoch
-        return step == self.total_steps or bool(every and step % every == 0)
+        due = step == self.total_steps or bool(every and step and step % every == 0)
+        if self.evaluate is not None and due and distributed.from_first_rank(self.metrics.evaluated) != step:
+            self.metrics.write({"step": step, **self.evaluate()}, EVALUATION)

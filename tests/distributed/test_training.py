@@ -13,6 +13,7 @@ from fullbatch.assembly import assemble
 from fullbatch.config.training import Evaluation
 from fullbatch.run import train
 from fullbatch.training import checkpoint
+from tests.data.making import captioned, write_shard
 from tests.training.small import differences, renamed, saved_state, small_config
 
 pytestmark = pytest.mark.filterwarnings("ignore:rho=")
@@ -96,3 +97,44 @@ def test_evaluation_is_spread_over_the_ranks(tmp_path, two_ranks):
         for got, want in zip(results["results"], one["results"], strict=True):
             assert got["size"] == want["size"] == 40
             assert got[got["main"]] == pytest.approx(want[want["main"]], abs=0.03)
+
+
+def test_evaluating_the_average_leaves_sharded_training_alone(tmp_path, two_ranks):
+    config = small_config(tmp_path, "openclip", ema=0.9, parallel="fsdp")
+    task = (f"retrieval:{config.data.data[0]}",)
+    for every in (0, 1):
+        evaluation = Evaluation(evaluate=task, evaluate_every=every)
+        two_ranks.run(on_rank, replace(renamed(config, f"every{every}"), evaluation=evaluation), None)
+    assert torch.equal(curve(tmp_path / "every0"), curve(tmp_path / "every1"))
+
+
+def mistake(rank, config):
+    try:
+        train(config)
+    except ValueError as error:
+        return str(error)
+
+
+def test_a_mistake_is_the_same_message_on_every_rank(tmp_path, two_ranks):
+    config = small_config(tmp_path)
+    missing = replace(config, data=replace(config.data, data=(str(tmp_path / "nothing.tar"),)))
+    for message in two_ranks.run(mistake, missing):
+        assert "nothing.tar" in message
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.yaml").touch()
+    for message in two_ranks.run(mistake, config):
+        assert "exists already" in message
+
+
+def test_bad_samples_of_all_ranks_are_counted_and_named(tmp_path, two_ranks):
+    samples = captioned(40)
+    for number in (3, 17, 31):
+        samples[number][1]["jpg"] = b"nothing"
+    config = small_config(tmp_path)
+    path = write_shard(tmp_path / "bad.tar", samples)
+    config = replace(config, data=replace(config.data, data=(str(path),), max_bad=0.5))
+    one = train(config).folder
+    two_ranks.run(on_rank, renamed(config, "two"), None)
+    counts = [saved_state(run, 20)["position"]["bad"] for run in (one, tmp_path / "two")]
+    named = [(run / "log.txt").read_text().count("skipped a bad sample") for run in (one, tmp_path / "two")]
+    assert counts[0] == counts[1] == named[0] == named[1] > 0

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from fullbatch.config.model import Model
 from fullbatch.models.build import build_model
 from fullbatch.models.export import export
-from fullbatch.models.towers import has_batch_norm
+from fullbatch.models.towers import batch_norm_names
 from tests.models.conftest import CAPTIONS, some_images
 
 
@@ -32,7 +32,7 @@ def test_tiny_trains_both_towers():
     model = build_model(Model())
     assert (model.width, model.image_size, model.context_length) == (128, 64, 24)
     assert model.initial_temperature is None and model.initial_bias is None
-    assert not has_batch_norm(model)
+    assert not batch_norm_names(model)
     image_BD, text_BD = model(some_images(64), model.tokenize(CAPTIONS))
     (image_BD * text_BD).sum().backward()
     for rows in (image_BD, text_BD):

@@ -3,19 +3,24 @@
 import errno
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from dataclasses import replace
 
+import open_clip
 import pytest
 import torch
 
 import fullbatch.cli
+from fullbatch.config.model import Model
 from fullbatch.config.optimization import Optimizer
+from fullbatch.config.training import Evaluation
 from fullbatch.config.tree import write_yaml
-from fullbatch.run import load_trained, train
+from fullbatch.models.export import export
+from fullbatch.run import export_run, load_trained, train
 from fullbatch.training import checkpoint
 from fullbatch.training.average import WeightAverage
 from fullbatch.training.run_folder import Folder
@@ -29,7 +34,8 @@ def test_what_a_run_leaves_behind(tmp_path):
     config = replace(config, run=replace(config.run, tensorboard=True))
     run = train(config).folder
     names = {path.name for path in run.iterdir()}
-    assert names == {"config.yaml", "environment.json", "metrics.jsonl", "log.txt", "checkpoints", "tensorboard"}
+    files = {"config.yaml", "environment.json", "metrics.jsonl", "log.txt"}
+    assert names == files | {"model", "checkpoints", "tensorboard"}
     assert Folder(run).read_config() == config
     assert list((run / "tensorboard").iterdir())
     line = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
@@ -104,18 +110,21 @@ def test_too_many_bad_samples_stop_the_run(tmp_path):
     assert saved_state(tmp_path / "allowed", 60)["position"]["bad"] > 0
 
 
+@pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_saves_and_stops(tmp_path, number):
+def test_a_signal_saves_and_stops(tmp_path, number, workers):
+    """Also one to the whole group of processes, workers among them."""
     config = small_config(tmp_path, steps=100_000)
+    config = replace(config, data=replace(config.data, workers=workers))
     path = tmp_path / "config.yaml"
     path.write_text(write_yaml(config))
     command = [sys.executable, "-m", "fullbatch", "train", "--config", str(path)]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=os.getcwd())
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
     metrics = tmp_path / "run" / "metrics.jsonl"
     deadline = time.monotonic() + 60
     while not (metrics.exists() and metrics.stat().st_size > 1000) and time.monotonic() < deadline:
         time.sleep(0.05)
-    process.send_signal(number)
+    os.killpg(process.pid, number)
     _, said = process.communicate(timeout=60)
     assert process.returncode == 128 + number, said
     assert f"Stopped by {number.name}. Go on with: fullbatch train --resume {tmp_path / 'run'}" in said
@@ -153,3 +162,75 @@ def test_the_last_checkpoint_loads_for_use(tmp_path):
     assert 0.01 <= loaded.temperature <= 1.0
     weight = "backbone.text_projection"
     assert not torch.equal(loaded.model.state_dict()[weight], plain.model.state_dict()[weight])
+
+
+def test_going_on_takes_the_new_settings_of_the_optimizer(tmp_path):
+    config = small_config(tmp_path)
+    run = train(config).folder
+    longer = replace(config, training=replace(config.training, samples=8 * 30))
+    train(replace(longer, optimizer=replace(config.optimizer, weight_decay=0.7, beta1=0.5)), resume=run)
+    groups = saved_state(run, 30)["optimizer"]["param_groups"]
+    assert groups[0]["weight_decay"] == 0.7
+    assert groups[0]["betas"] == (0.5, 0.98)
+
+
+@pytest.mark.parametrize(
+    ("group", "change"),
+    [("training", {"batch_size": 4}), ("training", {"seed": 1}), ("optimizer", {"optimizer": "lion"})],
+)
+def test_a_run_cannot_go_on_as_another_one(tmp_path, group, change):
+    config = small_config(tmp_path)
+    run = train(config).folder
+    before = (run / "config.yaml").read_text()
+    with pytest.raises(ValueError, match=f"--resume cannot change {next(iter(change))}"):
+        train(replace(config, **{group: replace(getattr(config, group), **change)}), resume=run)
+    assert (run / "config.yaml").read_text() == before
+
+
+def test_a_run_outlives_the_weights_it_came_from(tmp_path):
+    """Resume and export build the model from the run folder: its architecture came with the pretrained weights."""
+    first = train(small_config(tmp_path, name="first")).folder
+    weights = export_run(first, tmp_path / "weights", "safetensors")
+    config = small_config(tmp_path, "openclip", name="second")
+    config = replace(config, model=Model(pretrained=str(weights)))
+    second = train(config).folder
+    shutil.rmtree(weights)
+    shutil.rmtree(checkpoint.folder_of(second / "checkpoints", 20))
+    train(config, resume=second)
+    exported = export_run(second, tmp_path / "out", "open_clip")
+    model, _, _ = open_clip.create_model_and_transforms(f"local-dir:{exported}")
+    assert model.visual.image_size in (16, (16, 16))
+
+
+def test_a_learned_temperature_starts_where_the_weights_left_it(tmp_path):
+    first = train(small_config(tmp_path, name="first")).folder
+    weights = export(load_trained(first).model, tmp_path / "weights", "safetensors", 0.02, None)
+    for method, start in (("openclip", 0.02), ("sogclr", 0.07)):
+        config = replace(small_config(tmp_path, method, name=method), model=Model(pretrained=str(weights)))
+        run = train(config).folder
+        line = json.loads((run / "metrics.jsonl").read_text().splitlines()[0])
+        assert line["tau"] == pytest.approx(start, rel=0.01)
+
+
+def test_a_bad_evaluation_does_not_cost_the_training(tmp_path):
+    samples = captioned(8)
+    for _, parts in samples:
+        parts["jpg"] = b"nothing"
+    path = write_shard(tmp_path / "bad.tar", samples)
+    config = replace(small_config(tmp_path), evaluation=Evaluation(evaluate=(f"retrieval:{path}",)))
+    with pytest.raises(ValueError, match="No sample of .* can be evaluated"):
+        train(config)
+    assert checkpoint.last_good(tmp_path / "run" / "checkpoints").name == "step-000000020"
+
+
+def test_an_evaluation_that_was_missed_is_made_up_for(tmp_path):
+    config = small_config(tmp_path, "openclip")
+    config = replace(config, evaluation=Evaluation(evaluate=(f"retrieval:{config.data.data[0]}",), evaluate_every=2))
+    run = train(config).folder
+    lines = (run / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(text)["step"] for text in lines if "evaluation" in text] == [10, 20]
+    (run / "metrics.jsonl").write_text("\n".join(lines[:-1]) + "\n")  # as if killed right after the last save
+    (run / "results.json").unlink()
+    train(config, resume=run)
+    assert (run / "metrics.jsonl").read_text().splitlines() == lines
+    assert json.loads((run / "results.json").read_text())["step"] == 20
