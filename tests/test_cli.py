@@ -1,5 +1,6 @@
 """The command line: help, YAML, which setting wins, and what a user's mistake is answered with."""
 
+import dataclasses
 import json
 import os
 import re
@@ -14,11 +15,14 @@ import yaml
 from fullbatch import __version__
 from fullbatch.cli import main, train_config
 from fullbatch.config.data import Data
-from fullbatch.config.methods import METHODS
+from fullbatch.config.method import Scale
+from fullbatch.config.methods import METHODS, NORMALIZERS, PAIRWISE, TEMPERATURES
 from fullbatch.config.objective import Objective
+from fullbatch.config.pairwise import CycleConsistency
 from fullbatch.config.run import RunConfig
 from fullbatch.config.training import RunFolder
 from fullbatch.config.tree import from_dict, read_yaml, to_dict, write_yaml
+from fullbatch.flags import field_help
 from tests.data.making import captioned, write_coco, write_csv, write_images, write_shard
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # before any hub client is imported
@@ -487,3 +491,12 @@ def test_under_torchrun(place):
     wrong = subprocess.run([*command, "--batch-size", "5"], capture_output=True, text=True, timeout=300, check=False)
     assert wrong.returncode != 0
     assert "cannot be shared evenly by 2 ranks" in wrong.stderr
+
+
+def test_every_flag_is_explained():
+    for kind in (*PAIRWISE.values(), *NORMALIZERS.values(), *TEMPERATURES.values(), CycleConsistency, Scale):
+        assert set(field_help(kind)) == {field.name for field in dataclasses.fields(kind)}, kind
+    config = RunConfig()
+    for group in dataclasses.fields(config):
+        kind = type(getattr(config, group.name))
+        assert set(field_help(kind)) == {field.name for field in dataclasses.fields(kind)}, kind

@@ -42,6 +42,23 @@ def test_text_pairs_learn():
     assert after > 60.0
 
 
+TRAINING = (ROOT / "docs" / "training.md").read_text()
+
+
+def test_python_of_the_training_page():
+    (block,) = re.findall(r"```python\n(.*?)```", TRAINING, flags=re.DOTALL)
+    names = {}
+    exec(compile(block, "training.md", "exec"), names)
+    assert names["config"].training.batch_size == 256
+
+
+def test_emoji_are_found_in_a_picture(tmp_path):
+    run("-m", "fullbatch", "train", "--samples", "128", "--runs", str(tmp_path), "--name", "demo", "--quiet")
+    out = run("examples/search_emoji.py", str(tmp_path / "demo"), "red apple", "--output", str(tmp_path / "out.png"))
+    assert "wrote" in out
+    assert (tmp_path / "out.png").stat().st_size > 1000
+
+
 @pytest.mark.parametrize("block", re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL))
 def test_python_of_the_readme(block):
     rows = normalize(torch.randn(16, 512), dim=-1)
@@ -67,6 +84,16 @@ def test_links_lead_somewhere():
         for link in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
             if "://" not in link:
                 assert (page.parent / link).exists(), f"{page.name}: {link}"
+
+
+def test_benchmarks_of_training_run():
+    out = run("benchmarks/loader.py", "--samples", "64", "--rounds", "1", "--workers", "1", "--size", "64")
+    assert "ratio" in out
+    out = run(
+        "benchmarks/train_step.py", "--device", "cpu", "--steps", "2", "--rounds", "1", "--batch", "8",
+        "--model", "tiny", "--methods", "openclip", "neuclip",
+    )  # fmt: skip
+    assert "neuclip" in out
 
 
 def test_benchmarks_run():

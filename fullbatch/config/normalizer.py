@@ -25,7 +25,10 @@ class NoNormalizer:
 
 @dataclass(frozen=True)
 class BatchMean:
-    """The batch's own mean.  ``epsilon=None`` stands for 1 / (number of negatives), which makes it InfoNCE."""
+    """The batch's own mean.
+
+    epsilon   added to it; None stands for 1 / (number of negatives), which makes it InfoNCE
+    """
 
     epsilon: float | None = None
 
@@ -38,7 +41,9 @@ class BatchMean:
 class MovingAverage:
     """One running mean u_i per sample and direction.  NeuCLIP eq. (3).
 
-    ``gamma_epochs=None`` keeps gamma constant; else it falls from 1 to ``gamma`` by a cosine over that many epochs.
+    gamma          weight of the new value
+    gamma_epochs   epochs in which gamma falls from 1 to its value by a cosine; None: it is constant
+    epsilon        added to the batch's mean
     """
 
     gamma: float = 0.8
@@ -77,6 +82,7 @@ class Prototypes:
     schedule             "alternating": Algorithm 1; "simultaneous": Algorithm 3, prototypes are parameters of the
                          objective, trained by your optimizer
     reset_accumulator    share of AdaGrad's accumulators that a restart forgets: 0 (or False) none, 1 (or True) all
+    epsilon              added to the mean of the exponentials
     """
 
     prototypes: int = 4096
@@ -112,7 +118,16 @@ class Prototypes:
 
 @dataclass(frozen=True)
 class Mlp:
-    """The MLP that NeuCLIP compares its prototypes with (Tables 14-16): alpha_i = MLP(stopgrad e_i) - s_ii / tau."""
+    """The MLP that NeuCLIP compares its prototypes with (Tables 14-16): alpha_i = MLP(stopgrad e_i) - s_ii / tau.
+
+    hidden               width of the hidden layers
+    updates              updates a step
+    restart_every        steps between re-initialisations; None or 0: never
+    prototype_lr         learning rate of the updates
+    prototype_gradient   "full": the encoders' gradient flows through alpha; "detached": it does not
+    fit                  "unified": eq. (12); "separate": half the squared log error
+    epsilon              added to the mean of the exponentials
+    """
 
     hidden: int = 512
     updates: int = 10
@@ -132,7 +147,8 @@ class Amortized:
     """AmorLIP's net predicting log lambda_i, fitted to targets blended with last epoch's averaged net.
 
     positive_weight   weight of the positive pair in the sum
-    blend             beta_z after ``blend_epochs`` epochs of a rising cosine
+    blend             beta_z at the end of a rising cosine
+    blend_epochs      epochs it rises for
     divide_by         "target": the encoder divides by the blended target (the authors' script); "net": by the net
     ema, ema_every    the averaged net follows as ema * old + (1 - ema) * new, every so many steps
     updates, net_lr, net_clip   Adam updates a step, their learning rate and gradient clipping

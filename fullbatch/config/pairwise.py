@@ -14,7 +14,10 @@ class Identity:
 
 @dataclass(frozen=True)
 class SquaredHinge:
-    """max(d_ij + margin, 0)^2: negatives already ``margin`` below the positive cost nothing.  TuneCLIP eq. (8)."""
+    """max(d_ij + margin, 0)^2: negatives far enough below the positive cost nothing.  TuneCLIP eq. (8).
+
+    margin   how far that is
+    """
 
     margin: float = 0.1
 
@@ -24,9 +27,10 @@ class SquaredHinge:
 
 @dataclass(frozen=True)
 class RobustPositives:
-    """Raw similarities for negatives, positives re-weighted towards the hard ones (the iSogCLR_New_v2 of seed 003).
+    """Raw similarities for negatives, positives re-weighted towards the hard ones (iSogCLR_New_v2).
 
-    ``strength`` is lambda in p_i = exp(-2 s_ii / lambda) / r; r is a running mean of the numerator with rate ``gamma``.
+    strength   lambda in p_i = exp(-2 s_ii / lambda) / r
+    gamma      rate of r, the running mean of the numerator
     """
 
     strength: float = 1.0
@@ -39,7 +43,10 @@ class RobustPositives:
 
 @dataclass(frozen=True)
 class Sigmoid:
-    """SigLIP: every pair is a binary question; no normalizer exists.  ``bias`` is where the learned bias starts."""
+    """SigLIP: every pair is a binary question; no normalizer exists.
+
+    bias   where the learned bias starts
+    """
 
     bias: float = -10.0
 
@@ -52,6 +59,8 @@ class VarianceCovariance:
     """VICReg: pairs alike, coordinates spread out and uncorrelated; no negatives at all.
 
     Its hinge asks for a standard deviation of 1, which unit rows never reach: it pushes outwards all the time.
+
+    invariance, variance, covariance   weights of the three terms
     """
 
     invariance: float = 25.0
@@ -67,7 +76,10 @@ Pairwise = Identity | SquaredHinge | RobustPositives | Sigmoid | VarianceCovaria
 
 @dataclass(frozen=True)
 class CycleConsistency:
-    """CyCLIP's two penalties, added to any loss: similarities symmetric across modalities, and alike within them."""
+    """CyCLIP's two penalties, added to any loss: similarities symmetric across modalities, and alike within them.
+
+    in_modal, cross_modal   their weights
+    """
 
     in_modal: float = 0.25
     cross_modal: float = 0.25

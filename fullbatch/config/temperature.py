@@ -30,7 +30,10 @@ def temperature_bounds(owner: LearnedScale | RobustGlobal | PerSample) -> tuple[
 
 @dataclass(frozen=True)
 class Constant:
-    """One temperature that never moves."""
+    """One temperature that never moves.
+
+    temperature   tau
+    """
 
     temperature: float = 0.07
 
@@ -40,7 +43,11 @@ class Constant:
 
 @dataclass(frozen=True)
 class LearnedScale:
-    """CLIP's learned 1/tau, kept as log tau; the bounds are CLIP's 1 to 100 on the scale."""
+    """CLIP's learned 1/tau, kept as log tau; the bounds are CLIP's 1 to 100 on the scale.
+
+    temperature   where tau starts
+    temperature_min, temperature_max   its bounds
+    """
 
     temperature: float = 0.07
     temperature_min: float = 0.01
@@ -55,7 +62,11 @@ class LearnedScale:
 class RobustGlobal:
     """One learned temperature with a KL budget ``rho``: the loss gains rho * tau a direction.  NeuCLIP eq. (1), (13).
 
-    ``rho_late`` replaces ``rho`` from epoch ``rho_late_epoch`` on (AmorLIP's script does that).
+    temperature   where tau starts
+    rho           the KL budget; below log(number of negatives), or tau falls to its least value
+    temperature_min, temperature_max   the bounds of tau
+    rho_late      replaces rho from epoch rho_late_epoch on (AmorLIP's script does that); None: rho stays
+    rho_late_epoch   see rho_late
     """
 
     temperature: float = 0.07
@@ -86,8 +97,14 @@ def _check_rho(owner: PerSample | Predicted) -> None:
 class PerSample:
     """iSogCLR: a temperature per sample and direction, moved by its own rule inside the objective.
 
-    rule   "momentum": m <- (1 - beta) m + beta dtau; "adam": FastCLIP v2's per-sample Adam
-    clip   bound on the temperature's gradient, None for none
+    temperature   where each tau starts
+    rho           the KL budget of both directions
+    rho_image, rho_text   the budget of one direction; None: rho
+    temperature_lr   step size of the rule
+    temperature_min, temperature_max   the bounds of each tau
+    rule          "momentum": m <- (1 - beta) m + beta dtau; "adam": FastCLIP v2's per-sample Adam
+    beta          of the rule "momentum"
+    clip          bound on the temperature's gradient, None for none
     """
 
     temperature: float = 0.01
@@ -116,7 +133,11 @@ class PerSample:
 class Predicted:
     """TempNet: a small net per direction predicts each anchor's temperature; its weights are trained by your optimizer.
 
-    ``centers`` unit vectors start from the first batch of the other modality.
+    rho           the KL budget of both directions
+    rho_image, rho_text   the budget of one direction; None: rho
+    temperature_min, temperature_max   what the net can predict
+    centers       unit vectors it compares with; they start from the first batch of the other modality
+    dropout       inside the net
     """
 
     rho: float = 7.0

@@ -1,4 +1,4 @@
-"""Positives that are not part of the gap: re-weighted towards the hard ones (seed 003's iSogCLR_New_v2)."""
+"""Positives that are not part of the gap: re-weighted towards the hard ones (iSogCLR_New_v2)."""
 
 from __future__ import annotations
 

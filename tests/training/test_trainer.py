@@ -218,7 +218,7 @@ def test_a_bad_evaluation_does_not_cost_the_training(tmp_path):
         parts["jpg"] = b"nothing"
     path = write_shard(tmp_path / "bad.tar", samples)
     config = replace(small_config(tmp_path), evaluation=Evaluation(evaluate=(f"retrieval:{path}",)))
-    with pytest.raises(ValueError, match="No sample of .* can be evaluated"):
+    with pytest.raises(ValueError, match=r"No sample of .* can be evaluated"):
         train(config)
     assert checkpoint.last_good(tmp_path / "run" / "checkpoints").name == "step-000000020"
 
