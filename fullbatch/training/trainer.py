@@ -147,7 +147,7 @@ class Trainer:
     def _report_bad(self) -> None:
         """Bring together what the ranks could not read; every rank must call."""
         found = [name for names in distributed.gather_objects(self.unreported) for name in names]
-        if found and not self.state.position.bad:
+        if found and not self.state.position.bad and self.first_rank:
             log.warning("some samples cannot be read and are replaced by others; %s names them", self.folder.log)
         for name in found:
             log.info("skipped a bad sample: %s", name)
