@@ -18,8 +18,8 @@ $(READY): pyproject.toml constraints.txt
 test: $(READY)          ## the tier everyone runs
 	$(RUN) -m pytest -m "not slow"
 
-test-all: $(READY)      ## and the slow ones
-	$(RUN) -m pytest
+test-all: test          ## and the slow ones
+	$(RUN) -m pytest -m slow
 
 demo: $(READY)          ## train a tiny CLIP on the built-in emoji with NeuCLIP, and show what it learned
 	$(RUN) -m fullbatch train
