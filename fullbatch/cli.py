@@ -137,7 +137,10 @@ def train_config(arguments: Sequence[str]) -> tuple[RunConfig, str | None]:
     lengths = {name: getattr(chosen, name) for names in _RIVALS for name in names}
     values = _giving_way(values, {"objective": axes, "training": lengths, "schedule": lengths})
     base = from_dict(RunConfig, merged(values, {"objective": axes}) if axes else values)
-    return config_from_flags(base, _without(arguments, ("--recipe", "--config", "--resume"))), chosen.resume
+    config = config_from_flags(base, _without(arguments, ("--recipe", "--config", "--resume")))
+    if chosen.resume and (config.run.runs, config.run.name) != (base.run.runs, base.run.name):
+        raise ValueError(f"--resume goes on in {chosen.resume}; leave --name and --runs out.")
+    return config, chosen.resume
 
 
 _AXES = ("method", "pairwise", "normalizer", "temperature_rule")

@@ -78,6 +78,11 @@ def _restore(parts: Parts, folder: Folder, display: Display) -> None:
         raise ValueError(f"Every checkpoint in {folder.checkpoints} is damaged; start a new run.")
     if found is not None:
         parts.state.restore(checkpoint.read(found, checked=True))
+        step, total = parts.state.position.step, parts.total_steps
+        if step > total:
+            raise ValueError(
+                f"The run is at step {step} already, beyond the {total} that --epochs or --samples ask for."
+            )
         display.say(f"going on with {found}")
     else:
         display.say(f"there is no checkpoint in {folder.path} yet: starting at step 0")

@@ -500,3 +500,21 @@ def test_every_flag_is_explained():
     for group in dataclasses.fields(config):
         kind = type(getattr(config, group.name))
         assert set(field_help(kind)) == {field.name for field in dataclasses.fields(kind)}, kind
+
+
+def test_going_on_with_a_run_that_is_further_already(run_folder, tmp_path, capsys):
+    copy = shutil.copytree(run_folder, tmp_path / "copy")
+    before = (copy / "config.yaml").read_text()
+    status, _, err = answer(capsys, "train", "--resume", str(copy), "--samples", "8")
+    assert status == 1 and "already, beyond the 1 that --epochs or --samples ask for" in err
+    status, _, err = answer(capsys, "train", "--resume", str(copy), "--name", "other")
+    assert status == 1 and "leave --name and --runs out" in err
+    assert (copy / "config.yaml").read_text() == before
+
+
+def test_a_key_in_the_wrong_place_is_sent_home(tmp_path, capsys):
+    (tmp_path / "flat.yaml").write_text("batch_size: 16\n")
+    status, _, err = answer(capsys, "train", "--config", str(tmp_path / "flat.yaml"))
+    assert status == 1 and "it belongs under 'training'" in err
+    with pytest.raises(ValueError, match=r"write settings=\{'gamma': ...\}"):
+        RunConfig.of(method="sogclr", gamma=0.3)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fullbatch.config.data import Data
+from fullbatch.config.methods import METHODS, settings_of
 from fullbatch.config.model import Model
 from fullbatch.config.objective import Objective
 from fullbatch.config.optimization import Optimizer, Schedule
@@ -48,6 +49,8 @@ class RunConfig:
         values: dict[str, dict[str, Any]] = {}
         for name, value in settings.items():
             if name not in home:
-                raise ValueError(f"A run has no setting {name!r}{nearest(name, home)} They are {listed(home)}.")
+                of_a_method = any(name in settings_of(method) for method in METHODS.values())
+                guess = f"; write settings={{{name!r}: ...}}." if of_a_method else nearest(name, home)
+                raise ValueError(f"A run has no setting {name!r}{guess} They are {listed(home)}.")
             values.setdefault(home[name], {})[name] = value
         return from_dict(cls, values)

@@ -26,10 +26,11 @@ class ImageFolder:
     """All images below a folder, sorted by path.
 
     The captions of ``cats/7.jpg`` are the lines of ``cats/7.txt``; without one, "a photo of a cats", from the folder.
+    ``bare``: always the folder's name alone, "cats".
     """
 
-    def __init__(self, path: str, name: str = "") -> None:
-        self.name = name or path
+    def __init__(self, path: str, name: str = "", bare: bool = False) -> None:
+        self.name, self._bare = name or path, bare
         self._root = os.path.abspath(path)
         found = sorted(os.fsencode(image) for image in _images_below(self._root))
         self._images = PackedStrings(found)
@@ -49,11 +50,11 @@ class ImageFolder:
         # no check that the path stays below the root: it was found there, and folders of links are common
         image = checked_image(label, read_file(label, path, MAX_IMAGE_BYTES))
         sidecar = os.path.splitext(path)[0] + ".txt"
-        if os.path.exists(sidecar):
+        if os.path.exists(sidecar) and not self._bare:
             captions = utf8(label, read_file(label, sidecar, MAX_TEXT_BYTES)).split("\n")
         elif os.path.dirname(relative):
             kind = os.path.basename(os.path.dirname(relative)).replace("_", " ").replace("-", " ")
-            captions = [f"a photo of a {kind}"]
+            captions = [kind if self._bare else f"a photo of a {kind}"]
         else:
             raise BadSample(
                 label, f"no caption: neither {os.path.basename(sidecar)!r} nor a folder named by what it shows"

@@ -40,8 +40,10 @@ def open_source(source: Source) -> Samples:
             files = _files(paths, (".parquet",))
             return ParquetTable(files, source.image, source.captions, source.root, source.path)
         case "folder":
-            return ImageFolder(_only(paths, source.path), source.path)
+            _refuse_options(source, source.captions not in ((), ("folder",)), "captions=folder")
+            return ImageFolder(_only(paths, source.path), source.path, bare=source.captions == ("folder",))
         case "coco":
+            _refuse_options(source, bool(source.captions), "root")
             return CocoCaptions(_only(paths, source.path), source.root, source.path)
         case "huggingface":
             path = _only(paths, source.path)
@@ -50,6 +52,15 @@ def open_source(source: Source) -> Samples:
             raise AssertionError("built-in sets were opened above, and auto was decided")
         case _:
             assert_never(kind)
+
+
+def _refuse_options(source: Source, captions: bool, taken: str) -> None:
+    """An option that would be ignored is a mistake."""
+    given = [name for name, wrong in (("image", bool(source.image)), ("captions", captions)) if wrong]
+    if source.root and taken != "root":
+        given.append("root")
+    if given:
+        raise ValueError(f"The source {str(source)!r} takes no {' or '.join(given)} option, only {taken}.")
 
 
 def _kind_of(paths: list[str], pattern: str) -> SourceKind:

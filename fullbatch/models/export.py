@@ -49,7 +49,7 @@ def _export_open_clip(model: TwoTowers, path: Path, temperature: float, bias: fl
     if not isinstance(model.design, OpenClipDesign):
         raise ValueError(
             f"{model.design.name} is a pair of timm and Hugging Face towers, which open_clip has no config for; "
-            "export it with format='safetensors'."
+            "export it with --format safetensors."
         )
     state = open_clip_state(model, temperature, bias)
     design = _with_bias(model.design, bias)

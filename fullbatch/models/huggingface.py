@@ -64,7 +64,7 @@ def write_clip_model(model: TwoTowers, folder: Path, temperature: float, bias: f
     if reason is not None:
         raise ValueError(
             f"{model.design.name} cannot become a transformers CLIPModel, for {reason}; "
-            "export it with format='open_clip' or format='safetensors'."
+            "export it with --format safetensors."
         )
     if folder.suffix == ".safetensors" or folder.is_file():
         raise ValueError(f"{folder} must be a folder: a CLIPModel is several files.")

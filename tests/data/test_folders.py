@@ -4,7 +4,9 @@ import pickle
 
 import pytest
 
+from fullbatch.config.data import Source
 from fullbatch.data.folders import CocoCaptions, ImageFolder
+from fullbatch.data.sources import open_source
 from tests.data.making import jpeg, png, read_all, write_coco, write_images
 
 
@@ -100,3 +102,13 @@ def test_coco_errors(tmp_path, text, message):
     (tmp_path / "c.json").write_text(text)
     with pytest.raises(ValueError, match=f"c.json' .*{message}"):
         CocoCaptions(str(tmp_path / "c.json"))
+
+
+def test_bare_folder_names_for_zero_shot(tmp_path):
+    write_images(tmp_path / "sea_lion", 2)
+    (tmp_path / "sea_lion" / "images").rename(tmp_path / "otter")
+    (tmp_path / "otter" / "0.txt").write_text("a sentence")
+    found = open_source(Source(f"{tmp_path}", captions=("folder",)))
+    assert [found.read(index).captions for index in range(2)] == [("otter",), ("otter",)]
+    with pytest.raises(ValueError, match="takes no captions option, only captions=folder"):
+        open_source(Source(f"{tmp_path}", captions=("class",)))
