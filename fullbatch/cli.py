@@ -2,38 +2,35 @@
 
 from __future__ import annotations
 
-import argparse
+import importlib
 import logging
 import os
 import sys
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Annotated, Any, Literal, TextIO
+from collections.abc import Callable, Sequence
+from typing import TextIO
 
 import torch
-import tyro
-from rich.console import Console
 
 import fullbatch
-from fullbatch.config.data import Source
-from fullbatch.config.run import RunConfig
-from fullbatch.config.tree import from_dict, merged, read_yaml, to_dict
 from fullbatch.config.words import listed, nearest
-from fullbatch.data.builtin import BUILTIN
-from fullbatch.flags import config_from_flags
-from fullbatch.recipes import DEFAULT_RECIPE, RECIPES, recipe_summary, recipe_text, recipe_values
 
 USAGE = """\
 usage: fullbatch COMMAND [OPTIONS]
 
   train      train a CLIP-style model; with no options: NeuCLIP on the built-in emoji, in minutes on a CPU
+  evaluate   zero-shot, retrieval and DataComp numbers of a run, a checkpoint or an open_clip model
+  audit      how wrong the normalizers of a run were, checkpoint by checkpoint
+  compare    race methods x batch sizes x seeds on the same data, model and budget
+  report     one self-contained page about a run, or comparing several
   export     write a trained model for open_clip, Hugging Face transformers, or as safetensors
   recipes    list the recipes, or show one: fullbatch recipes NAME
 
 `fullbatch COMMAND --help` shows a command's options; `fullbatch train --method sogclr --help` a method's settings.
 """
+
+# Each is the function of its name in the file of its name in fullbatch/commands.
+COMMANDS = ("train", "evaluate", "audit", "compare", "report", "export", "recipes")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -88,7 +85,6 @@ def _log_warning(
 
 
 def _dispatch(arguments: list[str]) -> int:
-    commands: dict[str, Callable[[list[str]], int]] = {"train": _train, "export": _export, "recipes": _recipes}
     match arguments:
         case [] | ["-h" | "--help", *_]:
             print(USAGE, end="")
@@ -96,146 +92,9 @@ def _dispatch(arguments: list[str]) -> int:
         case ["--version", *_]:
             print(f"fullbatch {fullbatch.__version__}")
             return 0
-        case [name, *rest] if name in commands:
-            return commands[name](rest)
+        case [name, *rest] if name in COMMANDS:
+            command: Callable[[list[str]], int] = getattr(importlib.import_module(f"fullbatch.commands.{name}"), name)
+            return command(rest)
         case [name, *_]:
-            raise ValueError(f"There is no command {name!r}{nearest(name, commands)} They are {listed(commands)}.")
+            raise ValueError(f"There is no command {name!r}{nearest(name, COMMANDS)} They are {listed(COMMANDS)}.")
     raise AssertionError("every list of arguments has its case")
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# train
-
-
-def train_config(arguments: Sequence[str]) -> tuple[RunConfig, str | None]:
-    """The config of ``fullbatch train ARGUMENTS``, and the run folder to resume if one is named.
-
-    Later wins: the defaults, the recipe, the config file (or the resumed run's config), the flags.
-    """
-    first = argparse.ArgumentParser(prog="fullbatch train", add_help=False, allow_abbrev=False)
-    for name in ("recipe", "config", "resume", *_AXES, *(name for names in _RIVALS for name in names)):
-        first.add_argument(f"--{name.replace('_', '-')}", f"--{name}", dest=name)
-    first.add_argument("--data", nargs="+")
-    chosen, _ = first.parse_known_args([argument for argument in arguments if argument not in ("-h", "--help")])
-
-    if chosen.resume and (chosen.recipe or chosen.config):
-        raise ValueError("--resume brings the run's own config; leave --recipe and --config out.")
-    values: dict[str, Any] = {}
-    if chosen.epochs is not None and chosen.samples is not None:
-        raise ValueError("--epochs and --samples both say how long to train; give one of them.")
-    own_data = any(Source.parse(text).path not in BUILTIN for text in chosen.data or ())
-    recipe = chosen.recipe or (None if chosen.config or chosen.resume or own_data else DEFAULT_RECIPE)
-    if recipe:
-        values = _layered(values, recipe_values(recipe))
-    if chosen.config:
-        values = _layered(values, read_yaml(Path(chosen.config)))
-    if chosen.resume:
-        from fullbatch.training.run_folder import Folder
-
-        values = _layered(values, to_dict(Folder(Path(chosen.resume)).read_config()))
-    axes = {axis: None if value == "None" else value for axis in _AXES if (value := getattr(chosen, axis)) is not None}
-    lengths = {name: getattr(chosen, name) for names in _RIVALS for name in names}
-    values = _giving_way(values, {"objective": axes, "training": lengths, "schedule": lengths})
-    base = from_dict(RunConfig, merged(values, {"objective": axes}) if axes else values)
-    config = config_from_flags(base, _without(arguments, ("--recipe", "--config", "--resume")))
-    if chosen.resume and (config.run.runs, config.run.name) != (base.run.runs, base.run.name):
-        raise ValueError(f"--resume goes on in {chosen.resume}; leave --name and --runs out.")
-    return config, chosen.resume
-
-
-_AXES = ("method", "pairwise", "normalizer", "temperature_rule")
-# Fields that say one thing in several units.
-_RIVALS = (
-    ("epochs", "samples"),
-    ("warmup_steps", "warmup_epochs", "warmup_share"),
-    ("cooldown_steps", "cooldown_epochs"),
-)
-
-
-def _layered(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """``over`` wins."""
-    return merged(_giving_way(base, over), over)
-
-
-def _giving_way(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """``base`` without what ``over`` displaces.  A method's settings are its own: naming another method, or another
-    choice on an axis, leaves them behind; and so does a length its rival in another unit."""
-    left = {group: dict(fields) if isinstance(fields, Mapping) else fields for group, fields in base.items()}
-    for group, fields in left.items():
-        above = over.get(group)
-        if not isinstance(fields, dict) or not isinstance(above, Mapping):
-            continue
-        before = {"method": RunConfig().objective.method, **fields}
-        if group == "objective" and any(above[axis] != before.get(axis) for axis in _AXES if axis in above):
-            fields.pop("settings", None)
-        for names in _RIVALS:
-            if any(above.get(name) is not None for name in names):
-                for name in names:
-                    fields.pop(name, None)
-    return left
-
-
-def _without(arguments: Sequence[str], flags: tuple[str, ...]) -> list[str]:
-    """The arguments but for these flags and their values."""
-    kept: list[str] = []
-    skip = False
-    for argument in arguments:
-        if skip:
-            skip = False
-        elif argument in flags:
-            skip = True
-        elif argument.split("=", 1)[0] not in flags:
-            kept.append(argument)
-    return kept
-
-
-def _train(arguments: list[str]) -> int:
-    config, resume = train_config(arguments)
-    from fullbatch.results import print_results
-    from fullbatch.run import train
-
-    trained = train(config, resume)
-    if int(os.environ.get("RANK", "0")) == 0:
-        print_results(trained, Console(highlight=False))
-    return 0
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# export, recipes
-
-
-@dataclass(frozen=True)
-class _Export:
-    """Write a trained model for other programs."""
-
-    run: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(help="a run folder, or one of its checkpoints")]
-    output: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(help="the file or folder to write")]
-    format: Annotated[
-        Literal["open_clip", "huggingface", "safetensors"],
-        tyro.conf.arg(help="open_clip: FILE.pt or a folder; huggingface: a folder; safetensors: either"),
-    ] = "open_clip"
-    average: Annotated[bool, tyro.conf.arg(help="the averaged weights, where the run kept an average")] = True
-
-
-def _export(arguments: list[str]) -> int:
-    options = tyro.cli(_Export, args=arguments, prog="fullbatch export")
-    from fullbatch.run import export_run
-
-    print(export_run(options.run, options.output, options.format, options.average))
-    return 0
-
-
-def _recipes(arguments: list[str]) -> int:
-    match arguments:
-        case []:
-            width = max(len(name) for name in RECIPES)
-            for name in RECIPES:
-                print(f"{name:{width}}  {recipe_summary(name)}")
-            print("\nShow one: fullbatch recipes NAME.  Use one: fullbatch train --recipe NAME --data ...")
-        case ["-h" | "--help"]:
-            print("usage: fullbatch recipes [NAME]")
-        case [name]:
-            print(recipe_text(name), end="")
-        case _:
-            raise ValueError("usage: fullbatch recipes [NAME]")
-    return 0

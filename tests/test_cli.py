@@ -13,7 +13,8 @@ import torch
 import yaml
 
 from fullbatch import __version__
-from fullbatch.cli import main, train_config
+from fullbatch.cli import main
+from fullbatch.commands.train import train_config
 from fullbatch.config.data import Data
 from fullbatch.config.method import Scale
 from fullbatch.config.methods import METHODS, NORMALIZERS, PAIRWISE, TEMPERATURES

@@ -5,7 +5,8 @@ import re
 import pytest
 import torch
 
-from fullbatch.cli import main, train_config
+from fullbatch.cli import main
+from fullbatch.commands.train import train_config
 from fullbatch.config.methods import METHODS
 from fullbatch.models.build import build_model
 from fullbatch.objective.objective import Objective

@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fullbatch.cli import main, train_config
+from fullbatch.cli import main
+from fullbatch.commands.train import train_config
 from fullbatch.config.methods import METHODS
 from tests.data.making import captioned, jpeg, picture, write_coco, write_csv, write_images, write_shard
 

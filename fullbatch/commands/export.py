@@ -1,0 +1,30 @@
+"""``fullbatch export``: a trained model for other programs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+
+
+@dataclass(frozen=True)
+class _Export:
+    """Write a trained model for other programs."""
+
+    run: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(help="a run folder, or one of its checkpoints")]
+    output: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(help="the file or folder to write")]
+    format: Annotated[
+        Literal["open_clip", "huggingface", "safetensors"],
+        tyro.conf.arg(help="open_clip: FILE.pt or a folder; huggingface: a folder; safetensors: either"),
+    ] = "open_clip"
+    average: Annotated[bool, tyro.conf.arg(help="the averaged weights, where the run kept an average")] = True
+
+
+def export(arguments: list[str]) -> int:
+    options = tyro.cli(_Export, args=arguments, prog="fullbatch export")
+    from fullbatch.run import export_run
+
+    print(export_run(options.run, options.output, options.format, options.average))
+    return 0
