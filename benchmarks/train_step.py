@@ -2,12 +2,14 @@
 
     python benchmarks/train_step.py                              # one GPU: ViT-B-32 at B 1024
     python benchmarks/train_step.py --model ViT-B-16 --batch 512
+    python benchmarks/train_step.py --model benchmarks/icons/vit.json --batch 128 --graphs
     python benchmarks/train_step.py --device cpu --model tiny --batch 8 --steps 2 --rounds 1
 
 Ours is ``Trainer.train_step`` on a batch of the loader (uint8 images).  Theirs is ``open_clip_train.train``'s
 ``train_one_epoch`` with the model, loss, AdamW groups and scheduler that its ``main`` makes, on float images normalised
 beforehand, as its loader gives them, with the TF32 and cuDNN settings it makes.  Both towers are compiled and run in
-bf16; the batches lie on the device already.  A round is ``--steps`` steps of each side, one after the other; the ratio
+bf16; the batches lie on the device already.  With ``--graphs`` nothing is compiled: our step is replayed as a CUDA
+graph, theirs runs as it does by default.  A round is ``--steps`` steps of each side, one after the other; the ratio
 is the median over rounds of our speed over theirs in the same round.  Memory is the peak of a step beyond weights,
 moments and the objective's state: activations, gradients and whatever the loss needs.
 """
@@ -57,6 +59,7 @@ from fullbatch.training.trainer import Trainer
 SAMPLES = 1_000_000  # of the data set that the random batches pretend to come from
 BATCHES = 4  # that take turns
 WARM_UP = 12  # steps on a GPU: compilation, prototypes filled, the first calls' checks over
+WARM_UP_GRAPHS = 48  # the same where batches are small, and a step is recorded after that
 Steps = Callable[[int], None]
 
 
@@ -92,12 +95,12 @@ def random_batches(model: TwoTowers, size: int, device: torch.device) -> list[Ba
 # the two sides
 
 
-def our_steps(method: str, model: TwoTowers, batches: list[Batch], compiled: bool, folder: Path) -> Steps:
+def our_steps(method: str, model: TwoTowers, batches: list[Batch], compiled: bool, graphs: bool, folder: Path) -> Steps:
     """The trainer of a run, without its loader, log and checkpoints."""
     size, device = len(batches[0].ids), batches[0].ids.device
     config = RunConfig(
         objective=Objective(method),
-        training=Training(batch_size=size, precision="bf16", compile=compiled),
+        training=Training(batch_size=size, precision="bf16", compile=compiled, graphs=graphs),
         run=RunFolder(log_every=10**9),
     )
     source = TrainingBatches(
@@ -128,8 +131,9 @@ def our_steps(method: str, model: TwoTowers, batches: list[Batch], compiled: boo
 def their_steps(name: str, images: list[Tensor], tokens: list[Tensor], compiled: bool) -> Steps:
     """open_clip's training loop over a loader that gives these batches."""
     device = images[0].device
-    if name == "tiny":
-        open_clip.add_model_config(TINY)
+    if name == "tiny" or name.endswith(".json"):
+        open_clip.add_model_config(TINY if name == "tiny" else Path(name))
+        name = Path(name).stem
     model = open_clip.create_model(name, precision="amp_bf16", device=device, output_dict=True)
 
     def undecayed(key: str, parameter: Tensor) -> bool:  # as in open_clip_train.main
@@ -212,15 +216,16 @@ def _wait(device: torch.device) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="ViT-B-32", help="an open_clip config, or tiny")
+    parser.add_argument("--model", default="ViT-B-32", help="an open_clip config, tiny, or a file of one")
     parser.add_argument("--batch", type=int, default=1024)
     parser.add_argument("--methods", nargs="*", default=["openclip", "sogclr", "fastclip_v3", "neuclip"])
     parser.add_argument("--steps", type=int, default=20, help="of each side in a round")
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--graphs", action="store_true", help="our step as a CUDA graph, theirs plain")
     parser.add_argument("--device", default="cuda")
     args = parser.parse_args()
     logging.getLogger().setLevel(logging.WARNING)
-    device, compiled = torch.device(args.device), args.device != "cpu"
+    device, compiled = torch.device(args.device), args.device != "cpu" and not args.graphs
 
     torch.manual_seed(0)
     model = build_model(Model(args.model)).to(device)
@@ -229,10 +234,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         sides = {"open_clip": their_steps(args.model, normalised, [batch.tokens for batch in batches], compiled)}
         for method in args.methods:  # the methods share the towers, so that these are compiled once
-            sides[method] = our_steps(method, model, batches, compiled, Path(folder))
+            sides[method] = our_steps(method, model, batches, compiled, args.graphs, Path(folder))
         memory = {}
         for name, steps in sides.items():
-            steps(WARM_UP if compiled else 1)
+            steps(WARM_UP_GRAPHS if args.graphs else WARM_UP if compiled else 1)
             memory[name] = peak_memory(steps, device)
         rounds = [
             {name: args.steps * args.batch / seconds(steps, args.steps, device) for name, steps in sides.items()}
@@ -241,7 +246,10 @@ def main() -> None:
 
     machine = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{platform.machine()} CPU"
     versions = f"torch {torch.__version__}, open_clip_torch {version('open_clip_torch')}"
-    print(f"{datetime.date.today()}, {machine}, {versions}; {args.model}, B {args.batch}, bf16, compiled: {compiled}\n")
+    print(
+        f"{datetime.date.today()}, {machine}, {versions}; {Path(args.model).stem}, B {args.batch}, bf16, "
+        f"compiled: {compiled}, graphs: {args.graphs}\n"
+    )
     print("| | samples/s | ratio to open_clip's | peak GiB |")
     print("|---|---|---|---|")
     for name in sides:

@@ -14,8 +14,11 @@ from fullbatch import distributed
 from fullbatch.config.methods import settings_of
 from fullbatch.config.run import RunConfig
 from fullbatch.config.temperature import LearnedScale, RobustGlobal
-from fullbatch.data.loader import TrainingBatches, open_pool
-from fullbatch.data.transforms import TrainTransform
+from fullbatch.data.decoded import decode_all
+from fullbatch.data.in_memory import InMemoryBatches, resident
+from fullbatch.data.loader import Pool, TrainingBatches, open_pool
+from fullbatch.data.order import Order
+from fullbatch.data.transforms import EvalTransform, TrainTransform
 from fullbatch.distributed import towers
 from fullbatch.models.build import build_model, rebuild_model
 from fullbatch.models.towers import TwoTowers, batch_norm_names
@@ -29,6 +32,9 @@ from fullbatch.training.state import Position, TrainingState
 log = logging.getLogger("fullbatch")
 
 
+Batches = TrainingBatches | InMemoryBatches
+
+
 @dataclass(frozen=True)
 class Parts:
     """model     the bare towers
@@ -38,7 +44,7 @@ class Parts:
     device: torch.device
     model: TwoTowers
     wrapped: nn.Module
-    batches: TrainingBatches
+    batches: Batches
     total_steps: int
     state: TrainingState
 
@@ -53,7 +59,7 @@ def assemble(config: RunConfig, device: torch.device, design: Path | None = None
         torch.use_deterministic_algorithms(True)
     torch.manual_seed(config.training.seed)
     model = rebuild_model(config.model, design) if design else build_model(config.model, config.data.image_size)
-    batches = make_batches(config, model)
+    batches = make_batches(config, model, device)
     total_steps = steps_of(config, batches)
     phases(config.schedule, total_steps, batches.steps_per_epoch)  # is the run long enough for its warm-up?
     state, wrapped = make_state(config, model, batches, device)
@@ -88,7 +94,7 @@ def pick_device(config: RunConfig) -> torch.device:
     return torch.device("cuda", index)
 
 
-def make_batches(config: RunConfig, model: TwoTowers) -> TrainingBatches:
+def make_batches(config: RunConfig, model: TwoTowers, device: torch.device) -> Batches:
     batch_size, world = config.training.batch_size, distributed.world()
     if batch_size % world.size:
         raise ValueError(f"--batch-size {batch_size} cannot be shared evenly by {world.size} ranks.")
@@ -100,20 +106,46 @@ def make_batches(config: RunConfig, model: TwoTowers) -> TrainingBatches:
             f"--batch-size {batch_size} is more than the {order.epoch_size} samples of an epoch; "
             f"use at most {order.epoch_size}, or more data."
         )
+    order = replace(order, seed=config.training.seed)
+    if config.data.in_memory:
+        return _in_memory(config, model, pool, order, device)
     data = config.data
     transform = TrainTransform(model.image_size, data.crop, data.flip, data.max_pixels)
-    order = replace(order, seed=config.training.seed)
     return TrainingBatches(pool, order, batch_size, transform, model.tokenize, world)
 
 
-def steps_of(config: RunConfig, batches: TrainingBatches) -> int:
+def _in_memory(config: RunConfig, model: TwoTowers, pool: Pool, order: Order, device: torch.device) -> InMemoryBatches:
+    data, size = config.data, model.image_size
+    needed = len(pool) * 3 * size * size
+    if device.type == "cuda" and needed > 0.8 * torch.cuda.mem_get_info(device)[0]:
+        free = torch.cuda.mem_get_info(device)[0] / 2**30
+        raise ValueError(
+            f"--in-memory: {len(pool):,} images of {size} x {size} pixels need {needed / 2**30:.1f} GiB, and the GPU "
+            f"has {free:.1f} GiB free; leave it out, and the samples are read from disk."
+        )
+    transform = EvalTransform(size, data.max_pixels)
+    leader = distributed.is_node_leader()  # it decodes, the others then read what it kept
+    made = distributed.together(lambda: decode_all(pool, transform, data.workers) if leader else None)
+    decoded = distributed.together(lambda: made or decode_all(pool, transform, data.workers))
+    for name in decoded.bad:
+        log.info("left a bad sample out: %s", name)
+    if len(decoded.bad) > data.max_bad * len(pool):
+        raise ValueError(
+            f"{len(decoded.bad)} of {len(pool)} samples could not be read, more than --max-bad {data.max_bad:g} of "
+            f"them; the first is {decoded.bad[0]}. Repair the data, or allow more."
+        )
+    kept = resident(f"{pool.fingerprint} {transform}", decoded, model.tokenize, device)
+    return InMemoryBatches(pool, order, config.training.batch_size, kept, data.crop, data.flip, distributed.world())
+
+
+def steps_of(config: RunConfig, batches: Batches) -> int:
     training = config.training
     if training.samples is not None:
         return -(-training.samples // training.batch_size)
     return training.epochs * batches.steps_per_epoch
 
 
-def build_objective(config: RunConfig, model: TwoTowers, batches: TrainingBatches) -> Objective:
+def build_objective(config: RunConfig, model: TwoTowers, batches: Batches) -> Objective:
     """With pretrained weights a learned temperature starts where theirs ended, unless the user sets it."""
     described = config.objective
     method, settings = described.build(), dict(described.settings)
@@ -136,7 +168,7 @@ def build_objective(config: RunConfig, model: TwoTowers, batches: TrainingBatche
 
 
 def make_state(
-    config: RunConfig, model: TwoTowers, batches: TrainingBatches, device: torch.device
+    config: RunConfig, model: TwoTowers, batches: Batches, device: torch.device
 ) -> tuple[TrainingState, torch.nn.Module]:
     """What the run remembers, and the model as the ranks call it."""
     training = config.training
@@ -145,6 +177,8 @@ def make_state(
         model.compile()
     wrap = towers.copied if training.parallel == "ddp" else towers.sharded
     wrapped = wrap(model, device)
+    if training.graphs and (device.type != "cuda" or distributed.world().size > 1):
+        raise ValueError("--graphs works on one GPU, in one process; leave it out.")
     objective = build_objective(config, model, batches).to(device)
     state = TrainingState(
         model=model,

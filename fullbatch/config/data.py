@@ -87,6 +87,7 @@ class Data:
     crop            share of the image's area that a training crop keeps, least and most
     flip            mirror half of the training images
     max_pixels      larger images are refused before they are decoded (decompression bombs)
+    in_memory       decode the data set once and keep it in the device's memory; for sets that fit there
     max_bad         the run stops when more than this share of the samples cannot be read
     """
 
@@ -96,6 +97,7 @@ class Data:
     crop: tuple[float, float] = (0.9, 1.0)
     flip: bool = False
     max_pixels: int = 50_000_000
+    in_memory: bool = False
     max_bad: float = 0.05
 
     def __post_init__(self) -> None:
@@ -108,6 +110,7 @@ class Data:
         good = is_number(low) and is_number(high) and 0.0 < low <= high <= 1.0
         require(good, self, "crop", "be two shares of the area, 0 < least <= most <= 1")
         require_choice(self, "flip", (True, False))
+        require_choice(self, "in_memory", (True, False))
         require_count(self, "max_pixels", 1)
         require(is_number(self.max_bad) and 0.0 <= self.max_bad <= 1.0, self, "max_bad", "lie in [0, 1]")
         for text in self.data:

@@ -39,6 +39,7 @@ class Batch:
     tokens   of one caption each
     bad      what could not be read in making this batch
     captions the captions themselves, where evaluation wants them
+    every_caption   and all that each of the samples has
     """
 
     ids: Tensor
@@ -46,14 +47,15 @@ class Batch:
     tokens: Tensor
     bad: tuple[BadSample, ...] = ()
     captions: tuple[str, ...] = ()
+    every_caption: tuple[tuple[str, ...], ...] = ()
 
     def pin_memory(self) -> Batch:
         ids, images, tokens = (tensor.pin_memory() for tensor in (self.ids, self.images, self.tokens))
-        return Batch(ids, images, tokens, self.bad, self.captions)
+        return Batch(ids, images, tokens, self.bad, self.captions, self.every_caption)
 
     def to(self, device: torch.device) -> Batch:
         ids, images, tokens = (tensor.to(device, non_blocking=True) for tensor in (self.ids, self.images, self.tokens))
-        return Batch(ids, images, tokens, self.bad, self.captions)
+        return Batch(ids, images, tokens, self.bad, self.captions, self.every_caption)
 
     def split(self, rows: int | None) -> list[Batch]:
         """In pieces of at most ``rows`` rows; None: in one."""
@@ -117,6 +119,10 @@ class TrainingBatches(Dataset[Batch]):
         first = step % self.steps_per_epoch * self.batch_size + self.world.rank * rows
         return range(first, first + rows)
 
+    def stream(self, steps: range, workers: int, device: torch.device) -> Generator[Batch, None, None]:
+        """These batches in this order, read ahead by ``workers`` processes and moved to the device."""
+        return load(self, steps, workers, device)
+
     def ids(self, step: int) -> list[int]:
         chosen = self.order.ids(step // self.steps_per_epoch, np.asarray(self.positions(step)))
         return [int(sample) for sample in chosen]
@@ -166,21 +172,24 @@ class EvaluationBatches(Dataset[Batch]):
     def __getitem__(self, index: int) -> Batch:
         first = (self.world.rank + index * self.world.size) * self.batch_size
         ids, images, captions, bad = [], [], [], []
+        every: list[tuple[str, ...]] = []
         for sample in range(first, min(first + self.batch_size, len(self.pool))):
             try:
                 raw = self.pool.read(sample)
                 images.append(self.transform(raw.image, raw.name))
                 captions.append(raw.captions[0])
+                every.append(raw.captions)
                 ids.append(sample)
             except BadSample as error:
                 bad.append(error)
         size = self.transform.size
         stacked = torch.stack(images) if images else torch.empty((0, 3, size, size), dtype=torch.uint8)
         tokens = self.tokenize(captions or [""])[: len(captions)]
-        return Batch(torch.tensor(ids, dtype=torch.int64), stacked, tokens, tuple(bad), tuple(captions))
+        found = torch.tensor(ids, dtype=torch.int64), stacked, tokens
+        return Batch(*found, tuple(bad), tuple(captions), tuple(every))
 
 
-def _start_worker(worker: int) -> None:
+def start_worker(worker: int) -> None:
     """One thread each.  Signals to the whole group of processes reach workers too, but it is the training process that
     decides what follows: a worker ignores Ctrl-C, and its first SIGTERM."""
     torch.set_num_threads(1)
@@ -190,7 +199,7 @@ def _start_worker(worker: int) -> None:
 
 def load(batches: Dataset[Batch], steps: range, workers: int, device: torch.device) -> Generator[Batch, None, None]:
     """These batches in this order, read ahead by ``workers`` processes and moved to the device."""
-    ahead = {"prefetch_factor": 2, "worker_init_fn": _start_worker} if workers else {}
+    ahead = {"prefetch_factor": 2, "worker_init_fn": start_worker} if workers else {}
     loader: DataLoader[Batch] = DataLoader(
         batches,
         batch_size=None,

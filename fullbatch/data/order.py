@@ -58,6 +58,12 @@ def shuffled(positions_P: Ints, size: int, key: int) -> Ints:
     return words.astype(np.int64)
 
 
+def uniforms(positions_P: Ints, key: int) -> npt.NDArray[np.float64]:
+    """A number in [0, 1) for each position, drawn by ``key``."""
+    words: _Words = _mix(_mix(positions_P.astype(np.uint64) ^ np.uint64(key & _MASK)))
+    return np.asarray(words >> np.uint64(11), np.float64) * 2.0**-53
+
+
 @dataclass(frozen=True)
 class Order:
     """The order of a run over sources of these lengths, each shown ``weights`` times an epoch.

@@ -19,7 +19,7 @@ from torch.nn.functional import interpolate
 
 from fullbatch.data.decode import load_rgb, open_image, shrink_while_decoding
 
-_ASPECT = (3 / 4, 4 / 3)  # of a training crop, as in torchvision's RandomResizedCrop
+ASPECT = (3 / 4, 4 / 3)  # of a training crop, as in torchvision's RandomResizedCrop
 _LONG = 2.0  # times longer than wide: such an image is not resized as a whole
 
 
@@ -27,14 +27,14 @@ def random_crop(width: int, height: int, share: tuple[float, float], rng: random
     """(left, top, width, height), drawn as torchvision's ``RandomResizedCrop.get_params`` draws it."""
     for _ in range(10):
         area = width * height * rng.uniform(*share)
-        aspect = math.exp(rng.uniform(math.log(_ASPECT[0]), math.log(_ASPECT[1])))
+        aspect = math.exp(rng.uniform(math.log(ASPECT[0]), math.log(ASPECT[1])))
         w, h = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
         if 0 < w <= width and 0 < h <= height:
             top = rng.randint(0, height - h)
             return rng.randint(0, width - w), top, w, h
     # no crop fits an image this long: the largest of an allowed aspect, in the middle
-    w = min(width, max(1, round(height * _ASPECT[1])))
-    h = min(height, max(1, round(width / _ASPECT[0])))
+    w = min(width, max(1, round(height * ASPECT[1])))
+    h = min(height, max(1, round(width / ASPECT[0])))
     return (width - w) // 2, (height - h) // 2, w, h
 
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fullbatch.models.design import Design
+from fullbatch.models.recording import being_recorded
 from fullbatch.models.tokenizers import Tokenizer
 
 
@@ -60,8 +61,20 @@ class TwoTowers(nn.Module):
 
     def forward(self, images_BCHW: Tensor | None, tokens_BL: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
         """Both embeddings, or one: whatever wraps the model (DDP, FSDP, torch.compile) sees only this call."""
+        if images_BCHW is not None and tokens_BL is not None and being_recorded(images_BCHW):
+            return self._side_by_side(images_BCHW, tokens_BL)
         image_BD = None if images_BCHW is None else self.encode_image(images_BCHW)
         text_BD = None if tokens_BL is None else self.encode_text(tokens_BL)
+        return image_BD, text_BD
+
+    def _side_by_side(self, images_BCHW: Tensor, tokens_BL: Tensor) -> tuple[Tensor, Tensor]:
+        """In a recorded step the towers' kernels, small as they are, run at the same time."""
+        here, beside = torch.cuda.current_stream(), torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        beside.wait_stream(here)
+        with torch.cuda.stream(beside):
+            text_BD = self.encode_text(tokens_BL)
+        image_BD = self.encode_image(images_BCHW)
+        here.wait_stream(beside)
         return image_BD, text_BD
 
     def encode_image(self, images_BCHW: Tensor) -> Tensor:

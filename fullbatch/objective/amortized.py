@@ -45,6 +45,8 @@ class AmortizedNormalizer(nn.Module):
     is the net's answer, which does not look at the batch.
     """
 
+    counters = ("steps",)
+
     def __init__(self, config: Amortized, width: int, name: str) -> None:
         super().__init__()
         self.config, self.tag = config, 0 if name == "image" else 1
@@ -58,6 +60,10 @@ class AmortizedNormalizer(nn.Module):
 
     def set_extra_state(self, state: Tensor) -> None:
         self.epoch, self.steps = (int(value) for value in state)
+
+    def replay_key(self, progress: Progress) -> tuple[int, ...] | None:
+        """An epoch's first step starts a net; the averaged net follows every few steps."""
+        return None if progress.epoch != self.epoch else (self.steps % self.config.ema_every,)
 
     def forward(self, direction: Direction, progress: Progress) -> Estimate:
         if progress.training and progress.epoch != self.epoch:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Literal
 
@@ -28,6 +29,9 @@ def _parameters_to_buffers(net: nn.Module) -> nn.Module:
 class FittedNet(nn.Module):
     """``net(x_ND) -> value_N``, with ``fit`` taking Adam or AdaGrad steps on a loss of those values."""
 
+    counters = ("steps",)
+    clock: Tensor
+
     def __init__(
         self, build: Callable[[], nn.Module], rule: Literal["adam", "adagrad"], lr: float, clip: float | None = None
     ) -> None:
@@ -38,12 +42,14 @@ class FittedNet(nn.Module):
             self.register_buffer(f"first_{index}", torch.zeros_like(weight))
             self.register_buffer(f"second_{index}", torch.zeros_like(weight))
         self.steps = 0
+        self.register_buffer("clock", torch.zeros((), dtype=torch.int64), persistent=False)  # the steps, on the device
 
     def get_extra_state(self) -> Tensor:
         return torch.tensor(self.steps)
 
     def set_extra_state(self, state: Tensor) -> None:
         self.steps = int(state)
+        self.clock.fill_(self.steps)
 
     @property
     def weights(self) -> dict[str, Tensor]:
@@ -60,6 +66,7 @@ class FittedNet(nn.Module):
             for moment in self.moments(index):
                 moment.zero_()
         self.steps = 0
+        self.clock.zero_()
 
     def follow(self, leader: FittedNet, keep: float) -> None:
         """weights <- keep * own + (1 - keep) * leader's."""
@@ -86,12 +93,13 @@ class FittedNet(nn.Module):
             shrink = (self.clip / (norm + 1e-6)).clamp(max=1.0)
             gradients = [gradient * shrink for gradient in gradients]
         self.steps += 1
+        self.clock.add_(1)
         for index, (weight, gradient) in enumerate(zip(self.weights.values(), gradients, strict=True)):
             first, second = self.moments(index)
             if self.rule == "adagrad":
                 weight.sub_(adagrad_direction(second, gradient).to(weight.dtype), alpha=self.lr)
             else:
-                weight.sub_(adam_direction(first, second, gradient, self.steps).to(weight.dtype), alpha=self.lr)
+                weight.sub_(adam_direction(first, second, gradient, self.clock).to(weight.dtype), alpha=self.lr)
 
 
 def adagrad_direction(accumulator: Tensor, gradient: Tensor) -> Tensor:
@@ -101,11 +109,12 @@ def adagrad_direction(accumulator: Tensor, gradient: Tensor) -> Tensor:
 
 
 def adam_direction(
-    first: Tensor, second: Tensor, gradient: Tensor, steps: int, betas: tuple[float, float] = (0.9, 0.999)
+    first: Tensor, second: Tensor, gradient: Tensor, clock: Tensor, betas: tuple[float, float] = (0.9, 0.999)
 ) -> Tensor:
     """Adam's step at learning rate 1, with bias correction; both moments move."""
     first.lerp_(gradient.to(first.dtype), 1.0 - betas[0])
     second.lerp_(gradient.to(second.dtype).square(), 1.0 - betas[1])
-    unbiased_first = first / (1.0 - betas[0] ** steps)
-    unbiased_second = second / (1.0 - betas[1] ** steps)
+    left_first, left_second = (torch.exp(clock.double() * math.log(beta)) for beta in betas)  # beta ** steps
+    unbiased_first = first / (1.0 - left_first)
+    unbiased_second = second / (1.0 - left_second)
     return unbiased_first / (unbiased_second.sqrt() + 1e-8)

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,13 +26,17 @@ from fullbatch.config import (
 )
 from fullbatch.config.checks import is_whole
 from fullbatch.kernels.log_mean_exp import Reduced, Table, log_mean_exp_of_batch
+from fullbatch.models.recording import being_recorded
 from fullbatch.objective import checks
+from fullbatch.objective.amortized import AmortizedNormalizer
 from fullbatch.objective.loss import DirectionLoss, Metrics, Summary, direction_loss
 from fullbatch.objective.moments import cycle_consistency, variance_covariance
 from fullbatch.objective.moving_average import MovingAverageNormalizer
 from fullbatch.objective.notices import Notices
 from fullbatch.objective.parts import Context, check_context, fingerprint, make_normalizers, make_temperatures
+from fullbatch.objective.per_sample import PerSampleTable
 from fullbatch.objective.positives import PositiveWeights
+from fullbatch.objective.prototypes import MlpNormalizer, PrototypeNormalizer
 from fullbatch.objective.sigmoid import sigmoid_loss
 from fullbatch.objective.step import DIRECTIONS, Batch, Direction, Progress, Rows, gather_batch
 from fullbatch.objective.temperature import GlobalTemperature, PerSampleTemperature, PredictedTemperature
@@ -40,6 +44,8 @@ from fullbatch.objective.temperature import GlobalTemperature, PerSampleTemperat
 # Reading a number off a GPU makes the host wait, so checks that need it run on every call on the CPU, and elsewhere
 # on the first calls and then this often.
 CHECK_EVERY = 256
+
+HAS_REPLAY_KEY = (PerSampleTable, PrototypeNormalizer, MlpNormalizer, AmortizedNormalizer, PredictedTemperature)
 
 
 @dataclass(frozen=True)
@@ -65,6 +71,8 @@ def at_least_float32(fn: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tenso
 
 class Objective(nn.Module):
     """pairwise x normalizer x temperature.  Learnable temperatures are its parameters, all else is in state_dict()."""
+
+    counters = ("step", "samples_seen")  # what Python counts, and a replayed step moves on
 
     def __init__(self, method: Method, context: Context) -> None:
         super().__init__()
@@ -110,6 +118,24 @@ class Objective(nn.Module):
             )
         self.step, self.samples_seen, self.epoch_set = step, samples_seen, epoch_set
 
+    # -- recorded steps ---------------------------------------------------------------------------------------------
+
+    def replay_key(self) -> tuple[Hashable, ...] | None:
+        """What besides tensors decides what the next training step does; the epoch first, if it matters.
+
+        Two steps with equal keys run the same kernels on the same memory, so the one may be recorded and replayed for
+        the other.  None: the next step must be run plainly.
+        """
+        progress = Progress(self.step, self.epoch, self.context.seed, training=True)
+        if self._looks_now():
+            return None
+        parts = [module.replay_key(progress) for module in self.modules() if isinstance(module, HAS_REPLAY_KEY)]
+        return None if None in parts else (self.epoch if self.method.needs_epochs else 0, *parts)
+
+    def replayed(self, metrics: Metrics) -> None:
+        """Call it after a replay with the metrics of the recorded step."""
+        self._notices.remember(metrics)
+
     # -- one step ---------------------------------------------------------------------------------------------------
 
     def forward(
@@ -140,7 +166,7 @@ class Objective(nn.Module):
                 output = Output(output.loss + penalty, output.metrics)
         if look:
             self._notices.watch(output.metrics, self.step, batch.size)
-        else:
+        elif not being_recorded(output.loss):
             self._notices.remember(output.metrics)
         if self.training:
             self.step += 1
@@ -166,6 +192,19 @@ class Objective(nn.Module):
             )
         return image, text
 
+    @torch.no_grad()
+    def anchor_temperatures(
+        self, image_embeddings: Tensor, text_embeddings: Tensor, sample_ids: checks.SampleIds | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """The temperatures of these images and of these texts as anchors, as they now are.  Nothing changes."""
+        progress = Progress(self.step, self.epoch, self.context.seed, training=False)
+        batch = self._take_batch(image_embeddings, text_embeddings, sample_ids, look=True)
+        image, text = (
+            self._temperature(name).read(anchor, other, batch, progress)[0]
+            for name, anchor, other in batch.directions()
+        )
+        return image, text
+
     def _take_batch(self, image: Tensor, text: Tensor, sample_ids: checks.SampleIds | None, look: bool) -> Batch:
         """Check what was handed over and bring all ranks' together, in float32 at least."""
         checks.check_shapes(image, text, self.context.width)
@@ -178,7 +217,10 @@ class Objective(nn.Module):
         return gather_batch(image.to(wide), text.to(wide), ids_B2)
 
     def _may_look(self, tensor: Tensor) -> bool:
-        return tensor.device.type == "cpu" or self.step < 8 or self.step % CHECK_EVERY == 0
+        return tensor.device.type == "cpu" or self._looks_now()
+
+    def _looks_now(self) -> bool:
+        return self.step < 8 or self.step % CHECK_EVERY == 0
 
     def _take_ids(self, sample_ids: checks.SampleIds | None, rows_BD: Tensor, look: bool) -> Tensor | None:
         ids_B2 = checks.check_ids(sample_ids, self.method.needs_ids, rows_BD.shape[0], self.context.num_samples)

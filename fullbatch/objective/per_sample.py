@@ -76,6 +76,10 @@ class PerSampleTable(nn.Module):
     def on_host(self) -> bool:
         return self.world is not None
 
+    def replay_key(self, progress: Progress) -> tuple[int, ...] | None:
+        """A table on the host is written by the host, and the noise of 16 bits is seeded by it."""
+        return None if self.on_host or self.values.dtype == torch.float16 else ()
+
     def get(self, ids_N: Tensor, dtype: torch.dtype) -> Tensor:
         """Rows as they are; NaN where never put."""
         return self.values[self._places(ids_N)].to(ids_N.device, dtype)

@@ -61,9 +61,11 @@ class PrototypeNormalizer(nn.Module):
     been seen at all, every new batch is appended.
     """
 
+    counters = ("seen", "steps")
     prototypes_MD: Tensor
     accumulator_MD: Tensor
     recent_MD: Tensor
+    cursor: Tensor
 
     def __init__(self, config: Prototypes, pairwise: Pairwise, width: int, chunk: int | None) -> None:
         super().__init__()
@@ -77,6 +79,7 @@ class PrototypeNormalizer(nn.Module):
             self.register_buffer("prototypes_MD", torch.zeros(shape))
             self.register_buffer("accumulator_MD", torch.zeros(shape))
         self.register_buffer("recent_MD", torch.zeros(shape))
+        self.register_buffer("cursor", torch.zeros((), dtype=torch.int64), persistent=False)  # seen, on the device
         self.active = 0  # prototypes in use
         self.seen = 0  # rows ever written to recent_MD, a ring
         self.steps = 0
@@ -86,6 +89,11 @@ class PrototypeNormalizer(nn.Module):
 
     def set_extra_state(self, state: Tensor) -> None:
         self.active, self.seen, self.steps = (int(value) for value in state)
+        self.cursor.fill_(self.seen)
+
+    def replay_key(self, progress: Progress) -> tuple[int, ...] | None:
+        """A restart, and a batch that is appended, happen once."""
+        return None if is_restart(self.config, self.steps) or self.active < self.config.prototypes else (self.active,)
 
     def forward(self, direction: Direction, progress: Progress) -> Estimate:
         if progress.training:
@@ -132,9 +140,10 @@ class PrototypeNormalizer(nn.Module):
 
     def _remember(self, other_ND: Tensor) -> None:
         newest = other_ND[-self.config.prototypes :]
-        place = torch.arange(self.seen, self.seen + newest.shape[0], device=other_ND.device) % self.config.prototypes
+        place = (self.cursor + torch.arange(newest.shape[0], device=other_ND.device)) % self.config.prototypes
         self.recent_MD[place] = newest.to(self.recent_MD.dtype)
         self.seen += newest.shape[0]
+        self.cursor.add_(newest.shape[0])
 
     def _restart(self, other_ND: Tensor, progress: Progress) -> None:
         total = self.config.prototypes
@@ -203,6 +212,8 @@ def two_layers(width: int, hidden: int) -> nn.Module:
 class MlpNormalizer(nn.Module):
     """alpha_i = MLP(stopgrad e_i) - s_ii / tau; with a hinge, which has no such linear part, alpha_i = MLP(e_i)."""
 
+    counters = ("steps",)
+
     def __init__(self, config: Mlp, pairwise: Pairwise, width: int, name: str) -> None:
         super().__init__()
         self.config, self.tag = config, 0 if name == "image" else 1
@@ -216,6 +227,9 @@ class MlpNormalizer(nn.Module):
 
     def set_extra_state(self, state: Tensor) -> None:
         self.steps = int(state)
+
+    def replay_key(self, progress: Progress) -> tuple[int, ...] | None:
+        return None if is_restart(self.config, self.steps) else ()
 
     def _shift(self, reference: Tensor, tau: Tensor) -> Tensor:
         return -reference / tau if self.linear_part else torch.zeros_like(tau)

@@ -160,6 +160,10 @@ class PredictedTemperature(nn.Module):
     def set_extra_state(self, state: Tensor) -> None:
         self.started = bool(state)
 
+    def replay_key(self, progress: Progress) -> tuple[int, ...] | None:
+        """Its dropout is seeded by the host, and its first batch starts it."""
+        return () if self.started and self.config.dropout == 0.0 else None
+
     def rho(self, progress: Progress) -> float:
         return self.rho_value
 

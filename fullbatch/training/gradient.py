@@ -22,6 +22,7 @@ from fullbatch.data.loader import Batch
 from fullbatch.data.order import key_of
 from fullbatch.distributed import towers
 from fullbatch.models.precision import in_precision
+from fullbatch.models.recording import being_recorded
 from fullbatch.objective.objective import Objective, Output
 
 
@@ -58,8 +59,12 @@ class GradientRule:
                 _backward(self._embed(model, piece, step, place), gradient)
         return _finished(output)
 
-    def _embed(self, model: nn.Module, piece: Batch, step: int, place: int) -> tuple[Tensor, Tensor]:
+    def seed_dropout(self, step: int, place: int = 0) -> None:
         torch.manual_seed(key_of(self.seed, step, distributed.world().rank, place))
+
+    def _embed(self, model: nn.Module, piece: Batch, step: int, place: int) -> tuple[Tensor, Tensor]:
+        if not being_recorded(piece.images):
+            self.seed_dropout(step, place)
         with in_precision(self.precision, piece.images.device):
             embedded: tuple[Tensor, Tensor] = model(piece.images, piece.tokens)
         return embedded

@@ -165,18 +165,26 @@ def set_learning_rates(
     clock = (step, total_steps, steps_per_epoch)
     rate = learning_rate(schedule, config.lr, *clock)
     for group in encoders.param_groups:
-        group["lr"] = rate
+        _set_rate(group, rate)
     for group in temperatures.param_groups if temperatures is not None else ():
         match group["learns"]:
             case "temperature":
-                group["lr"] = temperature_learning_rate(schedule, config, *clock, temperature)
+                _set_rate(group, temperature_learning_rate(schedule, config, *clock, temperature))
             case "temperature_net":
-                group["lr"] = temperature_net_learning_rate(config, epoch=step // steps_per_epoch)
+                _set_rate(group, temperature_net_learning_rate(config, epoch=step // steps_per_epoch))
             case "prototypes":
-                group["lr"] = group["peak"] * rate / config.lr
+                _set_rate(group, group["peak"] * rate / config.lr)
             case other:
                 raise AssertionError(f"a group that learns {other!r} has no rate")
     return rate
+
+
+def _set_rate(group: dict[str, Any], rate: float) -> None:
+    """In place where the rate lies on the device, since a recorded step reads it there."""
+    if isinstance(group["lr"], Tensor):
+        group["lr"].fill_(rate)
+    else:
+        group["lr"] = rate
 
 
 def clip_gradients(parameters: Iterable[Tensor], max_norm: float | None) -> Tensor:

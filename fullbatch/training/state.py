@@ -95,6 +95,7 @@ class TrainingState:
                 part.load_state_dict(state)
             for group, own in zip(part.param_groups, kept, strict=True):
                 group.update(own)  # decay and betas are the config's, also where the checkpoint had others
+                group["lr"] = float(group["lr"])
         else:
             part.load_state_dict(state)
 

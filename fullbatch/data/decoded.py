@@ -1,0 +1,122 @@
+"""A whole data set, read and decoded once: squares of pixels and all captions, kept in the cache folder."""
+
+# n: samples   C: channels   H, W: pixels
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from fullbatch.data.loader import Pool, start_worker
+from fullbatch.data.sample import BadSample
+from fullbatch.data.tar_index import cache_folder, write_atomically
+from fullbatch.data.transforms import EvalTransform
+
+log = logging.getLogger("fullbatch")
+
+_PIECE = 256  # samples a worker decodes at a time
+_VERSION = 1
+
+Pixels = npt.NDArray[np.uint8]
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """pixels_nCHW   the middle square of every image, uint8; zeros where a sample cannot be read
+    captions      of each sample; none where it cannot be read
+    bad           what could not be read
+    """
+
+    pixels_nCHW: Pixels
+    captions: list[list[str]]
+    bad: tuple[str, ...]
+
+
+def decode_all(pool: Pool, transform: EvalTransform, workers: int) -> Decoded:
+    """From the cache folder if it was done before, else by ``workers`` processes."""
+    folder = cache_folder()
+    parts = (pool.fingerprint, len(pool), transform, _VERSION)
+    name = "decoded-" + hashlib.blake2b(repr(parts).encode(), digest_size=16).hexdigest()
+    if folder is not None and (found := _read(folder / name, len(pool), transform.size)) is not None:
+        return found
+    decoded = _decode(pool, transform, workers)
+    if folder is not None:
+        try:
+            _write(folder / name, decoded)
+        except OSError as error:
+            log.warning("the decoded data set is not kept for the next run in %s: %s", folder, error.strerror)
+    return decoded
+
+
+@dataclass(frozen=True)
+class _Pieces(Dataset[tuple[Tensor, list[list[str]], list[str]]]):
+    pool: Pool
+    transform: EvalTransform
+
+    def __len__(self) -> int:
+        return -(-len(self.pool) // _PIECE)
+
+    def __getitem__(self, piece: int) -> tuple[Tensor, list[list[str]], list[str]]:
+        samples = range(piece * _PIECE, min((piece + 1) * _PIECE, len(self.pool)))
+        size = self.transform.size
+        pixels = torch.zeros((len(samples), 3, size, size), dtype=torch.uint8)
+        captions: list[list[str]] = []
+        bad = []
+        for row, sample in enumerate(samples):
+            try:
+                raw = self.pool.read(sample)
+                pixels[row] = self.transform(raw.image, raw.name)
+                captions.append(list(raw.captions))
+            except BadSample as error:
+                captions.append([])
+                bad.append(str(error))
+        return pixels, captions, bad
+
+
+def _decode(pool: Pool, transform: EvalTransform, workers: int) -> Decoded:
+    pieces = _Pieces(pool, transform)
+    size = transform.size
+    pixels = np.empty((len(pool), 3, size, size), np.uint8)
+    captions: list[list[str]] = []
+    bad: list[str] = []
+    processes = min(workers, len(pieces))
+    loader: DataLoader[tuple[Tensor, list[list[str]], list[str]]] = DataLoader(
+        pieces, batch_size=None, num_workers=processes, worker_init_fn=start_worker if processes else None
+    )
+    for rows, said, spoilt in loader:
+        pixels[len(captions) : len(captions) + len(said)] = rows.numpy()
+        captions += said
+        bad += spoilt
+    return Decoded(pixels, captions, tuple(bad))
+
+
+def _write(path: Path, decoded: Decoded) -> None:
+    """The pixels first: where the captions lie, the pixels lie too."""
+    write_atomically(path.with_suffix(".npy"), lambda file: np.save(file, decoded.pixels_nCHW))
+    said = json.dumps({"captions": decoded.captions, "bad": decoded.bad}).encode()
+
+    def write(file: IO[bytes]) -> None:
+        file.write(said)
+
+    write_atomically(path.with_suffix(".json"), write)
+
+
+def _read(path: Path, count: int, size: int) -> Decoded | None:
+    try:
+        said = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
+        pixels = np.load(path.with_suffix(".npy"), mmap_mode="c", allow_pickle=False)
+        if pixels.shape == (count, 3, size, size) and pixels.dtype == np.uint8 and len(said["captions"]) == count:
+            return Decoded(pixels, said["captions"], tuple(said["bad"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        pass
+    return None

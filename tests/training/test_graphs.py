@@ -1,0 +1,74 @@
+"""A replayed step is the step.  CI has no GPU: there these tests skip and say so."""
+
+import json
+import shutil
+from dataclasses import replace
+
+import pytest
+import torch
+
+from fullbatch.run import train
+from fullbatch.training import checkpoint
+from tests.training.small import differences, renamed, saved_state, small_config
+
+pytestmark = [
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+    pytest.mark.filterwarnings("ignore:rho="),
+]
+
+METHODS = ("openclip", "siglip", "sogclr", "fastclip_v3", "isogclr", "amorlip", "neuclip", "tempnet")
+
+
+def on_gpu(folder, method, steps=40, **training):
+    config = small_config(folder, method, steps=steps, **training)
+    return replace(config, training=replace(config.training, device="cuda"))
+
+
+def losses(run):
+    lines = [json.loads(text) for text in (run / "metrics.jsonl").read_text().splitlines()]
+    return [line["loss"] for line in lines if "loss" in line]
+
+
+@pytest.mark.parametrize("in_memory", [False, True])
+@pytest.mark.parametrize("method", METHODS)
+def test_a_replayed_run_is_the_plain_run(tmp_path, method, in_memory):
+    config = on_gpu(tmp_path, method)
+    config = replace(config, data=replace(config.data, in_memory=in_memory))
+    plain = train(config).folder
+    graphs = train(renamed(replace(config, training=replace(config.training, graphs=True)), "graphs")).folder
+    assert losses(graphs) == pytest.approx(losses(plain), rel=2e-3, abs=2e-3)
+    ours, theirs = (saved_state(run, 40)["objective"] for run in (graphs, plain))
+    assert ours.keys() == theirs.keys()
+    for name, value in theirs.items():
+        exact = name.endswith("_extra_state")
+        close = torch.equal if exact else lambda a, b: torch.allclose(a, b, rtol=2e-2, atol=2e-2, equal_nan=True)
+        assert close(ours[name], value), name
+
+
+@pytest.mark.parametrize("method", ["openclip", "neuclip"])
+def test_resume(tmp_path, method):
+    config = on_gpu(tmp_path, method, graphs=True)
+    whole = train(config).folder
+    copy = shutil.copytree(whole, tmp_path / "copy")
+    for step in (30, 40):
+        shutil.rmtree(checkpoint.folder_of(copy / "checkpoints", step))
+    train(renamed(config, "copy"), resume=copy)
+    assert losses(copy) == pytest.approx(losses(whole), rel=1e-3, abs=1e-3)
+    found = differences(saved_state(whole, 40)["objective"], saved_state(copy, 40)["objective"])
+    assert not [name for name in found if name.endswith("_extra_state")]
+
+
+def test_the_averaged_weights_and_clipping_go_on(tmp_path):
+    config = on_gpu(tmp_path, "sogclr", ema=0.9)
+    config = replace(config, optimizer=replace(config.optimizer, clip_norm=0.5))
+    plain = train(config).folder
+    graphs = train(renamed(replace(config, training=replace(config.training, graphs=True)), "graphs")).folder
+    ours, theirs = (saved_state(run, 40)["average"] for run in (graphs, plain))
+    for name, value in theirs.items():
+        assert torch.allclose(ours[name], value, rtol=1e-2, atol=1e-3), name
+
+
+def test_other_optimizers_are_refused(tmp_path):
+    config = on_gpu(tmp_path, "openclip", graphs=True)
+    with pytest.raises(ValueError, match="adam and adamw, not SGD"):
+        train(replace(config, optimizer=replace(config.optimizer, optimizer="sgd")))
