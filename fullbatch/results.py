@@ -1,7 +1,8 @@
-"""What a run learned, for the terminal: each task's number beside chance, and a few answers."""
+"""What a model can do, for the terminal: each task's number beside chance, what is missing, and a few answers."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from rich.console import Console
@@ -10,17 +11,45 @@ from fullbatch.run import Trained
 
 
 def print_results(trained: Trained, console: Console) -> None:
-    results = trained.results.get("results", [])
+    print_measured(trained.results, console)
+    _say(console, f"\nrun folder: {trained.folder}")
+
+
+def print_measured(measured: Mapping[str, Any], console: Console) -> None:
+    """As in results.json: a table, the tasks without a number, the averages over suites, and examples."""
+    results = measured.get("results", [])
     if results:
         _print_table(results, console)
     for result in results:
+        for note in result.get("notes", ()):
+            _say(console, f"note: {result['task']}: {note}")
+    _print_gaps(measured.get("gaps", []), console)
+    averages = measured.get("averages", [])
+    if averages:
+        width = max(len(average["name"]) for average in averages)
+        _say(console, "")
+        for average in averages:
+            _say(console, f"{average['name']:{width}}  {average['text']}")
+    for result in results:
         if result["examples"]:
-            console.print(f"\nThe nearest captions to some images of {result['task']}", markup=False, soft_wrap=True)
-            for example in result["examples"]:
-                said = f"{example['caption']} (rank {example['rank']} of {result['size']:,})"
-                console.print(f"  {said}:  {' | '.join(example['nearest'])}", markup=False, soft_wrap=True)
+            _print_examples(result, console)
             break
-    console.print(f"\nrun folder: {trained.folder}", markup=False, soft_wrap=True)
+
+
+def _print_gaps(gaps: list[dict[str, str]], console: Console) -> None:
+    for gap in gaps:
+        if gap["kind"] == "failed":
+            _say(console, f"FAILED: {gap['task']}: {gap['reason']}")
+    missing = [gap["task"] for gap in gaps if gap["kind"] == "missing"]
+    if missing:
+        _say(console, f"missing, {len(missing)} tasks: {', '.join(missing)}")
+
+
+def _print_examples(result: Mapping[str, Any], console: Console) -> None:
+    _say(console, f"\nThe nearest captions to some images of {result['task']}")
+    for example in result["examples"]:
+        said = f"{example['caption']} (rank {example['rank']} of {result['size']:,})"
+        _say(console, f"  {said}:  {' | '.join(example['nearest'])}")
 
 
 def _print_table(results: list[dict[str, Any]], console: Console) -> None:
@@ -31,6 +60,10 @@ def _print_table(results: list[dict[str, Any]], console: Console) -> None:
         value, chance = result[result["main"]], result["chance"]
         numbers = (f"{value:.1%}", f"{chance:.2%}", f"{value / chance:.1f}x", f"{result['size']:,}")
         rows.append((result["task"], result["main"], *numbers))
+    broad = max(9, *(len(row[1]) for row in rows))
     for task, metric, value, chance, ratio, among in rows:
-        line = f"{task:{width}}  {metric:9}  {value:>6}  {chance:>7}  {ratio:>7}  {among:>7}"
-        console.print(line, markup=False, soft_wrap=True)
+        _say(console, f"{task:{width}}  {metric:{broad}}  {value:>6}  {chance:>7}  {ratio:>7}  {among:>7}")
+
+
+def _say(console: Console, line: str) -> None:
+    console.print(line, markup=False, soft_wrap=True)

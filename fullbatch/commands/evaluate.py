@@ -2,6 +2,164 @@
 
 from __future__ import annotations
 
+import json
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import tyro
+
+if TYPE_CHECKING:
+    from fullbatch.config.run import RunConfig
+    from fullbatch.evaluation.result import Gap, Result
+    from fullbatch.models.towers import TwoTowers
+
+Flag = tyro.conf.arg
+
+
+@dataclass(frozen=True)
+class _Evaluate:
+    """Zero-shot, retrieval and DataComp numbers of a model."""
+
+    model: Annotated[
+        tyro.conf.Positional[str],
+        Flag(help="a run folder, one of its checkpoints, what `fullbatch export` wrote, or an open_clip model's name"),
+    ]
+    tasks: Annotated[
+        tuple[str, ...],
+        Flag(help="retrieval:SOURCE, zero_shot:SOURCE, imagenet:FOLDER, wds:FOLDER, datacomp:ROOT; default: the run's"),
+    ] = ()
+    pretrained: Annotated[str | None, Flag(help="an open_clip model's weights: a tag, or a checkpoint file")] = None
+    output: Annotated[
+        Path | None, Flag(help="the JSON file to write; default: evaluation.json in the run's folder")
+    ] = None
+    templates: Annotated[
+        tuple[str, ...] | None,
+        Flag(
+            help="prompts with {} for the class, or openai or simple; default: the task's own. DataComp keeps its own"
+        ),
+    ] = None
+    precision: Annotated[Literal["fp32", "bf16", "fp16"] | None, Flag(help="default: the run's, else fp32")] = None
+    batch_size: Annotated[int, Flag(help="images a rank embeds at a time")] = 256
+    workers: Annotated[int, Flag(help="processes that read and decode")] = 2
+    device: Annotated[Literal["auto", "cpu", "cuda"], Flag(help="where to compute")] = "auto"
+    cache: Annotated[str, Flag(help="the folder that keeps embeddings; auto: in the cache folder, none: nowhere")] = (
+        "auto"
+    )
+    average: Annotated[bool, Flag(help="the averaged weights, where the run kept an average")] = True
+
+
+@dataclass(frozen=True)
+class _Opened:
+    """name     what was evaluated, for the file
+    config   the run's; None where the model is of no run
+    output   where the numbers go unless the user says; None: nowhere
+    """
+
+    model: TwoTowers
+    name: dict[str, Any]
+    config: RunConfig | None
+    output: Path | None
+
 
 def evaluate(arguments: list[str]) -> int:
-    raise ValueError("not built yet")
+    options = tyro.cli(_Evaluate, args=arguments, prog="fullbatch evaluate")
+    from rich.console import Console
+
+    from fullbatch import distributed
+    from fullbatch.assembly import pick_device
+    from fullbatch.config.run import RunConfig
+    from fullbatch.config.training import check_templates
+    from fullbatch.evaluation.cache import EmbeddingCache
+    from fullbatch.evaluation.embed import Embedder
+    from fullbatch.evaluation.tasks import check_tasks, run_tasks, tasks_of
+    from fullbatch.results import print_measured
+    from fullbatch.training.run_folder import replace_text
+
+    if options.templates is not None:
+        check_templates(options.templates)
+    asked = RunConfig.of(device=options.device, eval_batch=options.batch_size, workers=options.workers)
+    with distributed.ranks(device := pick_device(asked)) as world:
+        opened = distributed.together(lambda: _open(options))
+        config = opened.config
+        tasks = options.tasks or (tasks_of(config) if config is not None else ())
+        if not tasks:
+            raise ValueError("--tasks says what to measure, such as retrieval:pairs.csv or imagenet:FOLDER.")
+        distributed.together(lambda: check_tasks(tasks))
+        precision = options.precision or ("fp32" if config is None else config.training.precision)
+        pick_device(RunConfig.of(device=options.device, precision=precision))
+        templates = options.templates or (None if config is None else config.evaluation.templates)
+        model = opened.model.to(device).eval()
+        cache = distributed.together(lambda: EmbeddingCache.of(options.cache, model, precision, device.type))
+        embedder = Embedder(
+            model, model.tokenize, model.image_size, device, precision, options.batch_size, options.workers, cache=cache
+        )
+        first = world.rank == 0
+        console = Console(highlight=False)
+        started = time.perf_counter()
+
+        def say(answer: Result | Gap) -> None:
+            if first and len(tasks) + sum(task.startswith("datacomp:") for task in tasks) > 1:
+                _progress(answer, time.perf_counter() - started)
+
+        measured = run_tasks(tasks, embedder, templates, go_on=True, say=say)
+    if not first:
+        return 0
+    said = {**opened.name, "precision": precision, **measured.as_dict()}
+    output = options.output or opened.output
+    if output is not None:  # first of all: the terminal may be a pipe that closes
+        output.parent.mkdir(parents=True, exist_ok=True)
+        replace_text(output, json.dumps(said, indent=1))
+    print_measured(said, console)
+    if output is not None:
+        console.print(f"\nwritten to {output}", markup=False, soft_wrap=True)
+    return 1 if any(gap.kind == "failed" for gap in measured.gaps) else 0
+
+
+def _progress(answer: Result | Gap, seconds: float) -> None:
+    import sys
+
+    from fullbatch.evaluation.result import Result
+
+    if isinstance(answer, Result):
+        print(f"{seconds:7.0f} s  {answer.task}  {answer.main} {answer.value:.1%}", file=sys.stderr, flush=True)
+
+
+def _open(options: _Evaluate) -> _Opened:
+    """By what lies at the path, else by open_clip's name."""
+    from fullbatch.config.model import Model
+    from fullbatch.models.build import build_model
+    from fullbatch.models.load import find_saved
+    from fullbatch.run import load_trained
+    from fullbatch.training import checkpoint
+    from fullbatch.training.run_folder import Folder
+
+    path = Path(options.model)
+    is_checkpoint, is_run = (path / checkpoint.MANIFEST).is_file(), Folder(path).config.is_file()
+    if (is_checkpoint or is_run or path.exists()) and options.pretrained is not None:
+        raise ValueError(f"{options.model} brings its weights; --pretrained belongs to an open_clip model's name.")
+    if is_checkpoint or is_run:
+        loaded = load_trained(path, options.average)
+        run = path.absolute().parent.parent if is_checkpoint else path
+        file = f"evaluation-{path.name}.json" if is_checkpoint else "evaluation.json"
+        return _Opened(loaded.model, {"model": options.model, "step": loaded.step}, loaded.config, run / file)
+    if path.exists():
+        saved = find_saved(path)
+        if saved is None or saved.design is None:
+            raise ValueError(
+                f"{options.model} holds weights without their design; "
+                f"name the model it belongs to: fullbatch evaluate ViT-B-32 --pretrained {options.model}."
+            )
+        return _Opened(build_model(Model(pretrained=str(path))), {"model": options.model}, None, None)
+    if "/" in options.model and not options.model.startswith("ViT-"):
+        raise ValueError(f"There is no run folder, checkpoint or exported model at {options.model!r}.")
+    if options.pretrained is None:
+        from fullbatch.models.open_clip_towers import design_named
+
+        design_named(options.model)
+        raise ValueError(
+            f"{options.model!r} has no weights: add --pretrained with an open_clip tag or a checkpoint file."
+        )
+    model = build_model(Model(model=options.model, pretrained=options.pretrained))
+    return _Opened(model, {"model": options.model, "pretrained": options.pretrained}, None, None)

@@ -1,6 +1,6 @@
 """A model and a source in, tables of embeddings out; the work is spread over the ranks."""
 
-# N: samples of the source   D: width
+# N: samples of the source   T: captions   D: width
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ from fullbatch import distributed
 from fullbatch.config.data import Source
 from fullbatch.config.training import Precision
 from fullbatch.data.loader import EvaluationBatches, Pool, load
+from fullbatch.data.sample import Samples
 from fullbatch.data.sources import open_source
 from fullbatch.data.transforms import EvalTransform
+from fullbatch.evaluation.cache import EmbeddingCache, fingerprint_of_samples
 from fullbatch.models.precision import in_precision
 
 log = logging.getLogger("fullbatch")
@@ -34,8 +36,22 @@ class Pairs:
 
 
 @dataclass(frozen=True)
+class Images:
+    """The embedded images of a source, in its order, with every caption of each.
+
+    left_out   the samples that could not be read, and why
+    """
+
+    ids: Tensor
+    image_ND: Tensor
+    captions: list[tuple[str, ...]]
+    left_out: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class Embedder:
-    """How to embed: the model (as wrapped for training), its input, the device."""
+    """How to embed: the model (as wrapped for training), its input, the device; ``cache`` keeps what ``images`` and
+    ``captions`` give, for a model that does not change."""
 
     model: nn.Module
     tokenize: Callable[[list[str]], Tensor]
@@ -45,44 +61,91 @@ class Embedder:
     batch_size: int = 256
     workers: int = 0
     max_pixels: int = 50_000_000
+    cache: EmbeddingCache | None = None
 
-    @torch.no_grad()
     def pairs(self, source: Source) -> Pairs:
         """Every sample of a source with its first caption, on every rank; bad samples are named in the log."""
-        pool = Pool([open_source(source)])
+        found = self._pass(open_source(source), source, with_text=True)
+        assert found.text_ND is not None
+        captions = [of_image[0] for of_image in found.images.captions]
+        return Pairs(found.images.ids, found.images.image_ND, found.text_ND, captions)
+
+    def images(self, source: Source | Samples) -> Images:
+        """Every image of a source with all its captions, which are not embedded; on every rank the same."""
+        named = source if isinstance(source, Source) else None
+        samples = open_source(source) if isinstance(source, Source) else source
+        if self.cache is None:
+            return self._pass(samples, named or samples.name, with_text=False).images
+        path = self.cache.path("images", self.max_pixels, fingerprint_of_samples(samples, named))
+        kept = self.cache.load(path)
+        if kept is not None:
+            tensors, (left_out, *captions) = kept
+            return Images(tensors["ids"], tensors["image"], [tuple(of) for of in captions], tuple(left_out))
+        found = self._pass(samples, named or samples.name, with_text=False).images
+        texts = [list(found.left_out), *map(list, found.captions)]
+        self.cache.save(path, {"ids": found.ids, "image": found.image_ND}, texts)
+        return found
+
+    @torch.no_grad()
+    def captions(self, captions: list[str]) -> Tensor:
+        """Text embeddings, on every rank the same; captions that are equal are embedded once."""
+        distinct = list(dict.fromkeys(captions))
+        number = {caption: place for place, caption in enumerate(distinct)}
+        return self._distinct(distinct)[torch.tensor([number[caption] for caption in captions])]
+
+    def _distinct(self, captions: list[str]) -> Tensor:
+        path = self.cache.path("captions", *captions) if self.cache is not None else None
+        kept = self.cache.load(path) if self.cache is not None and path is not None else None
+        if kept is not None:
+            return kept[0]["text"]
+        world, rows = distributed.world(), self.batch_size
+        found = []
+        with _evaluating(self.model):
+            for start in range(0, len(captions), rows * world.size):  # every rank joins in every turn
+                mine = captions[start + world.rank * rows : start + (world.rank + 1) * rows]
+                text_BD = self._embed(None, self.tokenize(mine or [""]).to(self.device))[1]
+                found.append(text_BD[: len(mine)])
+        turns = [distributed.gather_uneven(text_BD).cpu() for text_BD in found]  # a turn has the captions in order
+        text_TD = torch.cat(turns)
+        _check_finite(text_TD, captions, "captions")
+        if self.cache is not None and path is not None:
+            self.cache.save(path, {"text": text_TD}, [])
+        return text_TD
+
+    @torch.no_grad()
+    def _pass(self, samples: Samples, source: Source | str, with_text: bool) -> _Found:
         transform = EvalTransform(self.image_size, self.max_pixels)
-        batches = EvaluationBatches(pool, self.batch_size, transform, self.tokenize, distributed.world())
-        ids, images, texts = [], [], []
-        captions: dict[int, str] = {}
+        tokenize = self.tokenize if with_text else _no_tokens
+        batches = EvaluationBatches(Pool([samples]), self.batch_size, transform, tokenize, distributed.world())
+        tables: tuple[list[Tensor], ...] = ([], [], [])
+        captions: dict[int, tuple[str, ...]] = {}
         bad: list[str] = []
         with _evaluating(self.model):
             for batch in load(batches, range(len(batches)), self.workers, self.device):
                 rows = len(batch.ids)
-                image_BD, text_BD = self._embed(batch.images, batch.tokens) if rows else self._embed(*self._filler())
-                ids.append(batch.ids)
-                captions.update(zip(batch.ids.tolist(), batch.captions, strict=True))
+                images, tokens = (batch.images, batch.tokens) if rows else self._filler()
+                image_BD, text_BD = self._embed(images, tokens if with_text else None)
+                for table, part in zip(tables, (batch.ids, image_BD, text_BD), strict=True):
+                    if part is not None:
+                        table.append(part[:rows])
+                captions.update(zip(batch.ids.tolist(), batch.every_caption, strict=True))
                 bad += [str(error) for error in batch.bad]
-                images.append(image_BD[:rows])
-                texts.append(text_BD[:rows])
-        found = [distributed.gather_uneven(torch.cat(rows)).cpu() for rows in (ids, images, texts)]
-        said, spoilt = {}, []
+        said: dict[int, tuple[str, ...]] = {}
+        left_out: list[str] = []
         for theirs, broken in distributed.gather_objects((captions, bad)):
             said.update(theirs)
-            spoilt += broken
-        for error in spoilt:
+            left_out += broken
+        for error in left_out:
             log.info("left a bad sample out of the evaluation: %s", error)
         if not said:
-            raise ValueError(f"No sample of {source} can be evaluated ({spoilt[0] if spoilt else 'it is empty'}).")
-        order = found[0].argsort()
-        ids_N, image_ND, text_ND = (rows[order] for rows in found)
-        return Pairs(ids_N, image_ND, text_ND, [said[sample] for sample in ids_N.tolist()])
-
-    @torch.no_grad()
-    def captions(self, captions: list[str]) -> Tensor:
-        """Text embeddings, on every rank the same."""
-        with _evaluating(self.model):
-            pieces = [captions[start : start + self.batch_size] for start in range(0, len(captions), self.batch_size)]
-            return torch.cat([self._embed(None, self.tokenize(piece).to(self.device))[1].cpu() for piece in pieces])
+            raise ValueError(f"No sample of {source} can be evaluated ({left_out[0] if left_out else 'it is empty'}).")
+        gathered = [distributed.gather_uneven(torch.cat(table)).cpu() for table in tables if table]
+        order = gathered[0].argsort()
+        ids_N, image_ND, *text_ND = (rows_N[order] for rows_N in gathered)
+        names = [said[sample] for sample in ids_N.tolist()]
+        for rows_ND, what in zip((image_ND, *text_ND), ("images", "captions"), strict=False):
+            _check_finite(rows_ND, [repr(of[0]) for of in names], f"{what} of {source}")
+        return _Found(Images(ids_N, image_ND, names, tuple(left_out)), text_ND[0] if text_ND else None)
 
     def _filler(self) -> tuple[Tensor, Tensor]:
         """Sharded towers need every rank's presence at every batch, also when its share is used up."""
@@ -93,6 +156,27 @@ class Embedder:
         with in_precision(self.precision, self.device):
             embedded: tuple[Tensor, Tensor] = self.model(images, tokens)
         return embedded
+
+
+@dataclass(frozen=True)
+class _Found:
+    images: Images
+    text_ND: Tensor | None
+
+
+def _no_tokens(captions: list[str]) -> Tensor:
+    return torch.zeros((len(captions), 0), dtype=torch.int64)
+
+
+def _check_finite(table_ND: Tensor, names: list[str], what: str) -> None:
+    """Numbers from a broken model would look like bad numbers of a good one."""
+    broken_N = ~torch.isfinite(table_ND).all(dim=1)
+    if bool(broken_N.any()):
+        first = names[int(broken_N.nonzero()[0])][:80]
+        raise ValueError(
+            f"The model's embeddings are not finite for {int(broken_N.sum()):,} of {len(names):,} {what} "
+            f"(first: {first}); are its weights? Try --precision fp32."
+        )
 
 
 @contextmanager

@@ -1,20 +1,28 @@
-"""Tasks by name: what is measured, on which source, and what chance would give."""
+"""From tasks by name to numbers: what is measured, on which data, and what chance would give."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
 
 import torch
+from typing_extensions import assert_never
 
-from fullbatch.config.data import Source
+from fullbatch import distributed
 from fullbatch.config.run import RunConfig
+from fullbatch.config.tasks import BenchmarkFolder, DataCompSuite, ImageNetFolder, Retrieval, ZeroShot, parse_task
+from fullbatch.data.builtin import BUILTIN
 from fullbatch.data.sources import open_source
-from fullbatch.evaluation.embed import Embedder, Pairs
-from fullbatch.evaluation.retrieval import recalls
-from fullbatch.evaluation.zero_shot import accuracies, class_embeddings
-
-EXAMPLES = 8
+from fullbatch.evaluation.arrow_folders import ArrowPairs
+from fullbatch.evaluation.benchmark_folders import open_benchmark
+from fullbatch.evaluation.datacomp import ENTRIES, Entry, averages
+from fullbatch.evaluation.embed import Embedder
+from fullbatch.evaluation.measure import benchmark, class_folders, classified, imagenet, retrieved
+from fullbatch.evaluation.prompts import PLAIN_TEMPLATES
+from fullbatch.evaluation.result import Gap, Measured, Result
+from fullbatch.evaluation.retrieval import equal_captions, own_captions
+from fullbatch.evaluation.winogavil import associations
 
 # What is measured after training on a built-in set, unless the user says otherwise.
 BUILTIN_TASKS = {
@@ -29,32 +37,6 @@ BUILTIN_TASKS = {
 }
 
 
-@dataclass(frozen=True)
-class Result:
-    """task      as it was asked for
-    metrics   name -> share (or rank)
-    main      the metric to look at
-    chance    what guessing gives for it
-    size      images (and captions) in the gallery, or classes
-    examples  of retrieval: an image's caption, its rank, and the captions nearest to the image
-    """
-
-    task: str
-    metrics: dict[str, float]
-    main: str
-    chance: float
-    size: int
-    examples: tuple[dict[str, Any], ...] = ()
-
-    @property
-    def value(self) -> float:
-        return self.metrics[self.main]
-
-    def as_dict(self) -> dict[str, Any]:
-        named = {"task": self.task, "main": self.main, "chance": self.chance, "size": self.size, **self.metrics}
-        return {**named, "examples": self.examples}
-
-
 def tasks_of(config: RunConfig) -> tuple[str, ...]:
     if config.evaluation.evaluate is not None:
         return config.evaluation.evaluate
@@ -62,46 +44,126 @@ def tasks_of(config: RunConfig) -> tuple[str, ...]:
     return tuple(task for name, tasks in BUILTIN_TASKS.items() if name in trained_on for task in tasks)
 
 
-def check_tasks(tasks: tuple[str, ...]) -> None:
+def check_tasks(tasks: Sequence[str]) -> None:
     """Say now, not after hours of training, that a source is not there, or empty."""
-    for task in tasks:
-        if len(open_source(Source.parse(task.partition(":")[2]))) == 0:
-            raise ValueError(f"The task {task!r} has no sample.")
+    for text in tasks:
+        match task := parse_task(text):
+            case Retrieval(source) | ZeroShot(source):
+                if len(open_source(source)) == 0:
+                    raise ValueError(f"The task {text!r} has no sample.")
+            case ImageNetFolder(path):
+                open_source(class_folders(path))
+            case BenchmarkFolder(path):
+                open_benchmark(path)
+            case DataCompSuite(root):
+                _require_suite(root)
+            case _:
+                assert_never(task)
 
 
-def run_task(task: str, embedder: Embedder, templates: tuple[str, ...]) -> Result:
-    kind, _, text = task.partition(":")
-    source = Source.parse(text)
-    return _retrieval(task, source, embedder) if kind == "retrieval" else _zero_shot(task, source, embedder, templates)
+def run_tasks(
+    tasks: Sequence[str],
+    embedder: Embedder,
+    templates: tuple[str, ...] | None = None,
+    *,
+    go_on: bool = False,
+    say: Callable[[Result | Gap], None] = lambda answer: None,
+) -> Measured:
+    """All of them.  A task of a suite that fails is a gap and the others go on; with ``go_on`` so is any task.
+
+    ``templates``: None is each task's own; a suite always has its own.  ``say`` hears each answer when it is there.
+    """
+    answers: list[Result | Gap] = []
+
+    def keep(answer: Result | Gap) -> None:
+        answers.append(answer)
+        say(answer)
+
+    main_of_key: dict[str, float] = {}
+    suites = 0
+    for text in tasks:
+        task = parse_task(text)
+        if isinstance(task, DataCompSuite):
+            suites += 1
+            distributed.together(lambda root=task.root: _require_suite(root))  # type: ignore[misc]
+            for entry in ENTRIES:
+                answer = _entry(entry, task.root, embedder)
+                keep(answer)
+                if isinstance(answer, Result):
+                    main_of_key[entry.key] = answer.value
+        else:
+            keep(_attempted(text, lambda t=text: run_task(t, embedder, templates), go_on))  # type: ignore[misc]
+    results = tuple(answer for answer in answers if isinstance(answer, Result))
+    gaps = tuple(answer for answer in answers if isinstance(answer, Gap))
+    return Measured(results, gaps, averages(main_of_key) if suites else ())
 
 
-def _retrieval(task: str, source: Source, embedder: Embedder) -> Result:
-    pairs = embedder.pairs(source)
-    numbers = {caption: number for number, caption in enumerate(dict.fromkeys(pairs.captions))}
-    groups = torch.tensor([numbers[caption] for caption in pairs.captions])
-    size = len(groups)
-    chance = groups.bincount()[groups].double().mean().item() / size
-    found = recalls(pairs.image_ND, pairs.text_ND, groups)
-    return Result(task, found, "mean_r1", chance, size, _examples(pairs))
+def _attempted(task: str, run: Callable[[], Result], go_on: bool) -> Result | Gap:
+    try:
+        return run()
+    except (ValueError, OSError) as error:
+        if not go_on:
+            raise
+        return Gap(task, "failed", str(error))
 
 
-def _examples(pairs: Pairs) -> tuple[dict[str, Any], ...]:
-    """For a few images, evenly spread: the caption, its rank, and the three nearest captions."""
-    captions = pairs.captions
-    shown = torch.arange(0, len(captions), max(1, len(captions) // EXAMPLES))[:EXAMPLES]
-    sim_EN = pairs.image_ND[shown] @ pairs.text_ND.T
-    nearest = sim_EN.topk(min(3, len(captions)), dim=1).indices.tolist()
-    ranks = (sim_EN > sim_EN.gather(1, shown[:, None])).sum(dim=1) + 1
-    return tuple(
-        {"caption": captions[image], "rank": rank, "nearest": [captions[text] for text in texts]}
-        for image, rank, texts in zip(shown.tolist(), ranks.tolist(), nearest, strict=True)
-    )
+def run_task(text: str, embedder: Embedder, templates: tuple[str, ...] | None = None) -> Result:
+    """One task that is no suite."""
+    match task := parse_task(text):
+        case Retrieval(source):
+            images = embedder.images(source)
+            if source.path in BUILTIN:  # only the first names what is shown, the others are keywords
+                images = replace(images, captions=[of_image[:1] for of_image in images.captions])
+            return retrieved(text, images, equal_captions(images.captions), embedder)
+        case ZeroShot(source):
+            images = embedder.images(source)
+            names = [of_image[0] for of_image in images.captions]
+            classes = sorted(set(names))
+            number = {name: place for place, name in enumerate(classes)}
+            labels_N = torch.tensor([number[name] for name in names])
+            return classified(text, images, labels_N, classes, templates or PLAIN_TEMPLATES, embedder)
+        case ImageNetFolder(path):
+            return imagenet(text, path, templates or ("openai",), embedder)
+        case BenchmarkFolder(path):
+            return benchmark(text, path, templates, embedder)
+        case DataCompSuite():
+            raise AssertionError("a suite is many tasks")
+        case _:
+            assert_never(task)
 
 
-def _zero_shot(task: str, source: Source, embedder: Embedder, templates: tuple[str, ...]) -> Result:
-    pairs = embedder.pairs(source)
-    classes = sorted(set(pairs.captions))
-    numbers = {name: number for number, name in enumerate(classes)}
-    labels = torch.tensor([numbers[name] for name in pairs.captions])
-    classes_CD = class_embeddings(embedder, classes, templates)
-    return Result(task, accuracies(pairs.image_ND, classes_CD, labels), "accuracy", 1.0 / len(classes), len(classes))
+# ---------------------------------------------------------------------------------------------------------------------
+# DataComp
+
+
+def _require_suite(root: Path) -> None:
+    if not root.is_dir():
+        raise ValueError(f"There is no folder {str(root)!r}, where DataComp's evaluation sets should lie.")
+    if not any(entry.find(root) for entry in ENTRIES):
+        expected = ", ".join(entry.expected for entry in ENTRIES[:3])
+        raise ValueError(f"None of DataComp's {len(ENTRIES)} tasks lies in {str(root)!r}: no {expected}, ...")
+
+
+def _entry(entry: Entry, root: Path, embedder: Embedder) -> Result | Gap:
+    task, folder = f"datacomp:{entry.key}", entry.find(root)
+    if folder is None:
+        return Gap(task, "missing", f"there is no {entry.expected} in {root}")
+    return _attempted(task, lambda: _entry_result(task, entry, folder, embedder), go_on=True)
+
+
+def _entry_result(task: str, entry: Entry, folder: Path, embedder: Embedder) -> Result:
+    counted = "images"
+    match entry.main:
+        case "jaccard_10_12":
+            result, counted = associations(task, folder, embedder), "questions"
+        case "mean_r1" if next(folder.rglob("*.arrow"), None) is not None:
+            images = embedder.images(distributed.together(lambda: ArrowPairs(folder)))
+            result = retrieved(task, images, own_captions([len(of) for of in images.captions]), embedder)
+        case "mean_r1":
+            result = benchmark(task, folder, None, embedder, "retrieval")
+        case _:
+            result = benchmark(task, folder, None, embedder, "classification", entry.main)
+    if result.counts[counted] == entry.size:
+        return result
+    note = f"{result.counts[counted]:,} {counted}, where DataComp has {entry.size:,}"
+    return replace(result, notes=(*result.notes, note))

@@ -1,31 +1,64 @@
 """Zero-shot classification: an image goes to the class whose prompts, embedded and averaged, are nearest."""
 
-# N: images   C: classes   D: width
+# N: images   C: classes   P: prompts a class   D: width
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
 from fullbatch.evaluation.embed import Embedder
+from fullbatch.evaluation.gallery import Gallery
+from fullbatch.evaluation.metrics import mean_per_class, share
+from fullbatch.evaluation.prompts import prompted
+
+_ENTRIES = 1 << 24  # similarities held at a time
 
 
-def class_embeddings(embedder: Embedder, classes: list[str], templates: tuple[str, ...]) -> Tensor:
+def class_embeddings(embedder: Embedder, classes: Sequence[str], templates: Sequence[str]) -> Tensor:
     """The mean of each class's unit prompt embeddings, made unit again (Radford et al. 2021)."""
-    prompts = [template.replace("{}", name) for name in classes for template in templates]
-    embedded = embedder.captions(prompts).view(len(classes), len(templates), -1)
-    return normalize(embedded.mean(dim=1), dim=-1)
+    prompts = [prompted(template, name) for name in classes for template in templates]
+    return mean_of_prompts(embedder.captions(prompts).view(len(classes), len(templates), -1))
 
 
-def accuracies(image_ND: Tensor, classes_CD: Tensor, labels_N: Tensor) -> dict[str, float]:
-    """Top-1 and top-5, and the mean over classes of top-1."""
-    sim_NC = image_ND @ classes_CD.T
-    top = sim_NC.topk(min(5, sim_NC.shape[1]), dim=1).indices
-    hit_N = top[:, 0] == labels_N
-    by_class = [hit_N[labels_N == label].double().mean().item() for label in torch.unique(labels_N).tolist()]
-    return {
-        "accuracy": hit_N.double().mean().item(),
-        "accuracy_top5": (top == labels_N[:, None]).any(dim=1).double().mean().item(),
-        "mean_per_class": sum(by_class) / len(by_class),
-    }
+def mean_of_prompts(prompts_CPD: Tensor) -> Tensor:
+    return normalize(prompts_CPD.mean(dim=1), dim=-1)
+
+
+@dataclass(frozen=True)
+class Guesses:
+    """guess_N   the nearest class; of classes that are equally near the first
+    place_N   how many classes come before the right one, by the same rule
+    """
+
+    guess_N: Tensor
+    place_N: Tensor
+
+    @property
+    def hit_N(self) -> Tensor:
+        return self.place_N == 0
+
+
+def guesses(image_ND: Tensor, classes_CD: Tensor, labels_N: Tensor) -> Guesses:
+    rows = max(1, _ENTRIES // len(classes_CD))
+    numbers_C, gallery = torch.arange(len(classes_CD)), Gallery.of(classes_CD)
+    found, places = [], []
+    for some_ND, label_N in zip(torch.split(image_ND, rows), torch.split(labels_N, rows), strict=True):
+        sim_NC = gallery.similarities(some_ND)
+        own_N1 = sim_NC.gather(1, label_N[:, None])
+        before_NC = (sim_NC > own_N1) | ((sim_NC == own_N1) & (numbers_C < label_N[:, None]))
+        found.append(sim_NC.argmax(dim=1))
+        places.append(before_NC.sum(dim=1))
+    return Guesses(torch.cat(found), torch.cat(places))
+
+
+def accuracies(guessed: Guesses, labels_N: Tensor, classes: int) -> dict[str, float]:
+    """Top-1, top-5 where there are so many classes, and the mean over classes of top-1."""
+    results = {"accuracy": share(guessed.hit_N)}
+    if classes >= 5:
+        results["accuracy_top5"] = share(guessed.place_N < 5)
+    return results | {"mean_per_class": mean_per_class(guessed.hit_N, labels_N)}

@@ -1,0 +1,214 @@
+"""Folders of CLIP_benchmark's ``wds`` layout, which DataComp's evaluation sets have too.
+
+FOLDER/
+  classnames.txt                          a class a line; the label of an image is its number there, from 0
+  zeroshot_classification_templates.txt   a prompt a line, with {c} for the class's name
+  dataset_type.txt                        "retrieval" where images have captions instead of classes; else absent
+  test/nshards.txt                        how many shards there are
+  test/0.tar ...                          KEY.jpg (or .png, .webp) with KEY.cls, or KEY.txt with a caption a line;
+                                          DataComp's also KEY.npy, whole numbers that say which groups it belongs to
+"""
+
+# N: samples   M: numbers that describe a sample
+
+from __future__ import annotations
+
+import io
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fullbatch.data.reading import (
+    IMAGE_EXTENSIONS,
+    MAX_TEXT_BYTES,
+    check_image_size,
+    check_index,
+    checked_captions,
+    fingerprint_of,
+    utf8,
+)
+from fullbatch.data.sample import BadSample, RawSample
+from fullbatch.data.tar_index import split_key, walk_members
+
+_CLASSES, _TEMPLATES, _TYPE = "classnames.txt", "zeroshot_classification_templates.txt", "dataset_type.txt"
+_SPLIT = "test"
+
+
+@dataclass(frozen=True)
+class Member:
+    offset: int
+    size: int
+
+
+class ShardSamples:
+    """The samples of a folder's shards, in their order; the image is read when it is asked for.
+
+    The captions of a classified image are the name of its class.
+    """
+
+    def __init__(self, name: str, shards: list[Path], classes: tuple[str, ...] | None) -> None:
+        self.name, self._shards, self._classes = name, shards, classes
+        self._rows: list[tuple[int, str, dict[str, Member]]] = []
+        for number, shard in enumerate(shards):
+            self._rows += [(number, key, members) for key, members in _walk(shard).items()]
+        described = [part for shard in shards for part in (shard.name, *_size_and_time(shard))]
+        self.fingerprint = fingerprint_of("benchmark", *(classes or ()), *described)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def label(self, index: int) -> str:
+        shard, key, _ = self._rows[index]
+        return f"{self.name}/{self._shards[shard].name}:{key}"
+
+    def raw(self, index: int, extension: str) -> bytes | None:
+        shard, _, members = self._rows[index]
+        member = members.get(extension)
+        if member is None:
+            return None
+        with self._shards[shard].open("rb") as file:
+            file.seek(member.offset)
+            return file.read(member.size)
+
+    def class_of(self, index: int) -> int:
+        """The number in its .cls member; ValueError where that is no class."""
+        assert self._classes is not None
+        raw = self.raw(index, "cls")
+        text = None if raw is None else raw.decode("utf-8", "replace")
+        if text is None or not text.strip().isdigit() or int(text) >= len(self._classes):
+            there = "is missing" if text is None else f"holds {text.strip()[:20]!r}"
+            wanted = f"a class number of at most {len(self._classes) - 1}, a line of {_CLASSES}"
+            raise ValueError(f"{self.label(index)}: the .cls member {there}, expected {wanted}.")
+        return int(text)
+
+    def read(self, index: int) -> RawSample:
+        check_index(index, len(self), self.name)
+        label, members = self.label(index), self._rows[index][2]
+        kind = next((extension for extension in IMAGE_EXTENSIONS if extension in members), None)
+        if kind is None:
+            raise BadSample(label, "no image member (.jpg, .png, .webp, ...)")
+        check_image_size(label, members[kind].size)
+        if self._classes is not None:
+            captions: tuple[str, ...] = (self._classes[self.class_of(index)],)
+        else:
+            if "txt" in members and members["txt"].size > MAX_TEXT_BYTES:
+                raise BadSample(label, f"the captions have {members['txt'].size:,} bytes")
+            captions = checked_captions(label, utf8(label, self.raw(index, "txt") or b"").splitlines())
+        image = self.raw(index, kind)
+        assert image is not None
+        return RawSample(label, image, captions)
+
+
+def _size_and_time(path: Path) -> tuple[int, int]:
+    status = path.stat()
+    return status.st_size, status.st_mtime_ns
+
+
+def _walk(shard: Path) -> dict[str, dict[str, Member]]:
+    found: dict[str, dict[str, Member]] = {}
+    file = os.open(shard, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        for name, offset, size in walk_members(file, os.fstat(file).st_size, str(shard)):
+            key, extension = split_key(name) or ("", "")
+            if key:
+                found.setdefault(key, {}).setdefault(extension, Member(offset, size))
+    finally:
+        os.close(file)
+    return found
+
+
+@dataclass(frozen=True)
+class Classified:
+    """labels_N and groups_NM are of all samples, by their place; groups_NM is None where the shards have no .npy."""
+
+    samples: ShardSamples
+    classes: tuple[str, ...]
+    templates: tuple[str, ...]
+    labels_N: Tensor
+    groups_NM: Tensor | None
+
+
+@dataclass(frozen=True)
+class Captioned:
+    samples: ShardSamples
+
+
+def open_benchmark(folder: Path, kind: str = "") -> Classified | Captioned:
+    """ValueError where a part is missing or does not fit the others; ``kind`` goes before dataset_type.txt."""
+    if not folder.is_dir():
+        raise ValueError(f"There is no folder {str(folder)!r}.")
+    shards = _shards(folder)
+    written = _lines(folder / _TYPE)[0].lower() if (folder / _TYPE).is_file() else "classification"
+    kind = kind or written
+    if kind == "retrieval":
+        found = ShardSamples(folder.name, shards, None)
+        _require_samples(found, folder)
+        return Captioned(found)
+    if kind != "classification":
+        raise ValueError(f"{folder / _TYPE} says {kind!r}; this program knows 'retrieval' and 'classification'.")
+    classes = tuple(_lines(folder / _CLASSES, blank=True))
+    if len(classes) < 2:
+        raise ValueError(f"{folder / _CLASSES} names one class ({classes[0]!r}): any model would be right.")
+    templates = tuple(_lines(folder / _TEMPLATES)) if (folder / _TEMPLATES).is_file() else ()
+    for template in templates:
+        if "{c}" not in template and "{}" not in template:
+            raise ValueError(f"{folder / _TEMPLATES}: the prompt {template!r} has no {{c}} for the class's name.")
+    samples = ShardSamples(folder.name, shards, classes)
+    _require_samples(samples, folder)
+    labels_N = torch.tensor([samples.class_of(index) for index in range(len(samples))])
+    return Classified(samples, classes, templates, labels_N, _groups(samples))
+
+
+def _shards(folder: Path) -> list[Path]:
+    """All that nshards.txt counts: with one of them missing the numbers would be those of another test."""
+    inside = folder / _SPLIT
+    counted = inside / "nshards.txt"
+    text = _lines(counted)[0]
+    if not text.isdigit() or int(text) < 1:
+        raise ValueError(f"{counted} must hold the number of shards, got {text[:40]!r}.")
+    shards = [inside / f"{number}.tar" for number in range(int(text))]
+    missing = [shard.name for shard in shards if not shard.is_file()]
+    if missing:
+        few = ", ".join(missing[:3]) + (", ..." if len(missing) > 3 else "")
+        raise ValueError(f"{inside} lacks {len(missing)} of the {len(shards)} shards that nshards.txt counts ({few}).")
+    return shards
+
+
+def _lines(path: Path, blank: bool = False) -> list[str]:
+    """Stripped; with ``blank``, empty lines in between are kept, for lines are numbered."""
+    try:
+        lines = [line.strip() for line in path.read_text(encoding="utf-8").strip().splitlines()]
+    except FileNotFoundError:
+        raise ValueError(f"There is no {path}.") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} cannot be read: {error}.") from None
+    if not any(lines):
+        raise ValueError(f"{path} is empty.")
+    if blank and not all(lines):
+        raise ValueError(f"{path}: line {lines.index('') + 1} is empty, and lines are counted there.")
+    return [line for line in lines if line]
+
+
+def _require_samples(samples: ShardSamples, folder: Path) -> None:
+    if len(samples) == 0:
+        raise ValueError(f"The shards in {folder / _SPLIT} hold no sample.")
+
+
+def _groups(samples: ShardSamples) -> Tensor | None:
+    rows = []
+    for index in range(len(samples)):
+        raw = samples.raw(index, "npy")
+        if raw is None:
+            return None
+        try:
+            row = np.atleast_1d(np.load(io.BytesIO(raw), allow_pickle=False)).astype(np.int64)
+        except (OSError, ValueError, EOFError) as error:
+            raise ValueError(f"{samples.label(index)}: the .npy member cannot be read ({error}).") from None
+        rows.append(row)
+    if len({row.shape for row in rows}) > 1 or rows[0].ndim != 1:
+        raise ValueError(f"The .npy members of {samples.name} have different shapes.")
+    return torch.from_numpy(np.stack(rows))

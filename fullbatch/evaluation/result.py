@@ -1,0 +1,67 @@
+"""What an evaluation says: numbers, and the tasks that gave none."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from fullbatch.evaluation.datacomp import Average
+
+
+@dataclass(frozen=True)
+class Result:
+    """task      as it was asked for; of a suite "datacomp:KEY"
+    metrics   name -> share (or rank)
+    main      the metric to look at
+    chance    what guessing gives for it
+    size      captions in the gallery, classes, or candidates
+    examples  of retrieval: an image's caption, its rank, and the captions nearest to the image
+    counts    of what there was: images, captions, classes, samples that could not be read (left_out)
+    notes     what a reader of the number must know
+    """
+
+    task: str
+    metrics: dict[str, float]
+    main: str
+    chance: float
+    size: int
+    examples: tuple[dict[str, Any], ...] = ()
+    counts: Mapping[str, int] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    @property
+    def value(self) -> float:
+        return self.metrics[self.main]
+
+    def as_dict(self) -> dict[str, Any]:
+        named = {"task": self.task, "main": self.main, "chance": self.chance, "size": self.size, **self.metrics}
+        return {**named, "examples": self.examples, "counts": dict(self.counts), "notes": list(self.notes)}
+
+
+@dataclass(frozen=True)
+class Gap:
+    """A task without a number: its data are missing, or it failed, and why."""
+
+    task: str
+    kind: Literal["missing", "failed"]
+    reason: str
+
+
+@dataclass(frozen=True)
+class Measured:
+    results: tuple[Result, ...]
+    gaps: tuple[Gap, ...] = ()
+    averages: tuple[Average, ...] = ()
+
+    def as_dict(self) -> dict[str, Any]:
+        """As in results.json and evaluation.json, beside the step."""
+        return {
+            "results": [result.as_dict() for result in self.results],
+            "gaps": [asdict(gap) for gap in self.gaps],
+            "averages": [{**asdict(average), "text": str(average)} for average in self.averages],
+        }
+
+    @property
+    def main_values(self) -> dict[str, float]:
+        return {f"{result.task} {result.main}": result.value for result in self.results}
