@@ -23,6 +23,7 @@ test-all: test          ## and the slow ones
 
 demo: $(READY)          ## train a tiny CLIP on the built-in emoji with NeuCLIP, and show what it learned
 	$(RUN) -m fullbatch train
+	$(RUN) -m fullbatch report
 
 lint: $(READY)
 	$(RUN) -m ruff check .

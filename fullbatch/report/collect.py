@@ -1,0 +1,236 @@
+"""Run folders and comparison folders in, what they say out.  Nothing here needs the model or the data."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fullbatch.config.run import RunConfig
+from fullbatch.config.tree import merged, read_yaml, to_dict
+from fullbatch.report.wording import is_number
+from fullbatch.training.run_folder import EVALUATION, Folder, read_lines
+
+COMPARISON = "comparison.json"
+AUDIT = "audit"  # the kind of a line of metrics.jsonl
+_MOST_LOG_BYTES = 4 << 20
+Record = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class RunData:
+    """settings     the whole config, defaults filled in
+    training     the lines of metrics.jsonl about steps; evaluations and audits are the others
+    results      of the last evaluation, and what `fullbatch evaluate` found since; ``results_step`` is when
+    averages     over the tasks of a suite, as text
+    unmeasured   tasks without a number, and why
+    warnings     lines of log.txt
+    gaps         what is missing or cannot be read, to be said on the page
+    """
+
+    path: Path
+    name: str
+    settings: Record
+    training: Sequence[Record]
+    evaluations: Sequence[Record]
+    audits: Sequence[Record]
+    results: Sequence[Record]
+    results_step: int | None
+    averages: Sequence[tuple[str, str]]
+    unmeasured: Sequence[str]
+    environment: Record
+    warnings: Sequence[str]
+    gaps: Sequence[str]
+
+    def setting(self, group: str, name: str) -> Any:
+        return self.settings[group].get(name)
+
+    @property
+    def method(self) -> str:
+        return str(self.setting("objective", "method"))
+
+    @property
+    def batch_size(self) -> int:
+        return int(self.setting("training", "batch_size"))
+
+    @property
+    def last(self) -> Record:
+        return self.training[-1] if self.training else {}
+
+    @property
+    def steps(self) -> int:
+        return int(self.last.get("step", 0))
+
+    @property
+    def planned_steps(self) -> int | None:
+        """How many steps the config asks for, as far as the log tells."""
+        if (samples := self.setting("training", "samples")) is not None:
+            return -(-int(samples) // self.batch_size)
+        epoch = self.last.get("epoch")
+        if not epoch:
+            return None
+        return int(self.setting("training", "epochs")) * round(self.steps / float(epoch))
+
+    def clock(self) -> list[tuple[int, float]]:
+        """(step, seconds of training so far); from the throughput where the run did not write the time itself."""
+        found, seconds, before = [], 0.0, 0
+        for line in self.training:
+            if is_number(line.get("seconds")):
+                seconds = float(line["seconds"])
+            elif is_number(line.get("samples_per_second")) and line["samples_per_second"] > 0:
+                seconds += (line["step"] - before) * self.batch_size / line["samples_per_second"]
+            before = line["step"]
+            found.append((before, seconds))
+        return found
+
+    def best_known_error(self) -> float | None:
+        errors = [line["normalizer_error"] for line in self.audits if is_number(line.get("normalizer_error"))]
+        return float(errors[-1]) if errors else None
+
+
+def read_run(path: Path) -> RunData:
+    folder = Folder(path)
+    if not folder.config.is_file():
+        raise ValueError(_not_a_run(path))
+    gaps: list[str] = []
+    given = read_yaml(folder.config)
+    default = to_dict(RunConfig())
+    settings = merged(default, {key: value for key, value in given.items() if isinstance(value, Mapping)})
+    try:
+        int(settings["training"]["batch_size"]), str(settings["objective"]["method"])
+    except (TypeError, ValueError, KeyError):
+        raise ValueError(f"{folder.config} holds no usable batch_size and method; is it a run's config?") from None
+    lines = read_lines(folder.metrics) if folder.metrics.is_file() else []
+    if not lines:
+        gaps.append(f"There are no curves: {folder.metrics.name} holds no line yet.")
+    results, steps, averages, unmeasured = _results(path, gaps)
+    audit = _records(_read_json(path / "audit.json", gaps), "checkpoints")
+    audits = [line for line in lines if line.get("kind") == AUDIT]
+    audits += [dict(line) for line in audit if is_number(line.get("step"))]
+    return RunData(
+        path=path,
+        name=path.resolve().name,
+        settings=settings,
+        training=_in_order([line for line in lines if "kind" not in line]),
+        evaluations=_in_order([line for line in lines if line.get("kind") == EVALUATION]),
+        audits=_in_order(audits),
+        results=results,
+        results_step=max(steps) if steps else None,
+        averages=averages,
+        unmeasured=unmeasured,
+        environment=_read_json(path / "environment.json", gaps),
+        warnings=_warnings(folder.log),
+        gaps=gaps,
+    )
+
+
+def _results(path: Path, gaps: list[str]) -> tuple[list[Record], list[int], list[tuple[str, str]], list[str]]:
+    """What the run measured itself, then what `fullbatch evaluate` wrote of the same step or a later one."""
+    own, later = (_read_json(path / name, gaps) for name in ("results.json", "evaluation.json"))
+    files = [own] if later.get("step", 0) < own.get("step", 0) else [own, later]
+    results: dict[str, Record] = {}
+    averages: dict[str, str] = {}
+    unmeasured: dict[str, str] = {}
+    for file in files:
+        for result in _records(file, "results"):
+            results[str(result.get("task"))] = result
+        for average in _records(file, "averages"):
+            averages[str(average.get("name"))] = str(average.get("text"))
+        for gap in _records(file, "gaps"):
+            unmeasured[str(gap.get("task"))] = f"{gap.get('task')} is {gap.get('kind')}: {gap.get('reason')}"
+    if not results:
+        gaps.append("There are no results: the run has not been evaluated (see --evaluate of fullbatch train).")
+    steps = [file["step"] for file in files if isinstance(file.get("step"), int)]
+    left = [text for task, text in unmeasured.items() if task not in results]
+    return list(results.values()), steps, list(averages.items()), left
+
+
+def _records(file: Record, key: str) -> list[Record]:
+    found = file.get(key)
+    return [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
+
+
+def _in_order(lines: Sequence[Record]) -> list[Record]:
+    """One line a step, the later one where there are two."""
+    return [line for _, line in sorted({line["step"]: line for line in lines}.items())]
+
+
+def _read_json(path: Path, gaps: list[str]) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        found = json.loads(path.read_text(encoding="utf-8", errors="replace"))
+    except ValueError as error:
+        gaps.append(f"{path.name} cannot be read: {error}.")
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _warnings(path: Path) -> list[str]:
+    if not path.is_file():
+        return []
+    with path.open("rb") as file:
+        text = file.read(_MOST_LOG_BYTES).decode("utf-8", errors="replace")
+    return [line for line in text.splitlines() if " WARNING " in line or " ERROR " in line]
+
+
+def _not_a_run(path: Path) -> str:
+    if not path.exists():
+        return f"There is no folder {path}."
+    inside = sorted(entry.parent.name for entry in path.glob("*/config.yaml")) if path.is_dir() else []
+    hint = f"; it holds run folders, so name one, as {path / inside[-1]}" if inside else ""
+    return f"{path} is neither a run folder (no config.yaml in it) nor a comparison (no {COMPARISON}){hint}."
+
+
+def newest_run(root: Path) -> Path:
+    runs = [path.parent for path in root.glob("*/config.yaml")]
+    if not runs:
+        raise ValueError(f"There is no run in {root}; train one with `fullbatch train`, or name a run folder.")
+    return max(runs, key=_last_written)
+
+
+def _last_written(run: Path) -> float:
+    return max(path.stat().st_mtime for path in (run / "config.yaml", run / "metrics.jsonl") if path.is_file())
+
+
+@dataclass(frozen=True)
+class ComparisonData:
+    """``said`` is comparison.json as it stands; ``runs`` are the run folders that are there, by their names."""
+
+    path: Path
+    said: Record
+    runs: Mapping[str, RunData]
+
+    def rows(self, key: str) -> list[Record]:
+        return _records(self.said, key)
+
+
+def is_comparison(path: Path) -> bool:
+    return (path / COMPARISON).is_file()
+
+
+def read_comparison(path: Path) -> ComparisonData:
+    file = path / COMPARISON
+    try:
+        said = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{file} cannot be read: {error}.") from None
+    if not isinstance(said, dict) or not isinstance(said.get("runs"), list):
+        raise ValueError(f"{file} holds no list of runs; run `fullbatch compare` again to write it anew.")
+    runs = {}
+    for row in said["runs"]:
+        name = str(row.get("name", "")) if isinstance(row, dict) else ""
+        folder = _run_folder(path, name, row.get("folder") if name else None)
+        if folder is not None:
+            runs[name] = read_run(folder)
+    return ComparisonData(path, said, runs)
+
+
+def _run_folder(comparison: Path, name: str, written: object) -> Path | None:
+    """Where the run lies, also when the comparison has been moved as a whole."""
+    places = [comparison / "runs" / name]
+    if isinstance(written, str):
+        places += [comparison / written, Path(written)]
+    return next((place for place in places if name and (place / "config.yaml").is_file()), None)

@@ -1,0 +1,155 @@
+"""Runs in, one HTML file out.  The file holds everything it needs and may load nothing else: its own policy says so."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+
+import fullbatch
+from fullbatch.report.blocks import Page, Section
+from fullbatch.report.collect import is_comparison, read_comparison, read_run
+from fullbatch.report.comparison_page import comparison_page
+from fullbatch.report.markup import Html, embedded_json, joined, node
+from fullbatch.report.run_page import run_page
+from fullbatch.report.several_page import several_page
+from fullbatch.training.run_folder import replace_text
+
+PAGE = "report.html"
+MAX_BYTES = 5_000_000
+_MOST_POINTS = 60_000  # of all curves together
+
+
+@dataclass(frozen=True)
+class Detail:
+    """points       of a curve at most
+    side         pixels of a picture; 0: no pictures
+    """
+
+    points: int
+    side: int
+    quality: int
+
+
+DETAILS = (Detail(400, 128, 82), Detail(300, 96, 75), Detail(200, 64, 70), Detail(100, 40, 60), Detail(60, 0, 0))
+
+
+def write_page(
+    paths: Sequence[Path],
+    output: Path | None = None,
+    *,
+    pictures: bool = True,
+    samples: int | None = None,
+    baseline: Path | None = None,
+) -> Path:
+    """Write the page about a run, several runs, or a comparison folder, and return where it lies.
+
+    ``output`` is report.html in the folder itself, or in the folder above several runs.  Without ``pictures`` neither
+    model nor data are read.  ``samples`` bounds how much of each data set is embedded.  ``baseline`` is a run to
+    compare with.  Beside the page of one run lies suspects.csv.
+
+    >>> write_page([Path("runs/demo")])  # doctest: +SKIP
+    """
+    if not paths:
+        raise ValueError("Name at least one run folder.")
+    if samples is not None and samples < 2:
+        raise ValueError(f"samples must be at least 2, got {samples}.")
+    paths = [Path(path) for path in paths]
+    compared = [path for path in paths if is_comparison(path)]
+    if compared and len(paths) > 1:
+        raise ValueError(f"{compared[0]} is a comparison, which has a page of its own; name it alone.")
+    target = _target(paths) if output is None else Path(output)
+    if target.is_dir():
+        target = target / PAGE
+    other = read_run(baseline) if baseline is not None else None
+    if compared:
+        if other is not None:
+            raise ValueError("A comparison has its own baseline; leave --baseline out.")
+        page = comparison_page(read_comparison(paths[0]))
+    elif len(paths) > 1:
+        page = several_page([read_run(path) for path in paths], other)
+    else:
+        run = read_run(paths[0])
+        target.parent.mkdir(parents=True, exist_ok=True)
+        page = run_page(run, other, target.parent, pictures, samples)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    replace_text(target, fitting(page))
+    return target
+
+
+def _target(paths: Sequence[Path]) -> Path:
+    if len(paths) == 1:
+        return paths[0] / PAGE
+    return Path(os.path.commonpath([path.resolve().parent for path in paths])) / PAGE
+
+
+def fitting(page: Page) -> str:
+    """The page in the greatest detail that keeps it small enough to send and to open."""
+    for detail in DETAILS:
+        text = render(page, detail)
+        if len(text.encode("utf-8")) <= MAX_BYTES:
+            return text
+    raise ValueError(f"The page would be larger than {MAX_BYTES // 10**6} MB even without pictures; name fewer runs.")
+
+
+def render(page: Page, detail: Detail) -> str:
+    style, script = asset("page.css"), asset("page.js")
+    lines = sum(len(chart.lines) for chart in page.charts)
+    points = max(10, min(detail.points, _MOST_POINTS // max(lines, 1)))
+    data = {
+        "charts": [chart.thinned(points).as_dict() for chart in page.charts],
+        "runs": list(page.runs),
+        "filters": list(page.filters),
+        "shared": page.shared,
+        "pictures": page.pictures.encoded(detail.side, detail.quality) if detail.side else [],
+    }
+    policy = (
+        f"default-src 'none'; script-src '{_hash_of(script)}'; style-src '{_hash_of(style)}'; img-src data:; "
+        "base-uri 'none'; form-action 'none'"
+    )
+    head = node(
+        "head",
+        node("meta", charset="utf-8"),
+        node("meta", http_equiv="Content-Security-Policy", content=policy),
+        node("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        node("meta", name="referrer", content="no-referrer"),
+        node("meta", name="color-scheme", content="light dark"),
+        node("title", page.title),
+        node("style", Html(style)),
+    )
+    body = node(
+        "body",
+        _navigation(page.sections),
+        node("main", node("header", page.header), [_section(section) for section in page.sections]),
+        node("footer", f"Written by fullbatch {fullbatch.__version__}. This file loads nothing from anywhere."),
+        node("script", embedded_json(data), type="application/json", id="data"),
+        node("script", Html(script)),
+    )
+    return f"<!doctype html>\n{node('html', head, body, lang='en')}\n"
+
+
+def _navigation(sections: Sequence[Section]) -> Html:
+    links = [node("a", section.title, href=f"#{section.key}") for section in sections]
+    theme = node(
+        "button", "◐", type="button", id="theme", title="light or dark", aria_label="switch between light and dark"
+    )
+    return node("nav", node("div", links, class_="links"), theme, aria_label="sections")
+
+
+def _section(section: Section) -> Html:
+    lead = node("p", section.lead, class_="lead") if section.lead else None
+    return node("section", joined(node("h2", section.title), lead, section.body), id=section.key)
+
+
+@cache
+def asset(name: str) -> str:
+    return files("fullbatch.report").joinpath(name).read_text(encoding="utf-8")
+
+
+def _hash_of(text: str) -> str:
+    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode('utf-8')).digest()).decode()}"

@@ -1,0 +1,269 @@
+"""Training samples to look at: duplicates and false negatives, found by captions, pixels, similarities, u_i and tau_i.
+
+A false negative is a pair of samples that training pushes apart although they say the same.
+"""
+
+# N: samples at hand
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fullbatch.config.data import Data
+from fullbatch.data.loader import Pool
+from fullbatch.data.sources import open_source
+from fullbatch.evaluation.exact_normalizers import exact_log_normalizers
+from fullbatch.report.neighbours import fits_the_other, looks_alike, nearest_other
+from fullbatch.report.samples import Embedded, Eye
+from fullbatch.training import checkpoint
+from fullbatch.training.run_folder import Folder
+
+Kind = Literal["duplicate", "same_picture", "same_caption", "interchangeable", "crowded", "temperature"]
+KINDS: tuple[Kind, ...] = ("duplicate", "same_picture", "same_caption", "interchangeable", "crowded", "temperature")
+MOST = 1000  # rows a kind in the table
+_ALIKE = 4.0 / 255.0  # root mean squared difference at 16 x 16 pixels
+_PUNCTUATION = '.,;:!?"()[]'
+_SINGLES = 100
+_EXTREMES = 20
+
+
+@dataclass(frozen=True)
+class Suspect:
+    """first, other   rows of the embedded samples; other is None where one sample is meant
+    score          larger is more suspect, within its kind
+    """
+
+    kind: Kind
+    first: int
+    other: int | None
+    score: float
+    reason: str
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What the run kept for each sample at hand: NaN where it never saw it, None where its method keeps none."""
+
+    log_u_N: Tensor | None = None
+    tau_N: Tensor | None = None
+    gap: str = ""
+
+
+@dataclass(frozen=True)
+class Suspects:
+    """found    by kind, most suspect first
+    about    how the normalizers came about
+    """
+
+    embedded: Embedded
+    found: dict[Kind, list[Suspect]]
+    about: str
+    gaps: Sequence[str]
+
+
+def training_pool(config: Data) -> Pool:
+    return Pool([open_source(source) for source in config.sources])
+
+
+def find_suspects(run: Path, eye: Eye, embedded: Embedded) -> Suspects:
+    memory = read_memory(run, embedded)
+    alike = same_pictures(embedded)
+    equal = same_captions(embedded.captions)
+    both = {pair for pair in alike if pair in equal}
+    found: dict[Kind, list[Suspect]] = {kind: [] for kind in KINDS}
+    cosine = image_cosines(embedded, {*alike, *equal})
+    for pair, (nearness, reason) in alike.items():
+        if pair in both:
+            found["duplicate"].append(Suspect("duplicate", *pair, nearness, f"{reason}; {equal[pair]}"))
+        else:
+            found["same_picture"].append(Suspect("same_picture", *pair, nearness, f"{reason}; the captions differ"))
+    for pair, reason in equal.items():
+        if pair not in both:
+            reason += f"; the pictures' embeddings have similarity {cosine[pair]:.2f}"
+            found["same_caption"].append(Suspect("same_caption", *pair, cosine[pair], reason))
+    for kind in ("duplicate", "same_picture", "same_caption"):
+        found[kind].sort(key=lambda suspect: -suspect.score)
+    found["interchangeable"] = _interchangeable(embedded)
+    found["crowded"], about = _crowded(eye, embedded, memory)
+    found["temperature"] = extreme_temperatures(memory)
+    return Suspects(embedded, found, about, [memory.gap] if memory.gap else [])
+
+
+def read_memory(run: Path, embedded: Embedded) -> Memory:
+    """The per-sample tables of the last checkpoint, both directions averaged.
+
+    A sample's row is its place in the data set, so they mean nothing once the data have changed.
+    """
+    folder = checkpoint.last_good(Folder(run).checkpoints)
+    if folder is None:
+        return Memory()
+    parts = checkpoint.read(folder, ("objective", "position"))
+    state, ids = parts["objective"], torch.tensor(embedded.ids)
+    tables = {}
+    for name in ("log_u", "tau"):
+        values = [value for key, value in state.items() if key.endswith(f".{name}.values")]
+        if values and parts["position"]["data"] != embedded.pool.fingerprint:
+            return Memory(gap="The data have changed since the run, so its per-sample numbers (u, τ) are left out.")
+        if values:
+            tables[name] = torch.stack([value[ids].float() for value in values]).mean(dim=0)
+    return Memory(tables.get("log_u"), tables.get("tau"))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# what captions and pixels say
+
+
+def words_of(caption: str) -> tuple[str, ...]:
+    """A caption but for case, the punctuation around words, order and repetition."""
+    words = {word.strip(_PUNCTUATION) or word for word in caption.casefold().split()}
+    return tuple(sorted(words))
+
+
+def same_captions(captions: Sequence[str]) -> dict[tuple[int, int], str]:
+    """Neighbours within each group of equal captions: a group of g gives g - 1 pairs, not g squared."""
+    found = {}
+    for rows in _groups(map(words_of, captions)):
+        for first, other in pairwise(rows):
+            how = "the same caption" if captions[first] == captions[other] else "the same words in the caption"
+            found[first, other] = f"{how}, {len(rows)} times in the sample" if len(rows) > 2 else how
+    return found
+
+
+def same_pictures(embedded: Embedded) -> dict[tuple[int, int], tuple[float, str]]:
+    """How alike, up to 1, and why."""
+    found = {}
+    for first, other, score in looks_alike(embedded.tiny_NP, MOST, _ALIKE):
+        reason = f"near-identical pictures (pixels differ by {-score * 255.0:.1f} of 255)"
+        found[first, other] = (1.0 + score, reason)
+    for rows in _groups(digest for _, digest in embedded.origins):
+        found.update(dict.fromkeys(pairwise(rows), (1.0, "the same picture, byte for byte")))
+    return found
+
+
+def image_cosines(embedded: Embedded, pairs: Iterable[tuple[int, int]]) -> dict[tuple[int, int], float]:
+    listed = list(pairs)
+    if not listed:
+        return {}
+    first, other = torch.tensor(listed, device=embedded.image_ND.device).T
+    values = (embedded.image_ND[first] * embedded.image_ND[other]).sum(dim=1)
+    return dict(zip(listed, values.tolist(), strict=True))
+
+
+def _groups(keys: Iterable[object]) -> list[list[int]]:
+    """Rows with equal keys, where there are at least two."""
+    rows: dict[object, list[int]] = {}
+    for row, key in enumerate(keys):
+        rows.setdefault(key, []).append(row)
+    return [group for group in rows.values() if len(group) > 1]
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# what the model says
+
+
+def _interchangeable(embedded: Embedded) -> list[Suspect]:
+    """s_ij and s_ji at least as large as s_ii and s_jj."""
+    keys = {key: number for number, key in enumerate(dict.fromkeys(map(words_of, embedded.captions)))}
+    groups_N = torch.tensor([keys[words_of(caption)] for caption in embedded.captions])
+    pairs = fits_the_other(embedded.image_ND, embedded.text_ND, groups_N, MOST)
+    return [
+        Suspect(
+            "interchangeable",
+            first,
+            other,
+            score,
+            f"each picture is nearer to the other's caption than to its own, by at least {score:.3f}",
+        )
+        for first, other, score in pairs
+        if score >= 0.0
+    ]
+
+
+def _crowded(eye: Eye, embedded: Embedded, memory: Memory) -> tuple[list[Suspect], str]:
+    if memory.log_u_N is not None:
+        log_u_N = memory.log_u_N
+        about = "u is what the run's moving averages remember, the mean of both directions."
+    elif len(embedded.ids) > 1:
+        both = exact_log_normalizers(embedded.image_ND, embedded.text_ND, eye.temperature)
+        log_u_N = torch.stack([each.cpu() for each in both]).mean(dim=0)
+        about = f"The method keeps no u per sample; this one is exact over those at hand, at τ = {eye.temperature:.3g}."
+    else:
+        return [], ""
+    known = log_u_N[log_u_N.isfinite()]
+    if not len(known):
+        return [], about
+    middle = float(known.median())
+    order = log_u_N.nan_to_num(-torch.inf, -torch.inf, -torch.inf).argsort(descending=True)
+    rows = [row for row in order[: min(_SINGLES, len(known))].tolist() if float(log_u_N[row]) > middle]
+    nearest = nearest_other(embedded.image_ND, embedded.text_ND, embedded.groups_N, rows)
+    found = []
+    for row, (other, similarity) in zip(rows, nearest, strict=True):
+        value = float(log_u_N[row])
+        reason = f"log u = {value:.2f}, the median is {middle:.2f}"
+        partner = None if other == row else other
+        if partner is not None:
+            reason += f"; its picture's nearest other caption has similarity {similarity:.3f}"
+        found.append(Suspect("crowded", row, partner, value, reason))
+    return found, about
+
+
+def extreme_temperatures(memory: Memory) -> list[Suspect]:
+    """The largest first, then the smallest; none where all are equal, as at a bound."""
+    if memory.tau_N is None:
+        return []
+    known = memory.tau_N.isfinite().nonzero()[:, 0]
+    values = memory.tau_N[known]
+    if not len(values) or float(values.max() - values.min()) < 1e-6:
+        return []
+    order = known[values.argsort()].tolist()
+    count = min(_EXTREMES, len(order) // 2)
+    middle = float(values.median())
+    found = []
+    for words, rows in (("largest", order[::-1][:count]), ("smallest", order[:count])):
+        for row in rows:
+            value = float(memory.tau_N[row])
+            score = abs(value - middle)
+            found.append(
+                Suspect(
+                    "temperature", row, None, score, f"among the {words}: τ = {value:.4f}, the median is {middle:.4f}"
+                )
+            )
+    return found
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# as a table
+
+
+def write_suspects(path: Path, suspects: Suspects) -> None:
+    """One row a suspect, to act on: ids are places in the training data, names say where samples lie."""
+    names = [name for name, _ in suspects.embedded.origins]
+    with path.open("w", encoding="utf-8", newline="", errors="replace") as file:
+        writer = csv.writer(file)
+        writer.writerow(("kind", "score", "reason", "id", "name", "caption", "other_id", "other_name", "other_caption"))
+        for kind in KINDS:
+            for suspect in suspects.found[kind][:MOST]:
+                cells = [kind, f"{suspect.score:.6g}", suspect.reason]
+                for row in (suspect.first, suspect.other):
+                    if row is None:
+                        cells += ["", "", ""]
+                        continue
+                    cells += [
+                        str(suspects.embedded.ids[row]),
+                        _cell(names[row]),
+                        _cell(suspects.embedded.captions[row]),
+                    ]
+                writer.writerow(cells)
+
+
+def _cell(text: str) -> str:
+    """Spreadsheets run what begins like a formula; an apostrophe keeps it text."""
+    return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\r")) else text

@@ -1,0 +1,125 @@
+"""How numbers, tasks and settings are said on the page."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from typing import Any
+
+_NAMES = {
+    "mean_r1": "mean R@1",
+    "accuracy": "accuracy",
+    "accuracy_top5": "top-5 accuracy",
+    "mean_per_class": "mean per class",
+    "gradient_norm": "gradient norm",
+    "samples_per_second": "pairs per second",
+}
+NOTHING, TIMES, MINUS = "\u2013", "\u00d7", "\u2212"  # an en dash for what is not known, a real times and minus
+_LOWER_IS_BETTER = ("rank", "error", "loss", "seconds", "gib", "bias")
+
+
+def is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def metric_name(metric: str) -> str:
+    """As people say it: image_to_text_r5 is "image → text R@5"."""
+    if metric in _NAMES:
+        return _NAMES[metric]
+    spoken = re.sub(r"_r(\d+)$", r" R@\1", metric).replace("_to_", " → ")
+    return spoken.replace("_", " ")
+
+
+def task_name(task: str) -> tuple[str, str]:
+    """What is measured, and on what."""
+    kind, found, source = task.partition(":")
+    return (kind.replace("_", "-"), source) if found else ("", task)
+
+
+def metric_words(key: str) -> tuple[str, str]:
+    """Of "retrieval:photos.csv mean_r1", as logs name it: the source, and what is measured there."""
+    task, _, metric = key.rpartition(" ")
+    kind, source = task_name(task)
+    return source, f"{kind} · {metric_name(metric)}" if kind else metric_name(metric)
+
+
+def lower_is_better(metric: str) -> bool:
+    return any(word in metric for word in _LOWER_IS_BETTER)
+
+
+def is_share(metric: str) -> bool:
+    return not lower_is_better(metric)
+
+
+def value_text(value: object, metric: str = "") -> str:
+    if not isinstance(value, int | float) or not is_number(value):
+        return NOTHING
+    if is_share(metric) and -1.0 <= value <= 1.0:
+        return percent(value)
+    return number(value)
+
+
+def percent(value: float) -> str:
+    """Two figures for the small, one decimal for the others.
+
+    >>> percent(0.0007), percent(0.0654)
+    ('0.07%', '6.5%')
+    """
+    return f"{value:.2%}" if abs(value) < 0.01 else f"{value:.1%}"
+
+
+def number(value: float) -> str:
+    """Four figures at most, thousands apart."""
+    if value == int(value) and abs(value) < 1e15:
+        return f"{int(value):,}"
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
+def ratio(value: object, chance: object) -> float | None:
+    """How many times chance; None where either is unknown, or chance is zero."""
+    if isinstance(value, int | float) and isinstance(chance, int | float) and is_number(value) and is_number(chance):
+        return value / chance if chance > 0 else None
+    return None
+
+
+def times(share: float | None) -> str:
+    return NOTHING if share is None else f"{share:.0f}{TIMES}" if share >= 100 else f"{share:.1f}{TIMES}"
+
+
+def points(difference: float) -> str:
+    """A difference of two shares."""
+    return f"{100.0 * difference:+.2f} points".replace("-", MINUS)
+
+
+def counted(count: int, thing: str) -> str:
+    """
+    >>> counted(1, "run"), counted(1200, "run")
+    ('1 run', '1,200 runs')
+    """
+    return f"{count:,} {thing}{'' if count == 1 else 's'}"
+
+
+def signed(difference: float, metric: str = "") -> str:
+    return points(difference) if is_share(metric) else f"{difference:+.4g}".replace("-", MINUS)
+
+
+def duration(seconds: float) -> str:
+    """
+    >>> duration(65), duration(7300)
+    ('1 min 5 s', '2 h 2 min')
+    """
+    if seconds < 60:
+        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
+    minutes = round(seconds) // 60
+    return f"{minutes} min {round(seconds) % 60} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def setting_text(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key} = {setting_text(item)}" for key, item in value.items()) or NOTHING
+    if isinstance(value, list | tuple):
+        return ", ".join(setting_text(item) for item in value) or NOTHING
+    if value is None:
+        return "none"
+    return str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)

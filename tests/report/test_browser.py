@@ -1,0 +1,142 @@
+"""The pages in a real browser: nothing leaves them, nothing fails in them, and what can be pressed works."""
+
+import shutil
+
+import pytest
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+if CHROMIUM is None:
+    pytest.skip("no browser is installed (apt-get install chromium)", allow_module_level=True)
+playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with playwright.sync_playwright() as started:
+        running = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield running
+        running.close()
+
+
+class Visit:
+    """An opened page, and everything about it that should not happen."""
+
+    def __init__(self, browser, path, **options):
+        self.wrong = []
+        self.context = browser.new_context(**{"viewport": {"width": 1280, "height": 900}, **options})
+        self.page = self.context.new_page()
+        self.page.on("console", lambda message: self.wrong.append(f"console: {message.text}"))
+        self.page.on("pageerror", lambda error: self.wrong.append(f"error: {error}"))
+        self.page.on("dialog", self._dialog)
+        self.context.route("**/*", lambda route: self._request(route, path))
+        self.page.goto(path.as_uri())
+        self.page.wait_for_function("document.querySelectorAll('.plot svg path.line').length > 0")
+
+    def _dialog(self, dialog):
+        self.wrong.append(f"dialog: {dialog.message}")
+        dialog.dismiss()
+
+    def _request(self, route, path):
+        url = route.request.url
+        if url == path.as_uri() or url.startswith("data:"):
+            route.continue_()
+        else:
+            self.wrong.append(f"request: {url}")
+            route.abort()
+
+    def unfold(self):
+        self.page.evaluate("for (const folded of document.querySelectorAll('details')) folded.open = true")
+        self.page.wait_for_timeout(200)
+
+    def lines(self, chart="loss"):
+        return self.page.locator(f"figure[data-chart='{chart}'] path.line").count()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.context.close()
+
+
+@pytest.mark.parametrize("sort", ["run", "several", "comparison"])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_it_renders_and_nothing_leaves_it(browser, pages, sort, scheme):
+    with Visit(browser, pages[sort], color_scheme=scheme) as visit:
+        visit.unfold()
+        plots = visit.page.locator("figure.chart").count()
+        assert plots >= 6
+        assert visit.page.locator("figure.chart svg[role=img]").count() == plots
+        dark = visit.page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(20, 22, 26)"
+        assert dark == (scheme == "dark")
+        assert visit.wrong == []
+
+
+@pytest.mark.parametrize("sort", ["run", "several", "comparison"])
+def test_a_phone_shows_it_without_scrolling_sideways(browser, pages, sort):
+    with Visit(browser, pages[sort], viewport={"width": 360, "height": 740}, is_mobile=True, has_touch=True) as visit:
+        visit.unfold()
+        wide = visit.page.evaluate("document.documentElement.scrollWidth")
+        assert wide <= 360
+        assert visit.wrong == []
+
+
+def test_pictures_are_there_and_marked_by_more_than_colour(browser, pages):
+    with Visit(browser, pages["run"]) as visit:
+        images = visit.page.locator("img[data-picture]")
+        assert images.count() > 50
+        loaded = "images => images.every(i => i.complete && i.naturalWidth > 0)"
+        assert images.evaluate_all(loaded)
+        signs = visit.page.locator(".hits li .sign").all_inner_texts()
+        assert set(signs) <= {"✓", "✗"} and "✗" in signs
+        styles = visit.page.locator(".hits .wrong img").first.evaluate("i => getComputedStyle(i).outlineStyle")
+        assert styles == "dashed"
+        assert visit.wrong == []
+
+
+def test_captions_do_no_harm(browser, pages):
+    with Visit(browser, pages["run"]) as visit:
+        body = visit.page.locator("body").inner_text()
+        assert "<script>alert(1)</script>" in body
+        assert visit.page.locator("iframe, object, embed").count() == 0
+        longest = visit.page.locator(".said").evaluate_all("all => Math.max(...all.map(e => e.textContent.length))")
+        assert longest <= 160
+        assert visit.wrong == []
+
+
+def test_what_can_be_pressed_works(browser, pages):
+    with Visit(browser, pages["several"]) as visit:
+        page = visit.page
+        assert visit.lines() == 2
+        page.locator(".legend.shared button").first.click()
+        assert visit.lines() == 1
+        page.locator(".legend.shared button").first.click()
+        path = page.locator("figure[data-chart=loss] path.line").first
+        before = path.get_attribute("d")
+        page.locator("figure[data-chart=loss] button.log").click()
+        assert path.get_attribute("d") != before
+        page.locator("button.smooth").click()
+        assert visit.lines() == 4  # and the raw ones, faint
+        for value, label in (("samples", "pairs seen"), ("time", "time (s)"), ("step", "step")):
+            page.locator(f"[data-choice=x] [data-value={value}]").click()
+            assert label in page.locator("figure[data-chart=loss] svg").first.text_content()
+        plot = page.locator("figure[data-chart=loss] .plot")
+        plot.hover()
+        tip = page.locator("figure[data-chart=loss] .tip")
+        assert tip.is_visible() and "openclip" in tip.inner_text()
+        box, room = tip.bounding_box(), plot.bounding_box()
+        assert box["height"] < room["height"] and box["x"] + box["width"] <= room["x"] + room["width"] + 1
+        page.locator("#theme").click()
+        assert page.evaluate("document.documentElement.dataset.theme") == "dark"
+        page.reload()
+        assert page.evaluate("document.documentElement.dataset.theme") == "dark"
+        assert visit.wrong == []
+
+
+def test_a_comparison_narrows_its_curves_to_a_batch_size(browser, pages):
+    with Visit(browser, pages["comparison"]) as visit:
+        assert visit.lines() == 2
+        visit.page.locator("[data-choice=filter] [data-value='16']").click()
+        assert visit.lines() == 0
+        assert "nothing to show" in visit.page.locator("figure[data-chart=loss] svg").first.text_content()
+        assert visit.page.locator("figure[data-chart='points-0'] circle").count() == 4
+        assert visit.wrong == []

@@ -1,0 +1,182 @@
+"""Pages of one run, several, and a comparison; and what they say when something is missing."""
+
+import html
+import json
+import re
+import shutil
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from fullbatch.cli import main
+from fullbatch.report.blocks import Page
+from fullbatch.report.collect import newest_run, read_run
+from fullbatch.report.curves import Chart, Line
+from fullbatch.report.markup import Html
+from fullbatch.report.page import DETAILS, MAX_BYTES, fitting, render, write_page
+from fullbatch.report.pictures import Pictures
+from fullbatch.report.wording import TIMES
+from tests.data.making import encoded
+from tests.report.making import SCRIPT
+
+
+def text_of(path):
+    return path.read_text(encoding="utf-8")
+
+
+def data_of(path):
+    return json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', text_of(path), re.S)[1])
+
+
+def test_a_run_has_all_its_sections(pages):
+    text = text_of(pages["run"])
+    for key in ("results", "curves", "pictures", "suspects", "config"):
+        assert f'<section id="{key}">' in text
+    charts = {chart["key"]: chart for chart in data_of(pages["run"])["charts"]}
+    assert {"loss", "tau", "lr", "samples_per_second", "gradient_norm", "normalizer_error"} <= charts.keys()
+    assert [line["label"] for line in charts["loss"]["lines"]] == ["isogclr", "openclip (baseline)"]
+    assert charts["loss"]["lines"][0]["x"] == list(range(1, 21))
+    assert "● changed" in text and "openclip (baseline)" in text
+    assert (pages["run"].parent / "suspects.csv").is_file()
+
+
+def test_hostile_captions_stay_text(pages):
+    for path in pages.values():
+        text = text_of(path)
+        assert len(text.encode()) < MAX_BYTES
+        assert SCRIPT not in text
+        assert html.escape(SCRIPT) in text
+        assert text.count("<script") == 2  # the data and page.js
+        assert not re.search(r"<(iframe|svg onload|img src)", text)
+        assert not re.search(r'(src|href)="(?!#)', text)
+        assert "x" * 400 not in text and "word " * 100 not in text
+        assert "\u2028" not in text and "\u202e" not in text
+    assert text_of(pages["run"]).count("of a sample&#x27;s name") == 40  # of a hundred
+
+
+def test_the_policy_allows_our_script_and_style_only(pages):
+    policy = re.search(r'Content-Security-Policy" content="([^"]*)"', text_of(pages["run"]))[1]
+    assert "default-src &#x27;none&#x27;" in policy and "unsafe" not in policy
+    assert " style=" not in text_of(pages["run"])
+
+
+def test_several_runs_side_by_side(pages):
+    text, data = text_of(pages["several"]), data_of(pages["several"])
+    assert "★" in text and "objective </span>method" in text
+    assert data["shared"] and len(data["runs"]) == 2
+    assert {line["label"] for chart in data["charts"] for line in chart["lines"]} == {"openclip", "isogclr"}
+
+
+def test_a_comparison_is_complete(pages):
+    text, data = text_of(pages["comparison"]), data_of(pages["comparison"])
+    assert "b at 8 beats a" in text
+    assert "10.00 ± 1.00%" in text and "20.00 ± 1.00%" in text and "★" in text
+    assert "+10.00 ± 1.00" in text
+    assert "broken-b16-seed1" in text and "1 failed" in text
+    keys = {chart["key"] for chart in data["charts"]}
+    assert {"points-0", "points-normalizer_error", "loss"} <= keys
+    bars = next(chart for chart in data["charts"] if chart["key"] == "points-0")["lines"][0]
+    assert (bars["low"], bars["y"], bars["high"]) == ([0.09, 0.19], [0.1, 0.2], [0.11, 0.21])
+    assert "samples = 160<" in text
+
+
+def test_without_pictures_no_model_is_needed(runs, tmp_path):
+    bare = tmp_path / "bare"
+    bare.mkdir()
+    for name in ("config.yaml", "metrics.jsonl", "results.json"):
+        shutil.copy(runs[0] / name, bare)
+    page = write_page([bare], pictures=False)
+    assert page == bare / "report.html"
+    assert "--no-pictures" in text_of(page) and "holds no environment.json" in text_of(page)
+    # asked for pictures, it says why there are none
+    assert "There are no pictures, because the model cannot be loaded" in text_of(write_page([bare]))
+
+
+def test_data_that_moved_are_named(runs, tmp_path):
+    moved = tmp_path / "moved"
+    shutil.copytree(runs[0], moved)
+    config = (moved / "config.yaml").read_text().replace("hostile.tar", "gone.tar")
+    (moved / "config.yaml").write_text(config)
+    text = text_of(write_page([moved]))
+    assert text.count("gone.tar") >= 2
+    assert "There are no pictures of retrieval:" in text and "The training data were not looked at, because" in text
+    assert '<section id="curves">' in text
+
+
+def test_a_run_that_has_just_begun(runs, tmp_path):
+    young = tmp_path / "young"
+    young.mkdir()
+    shutil.copy(runs[0] / "config.yaml", young)
+    (young / "results.json").write_text("{ cut o")
+    text = text_of(write_page([young], pictures=False))
+    assert "There are no curves" in text and "results.json cannot be read" in text
+
+
+def test_what_evaluate_found_later_is_shown(runs, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(runs[0], run, ignore=shutil.ignore_patterns("checkpoints"))
+    found = {
+        "step": 20,
+        "results": [{"task": "wds:food101", "main": "acc1", "chance": 0.01, "size": 101, "acc1": 0.5, "notes": []}],
+        "gaps": [{"task": "wds:cars", "kind": "missing", "reason": "no such folder"}],
+        "averages": [{"name": "VTAB", "value": 0.2, "found": 3, "of": 7, "text": "20.0 (3 of 7 tasks)"}],
+    }
+    (run / "evaluation.json").write_text(json.dumps(found))
+    data = read_run(run)
+    assert [result["task"] for result in data.results][-1] == "wds:food101" and len(data.results) == 2
+    text = text_of(write_page([run], pictures=False))
+    assert "20.0 (3 of 7 tasks)" in text and "wds:cars is missing: no such folder" in text and f"50.0{TIMES}" in text
+
+
+def test_the_page_stays_small_whatever_the_pictures():
+    pictures = Pictures(10**6)
+    rng = np.random.default_rng(0)
+    for _ in range(360):
+        noise = Image.fromarray(rng.integers(0, 256, (128, 128, 3), dtype=np.uint8))
+        pictures.add(encoded(noise, "JPEG", quality=95), "noise")
+    again = pictures.add(encoded(noise, "JPEG", quality=95), "noise")
+    assert len(pictures) == 360 and again == 359
+    line = Line("loss", 0, 0, list(range(20_000)), [0.5] * 20_000)
+    charts = [Chart(f"c{k}", "t", "", [line]) for k in range(20)]
+    page = Page("t", Html("<h1>t</h1>"), [], charts, [{"batch": 1, "clock": [[0], [0]], "filter": "1"}], pictures)
+    assert len(render(page, DETAILS[0]).encode()) > MAX_BYTES
+    text = fitting(page)
+    assert len(text.encode()) <= MAX_BYTES and "data:image" in text
+    with pytest.raises(ValueError, match="name fewer runs"):
+        fitting(Page("t", Html("x" * MAX_BYTES), []))
+
+
+def test_a_broken_picture_is_left_out():
+    pictures = Pictures(10**6)
+    assert pictures.add(b"no picture", "n") is None and len(pictures) == 0
+
+
+def test_from_the_command_line(runs, tmp_path, capsys, monkeypatch):
+    page = tmp_path / "out" / "page.html"
+    assert main(["report", str(runs[0]), "--output", str(page), "--no-pictures", "--baseline", str(runs[1])]) == 0
+    assert page.is_file() and capsys.readouterr().out.strip() == str(page)
+    monkeypatch.chdir(tmp_path)
+    assert main(["report"]) == 1
+    assert "There is no run in runs" in capsys.readouterr().err
+    assert main(["report", str(tmp_path / "nowhere")]) == 1
+    assert "There is no folder" in capsys.readouterr().err
+    assert main(["report", str(runs[0].parent)]) == 1
+    assert "it holds run folders, so name one" in capsys.readouterr().err
+
+
+def test_a_comparison_is_named_alone(runs, comparison):
+    with pytest.raises(ValueError, match="name it alone"):
+        write_page([comparison, runs[0]])
+    with pytest.raises(ValueError, match="its own baseline"):
+        write_page([comparison], baseline=runs[0])
+
+
+def test_the_newest_run(tmp_path):
+    import os
+
+    for name, when in (("a", 1000), ("b", 3000), ("c", 2000)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.yaml").write_text("")
+        os.utime(tmp_path / name / "config.yaml", (when, when))
+    assert newest_run(tmp_path).name == "b"
