@@ -96,16 +96,20 @@ def _manifest(folder: Path) -> dict[str, Any]:
 
 def last_good(root: Path) -> Path | None:
     """The newest checkpoint that is whole; damaged ones are named in the log."""
-    for folder in reversed(checkpoints(root)):
-        try:
-            files = _manifest(folder)["files"]
-            bad = [name for name, said in files.items() if not _matches(folder / name, said)]
-            if not bad:
-                return folder
-            log.warning("the checkpoint %s is damaged (%s); taking the one before it", folder, ", ".join(bad))
-        except ValueError as error:
-            log.warning("the checkpoint %s is damaged: %s Taking the one before it", folder, error)
-    return None
+    return next((folder for folder in reversed(checkpoints(root)) if is_good(folder, "taking the one before it")), None)
+
+
+def is_good(folder: Path, otherwise: str = "it is left out") -> bool:
+    """Whether a checkpoint is whole; if not, the log says so and what is done ``otherwise``."""
+    try:
+        files = _manifest(folder)["files"]
+        bad = [name for name, said in files.items() if not _matches(folder / name, said)]
+    except ValueError as error:
+        log.warning("the checkpoint %s is damaged (%s); %s", folder, str(error).rstrip("."), otherwise)
+        return False
+    if bad:
+        log.warning("the checkpoint %s is damaged (%s); %s", folder, ", ".join(bad), otherwise)
+    return not bad
 
 
 def clean(root: Path, resumed: Path | None) -> None:

@@ -1,0 +1,265 @@
+"""A finished run's normalizers, checkpoint by checkpoint: NeuCLIP's estimation error (section B.6)."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import time
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from fullbatch import distributed
+from fullbatch.assembly import build_objective, pick_device
+from fullbatch.config import NoNormalizer
+from fullbatch.config.data import Data
+from fullbatch.config.run import RunConfig
+from fullbatch.config.training import Precision
+from fullbatch.data.loader import Batch, EvaluationBatches, Pool, TrainingBatches, load, open_pool
+from fullbatch.data.sources import open_source
+from fullbatch.data.transforms import EvalTransform, TrainTransform
+from fullbatch.evaluation.audit import EPSILON, AuditNumbers, mean_errors, normalizer_audit
+from fullbatch.evaluation.embed import Embedder
+from fullbatch.evaluation.tables import embed_batches
+from fullbatch.models.build import rebuild_model
+from fullbatch.models.towers import TwoTowers
+from fullbatch.objective.objective import Objective
+from fullbatch.training import checkpoint
+from fullbatch.training.run_folder import Folder, replace_text
+
+log = logging.getLogger("fullbatch")
+
+KEPT = 4 << 30  # bytes of decoded images that are kept for the next checkpoint; more are read again
+
+
+@dataclass(frozen=True)
+class Options:
+    """checkpoint   only this one: its folder, or its step; None: every one that is kept
+    anchors      random samples whose normalizers are compared
+    seed         of the anchors and of the random batches
+    data         where the training data lies now, if it was moved; (): where the run's config says
+    """
+
+    checkpoint: str | None = None
+    anchors: int = 10_000
+    seed: int = 0
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    precision: Precision | None = None
+    data: tuple[str, ...] = ()
+    workers: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, least in (("anchors", 1), ("seed", 0)):
+            if getattr(self, name) < least:
+                raise ValueError(f"--{name} must be at least {least}, got {getattr(self, name)}.")
+
+
+@dataclass(frozen=True)
+class Audited:
+    """One checkpoint's numbers and what they cost, in seconds."""
+
+    step: int
+    samples_seen: int
+    numbers: AuditNumbers
+    embedding: float
+    normalizers: float
+
+    def as_dict(self) -> dict[str, Any]:
+        cost = {"embedding_seconds": self.embedding, "normalizer_seconds": self.normalizers}
+        whole = {**cost, "seconds": self.embedding + self.normalizers}
+        return {"step": self.step, "samples_seen": self.samples_seen, **self.numbers.as_dict(), **whole}
+
+
+@dataclass(frozen=True)
+class Audit:
+    """method   and ``has_normalizer``: whether there was anything but the batch's own estimate to measure
+    checkpoints   oldest first
+    """
+
+    folder: Path
+    method: str
+    has_normalizer: bool
+    batch_size: int
+    seed: int
+    checkpoints: tuple[Audited, ...]
+
+    def mean(self) -> dict[str, Any]:
+        """Over the checkpoints, number by number."""
+        found = [each.numbers for each in self.checkpoints]
+        tau = sum(numbers.tau for numbers in found) / len(found)
+        return {"tau": tau, **dataclasses.asdict(mean_errors([numbers.total for numbers in found]))}
+
+    def as_dict(self) -> dict[str, Any]:
+        numbers = self.checkpoints[0].numbers
+        return {
+            "method": self.method,
+            "has_normalizer": self.has_normalizer,
+            "batch_size": self.batch_size,
+            "anchors": numbers.anchors,
+            "samples": numbers.samples,
+            "epsilon": EPSILON,
+            "seed": self.seed,
+            "checkpoints": [each.as_dict() for each in self.checkpoints],
+            "mean": self.mean(),
+        }
+
+
+def audit_run(run: Path, options: Options = Options(), say: Callable[[str], None] = lambda text: None) -> Audit:
+    """Measure the kept checkpoints of the run in folder ``run`` and write ``audit.json`` there.
+
+    The weights are those that trained, not their average: it is them the normalizers belong to.
+    """
+    folder, chosen = _chosen(run, options.checkpoint)
+    before = folder.read_config()
+    config = replace(
+        before,
+        data=replace(before.data, data=options.data or before.data.data),
+        training=replace(
+            before.training, device=options.device, precision=options.precision or before.training.precision
+        ),
+        objective=replace(before.objective, table_storage="auto"),  # the run's own tables are not to be touched
+    )
+    device = pick_device(config)
+    with distributed.ranks(device) as world:
+        workers = config.data.workers if options.workers is None else options.workers
+        pool = distributed.together(lambda: _open(config.data, folder))
+        model = rebuild_model(config.model, folder.model).to(device).eval()
+        objective = _objective(config, model, pool).to(device)
+        embedder = Embedder(
+            model, model.tokenize, model.image_size, device, config.training.precision, config.evaluation.eval_batch,
+            workers, config.data.max_pixels,
+        )  # fmt: skip
+        images = _Images(pool, embedder)
+        anchors = options.anchors
+        if anchors > len(pool):
+            say(f"--anchors {anchors:,} is more than the {len(pool):,} samples: all of them are anchors")
+        found = []
+        for path in chosen:
+            saved = checkpoint.read(path, ("model", "objective", "position"), checked=True)
+            _check_same_data(saved["position"]["data"], config.data, pool, folder)
+            model.load_state_dict(saved["model"])
+            objective.load_state_dict(saved["objective"])
+            step = saved["position"]["step"]
+            audited = _audit(objective, embedder, images, anchors, config.training.batch_size, options.seed, step)
+            say(
+                f"step {step}: embedding {audited.embedding:.1f} s, exact normalizers {audited.normalizers:.1f} s "
+                f"({audited.numbers.samples:,} samples, {audited.numbers.anchors:,} anchors)"
+            )
+            found.append(audited)
+        has_normalizer = not isinstance(objective.method.normalizer, NoNormalizer)
+        audit = Audit(
+            folder.path, config.objective.method, has_normalizer, config.training.batch_size, options.seed, tuple(found)
+        )
+        if world.rank == 0:
+            replace_text(folder.path / "audit.json", json.dumps(audit.as_dict(), indent=1))
+        distributed.host_barrier()
+    return audit
+
+
+def _chosen(run: Path, wanted: str | None) -> tuple[Folder, list[Path]]:
+    """The run's folder and its checkpoints to look at, oldest first; damaged ones are left out with a warning."""
+    if wanted is None and (run / checkpoint.MANIFEST).is_file():
+        run, wanted = run.parent.parent, str(run)
+    folder = Folder(run)
+    if not run.is_dir():
+        raise ValueError(f"There is no run folder {run}.")
+    folder.read_config()
+    kept = checkpoint.checkpoints(folder.checkpoints)
+    if not kept:
+        raise ValueError(f"There is no checkpoint in {folder.checkpoints} yet; let the run save one (--save-every).")
+    if wanted is not None:
+        path = checkpoint.folder_of(folder.checkpoints, int(wanted)) if wanted.isdigit() else Path(wanted)
+        named = [each for each in kept if each.resolve() == path.resolve()]
+        if not named:
+            steps = ", ".join(str(int(each.name.rsplit("-", 1)[-1])) for each in kept)
+            raise ValueError(f"--checkpoint {wanted}: {run} has no such checkpoint; it keeps those of steps {steps}.")
+        kept = named
+    good = [path for path in kept if checkpoint.is_good(path)]
+    if not good:
+        raise ValueError(f"No checkpoint to look at in {folder.checkpoints} is whole: {kept[-1]} is damaged.")
+    return folder, good
+
+
+def _open(data: Data, folder: Folder) -> Pool:
+    for source in data.sources:
+        try:
+            open_source(source)
+        except (ValueError, OSError) as error:
+            raise ValueError(
+                f"The audit of {folder.path} embeds the data it was trained on, and the source {str(source)!r} cannot "
+                f"be opened: {error} If the data was moved, say where it lies now with --data."
+            ) from None
+    return open_pool(data)[0]
+
+
+def _check_same_data(trained_on: str, data: Data, pool: Pool, folder: Folder) -> None:
+    """The memory per sample, and the exact normalizers, are those of the very samples of the training."""
+    if pool.fingerprint == trained_on:
+        return
+    before, now = trained_on.split(" "), pool.fingerprint.split(" ")
+    if len(before) != len(now):
+        what = f"it had {len(before)} source(s), and now there are {len(now)}"
+    else:
+        other = [str(s) for s, old, new in zip(data.sources, before, now, strict=True) if old != new]
+        what = "names, sizes or samples of files differ in " + ", ".join(map(repr, other))
+    raise ValueError(
+        f"The data is not what {folder.path} was trained on ({what}), so its normalizers mean nothing here."
+    )
+
+
+def _objective(config: RunConfig, model: TwoTowers, pool: Pool) -> Objective:
+    order = open_pool(config.data)[1]
+    transform = TrainTransform(model.image_size)
+    batches = TrainingBatches(pool, order, config.training.batch_size, transform, model.tokenize)
+    with warnings.catch_warnings():  # the run has said already what is unwise in its settings
+        warnings.simplefilter("ignore")
+        return build_objective(config, model, batches)
+
+
+class _Images:
+    """The whole training set in this rank's batches; kept in memory after the first pass where they fit."""
+
+    def __init__(self, pool: Pool, embedder: Embedder) -> None:
+        transform, world = EvalTransform(embedder.image_size, embedder.max_pixels), distributed.world()
+        self.batches = EvaluationBatches(pool, embedder.batch_size, transform, embedder.tokenize, world)
+        self.workers = embedder.workers
+        self.fit = len(pool) * 3 * embedder.image_size**2 <= KEPT * world.size
+        self.kept: list[Batch] | None = None
+
+    def __iter__(self) -> Iterator[Batch]:
+        if self.kept is not None:
+            return iter(self.kept)
+        read: Iterable[Batch] = load(self.batches, range(len(self.batches)), self.workers, torch.device("cpu"))
+        if self.fit:
+            read = self.kept = list(read)
+        return iter(read)
+
+
+def _audit(
+    objective: Objective,
+    embedder: Embedder,
+    images: _Images,
+    anchors: int,
+    batch_size: int,
+    seed: int,
+    step: int,
+) -> Audited:
+    start = time.monotonic()
+    tables = embed_batches(embedder, images)
+    if len(tables.ids_n) < 2:
+        raise ValueError(f"Of {len(images.batches.pool):,} samples only {len(tables.ids_n)} can be read.")
+    _wait_for(embedder.device)
+    embedded = time.monotonic()
+    generator = torch.Generator().manual_seed(seed)
+    numbers = normalizer_audit(objective, tables.image_nD, tables.text_nD, tables.ids_n, anchors, batch_size, generator)
+    return Audited(step, step * batch_size, numbers, embedded - start, time.monotonic() - embedded)
+
+
+def _wait_for(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

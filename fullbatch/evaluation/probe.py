@@ -1,0 +1,146 @@
+"""The audit during training: a few fixed anchors against a fixed random part of the data set, every so many steps.
+
+The part stands for the data set, so its "exact" value is itself an estimate: g over S random samples, which has the
+error of a batch of S.  What a batch of B says is therefore judged somewhat too kindly, by a share of about B / S, and
+every other estimate somewhat too harshly; ``fullbatch audit`` measures a checkpoint against the whole data set.
+
+A probe changes nothing in training: the towers are in evaluation mode, no state of the objective moves, and the random
+generators are as they were.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from fullbatch import distributed
+from fullbatch.config.training import Evaluation
+from fullbatch.data.in_memory import InMemoryBatches
+from fullbatch.data.loader import Batch, EvaluationBatches, Pool, load
+from fullbatch.data.order import key_of, shuffled
+from fullbatch.data.sample import RawSample
+from fullbatch.data.transforms import EvalTransform
+from fullbatch.evaluation.audit import normalizer_audit
+from fullbatch.evaluation.embed import Embedder
+from fullbatch.evaluation.tables import embed_batches
+from fullbatch.objective.objective import Objective
+
+log = logging.getLogger("fullbatch")
+
+AUDITS = 10  # in a run, unless its settings say otherwise
+SHARE = 0.04  # of a run's work that its audits may be, by default
+FORWARD = 1 / 3  # of the work of a training step that embedding its samples is
+BATCHES = 4  # times the size of a batch that a probe should have, for a batch to be tellable from it
+MOST = 4096  # samples of a probe, unless a batch is large
+ON_DEVICE = 512 << 20  # bytes of a rank's part of the probe that may stay on a GPU; a larger one waits on the host
+
+
+@dataclass(frozen=True)
+class AuditPlan:
+    """every    steps between audits
+    anchors  that are asked about
+    samples  of the data set that stand for it
+    """
+
+    every: int
+    anchors: int
+    samples: int
+
+
+def plan_audits(settings: Evaluation, batch_size: int, total_steps: int, num_samples: int) -> AuditPlan | None:
+    """When a run audits itself, and on how much; None: not at all.
+
+    By default up to ten times a run, on as many samples as SHARE of the run's work allows; a run too short for one
+    audit on four batches' worth of samples has none.  It depends on settings and sizes alone, never on a clock, so that
+    a resumed run audits where the first one would have.
+    """
+    least, most = min(num_samples, BATCHES * batch_size), min(num_samples, max(MOST, BATCHES * batch_size))
+    samples = most if settings.audit_samples is None else min(num_samples, settings.audit_samples)
+    every = settings.audit_every if settings.audits is None else max(1, total_steps // settings.audits)
+    if every is None:
+        budget = int(SHARE / FORWARD * total_steps * batch_size)  # samples to embed in the whole run
+        if settings.audit_samples is not None:
+            least = samples
+        audits = min(AUDITS, total_steps, budget // least)
+        if audits == 0:
+            return None
+        every = -(-total_steps // audits)
+        samples = min(samples, max(least, budget // audits))
+    return AuditPlan(every, min(settings.audit_anchors, samples), samples) if every else None
+
+
+@dataclass
+class _Chosen:
+    """Some samples of a pool, as a source of its own."""
+
+    pool: Pool
+    ids: tuple[int, ...]
+    name: str = "probe"
+    fingerprint: str = ""
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def read(self, index: int) -> RawSample:
+        return self.pool.read(self.ids[index])
+
+
+class Probe:
+    """Read once, at the first audit, and kept as pixels and tokens: of each rank its share."""
+
+    def __init__(
+        self,
+        plan: AuditPlan,
+        embedder: Embedder,
+        pool: Pool,
+        batch_size: int,
+        seed: int,
+        in_memory: InMemoryBatches | None = None,
+    ) -> None:
+        self.plan, self.embedder, self.batch_size, self.seed = plan, embedder, batch_size, seed
+        self.in_memory = in_memory  # where the samples lie already, if they do
+        ids = np.sort(shuffled(np.arange(plan.samples), len(pool), key_of(seed, 3)))
+        self.samples = _Chosen(pool, tuple(ids.tolist()))
+        self._batches: list[Batch] | None = None
+
+    def audit(self, objective: Objective) -> dict[str, Any]:
+        """A line for the metrics.  Every rank must call."""
+        start = time.monotonic()
+        device = self.embedder.device
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+            tables = embed_batches(self.embedder, self._read())
+            if len(tables.ids_n) < 2:
+                raise ValueError(
+                    f"Of the {len(self.samples)} samples that the audit during training would use, fewer than two can "
+                    "be read; repair the data, or switch it off with --audit-every 0."
+                )
+            ids = torch.tensor(self.samples.ids, device=device)[tables.ids_n]
+            generator = torch.Generator().manual_seed(self.seed)
+            numbers = normalizer_audit(
+                objective, tables.image_nD, tables.text_nD, ids, self.plan.anchors, self.batch_size, generator
+            )
+        line = numbers.as_dict()
+        del line["by_direction"]
+        return {**line, "seconds": time.monotonic() - start}
+
+    def _read(self) -> Iterable[Batch]:
+        embedder = self.embedder
+        if self.in_memory is not None:
+            return self.in_memory.chosen(self.samples.ids, embedder.batch_size)
+        if self._batches is None:
+            transform = EvalTransform(embedder.image_size, embedder.max_pixels)
+            world = distributed.world()
+            rows = min(embedder.batch_size, -(-len(self.samples) // world.size))
+            batches = EvaluationBatches(Pool([self.samples]), rows, transform, embedder.tokenize, world)
+            small = len(batches) * rows * 3 * embedder.image_size**2 <= ON_DEVICE
+            place = embedder.device if small else torch.device("cpu")
+            self._batches = list(load(batches, range(len(batches)), embedder.workers, place))
+            for error in (error for batch in self._batches for error in batch.bad):
+                log.info("left a bad sample out of the audit: %s", error)
+        return self._batches
