@@ -8,6 +8,7 @@ import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from logging.handlers import MemoryHandler
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,10 @@ from typing import Any
 from fullbatch import distributed
 from fullbatch.assembly import Parts, assemble, pick_device
 from fullbatch.config.run import RunConfig
+from fullbatch.data.in_memory import InMemoryBatches
 from fullbatch.evaluation.embed import Embedder
-from fullbatch.evaluation.tasks import check_tasks, run_task, tasks_of
+from fullbatch.evaluation.probe import Probe, plan_audits
+from fullbatch.evaluation.tasks import check_tasks, run_tasks, tasks_of
 from fullbatch.models.build import rebuild_model
 from fullbatch.models.export import Format, export, write_design
 from fullbatch.models.towers import TwoTowers
@@ -106,11 +109,15 @@ def _train(config: RunConfig, parts: Parts, folder: Folder, display: Display) ->
 
     def evaluate() -> dict[str, Any]:
         with state.average.in_use() if state.average is not None else nullcontext():
-            results = [run_task(task, embedder, config.evaluation.templates).as_dict() for task in tasks]
+            measured = run_tasks(tasks, embedder, config.evaluation.templates)
         if first:
-            replace_text(folder.results, json.dumps({"step": state.position.step, "results": results}, indent=1))
-        return {f"{result['task']} {result['main']}": result[result["main"]] for result in results}
+            replace_text(folder.results, json.dumps({"step": state.position.step, **measured.as_dict()}, indent=1))
+        return dict(measured.main_values)
 
+    batch_size, pool = config.training.batch_size, parts.batches.pool
+    plan = plan_audits(config.evaluation, batch_size, parts.total_steps, len(pool))
+    in_memory = parts.batches if isinstance(parts.batches, InMemoryBatches) else None
+    probe = None if plan is None else Probe(plan, embedder, pool, batch_size, config.training.seed, in_memory)
     metrics = Metrics(folder, config, first, state.position.step)
     trainer = Trainer(
         config=config,
@@ -123,6 +130,8 @@ def _train(config: RunConfig, parts: Parts, folder: Folder, display: Display) ->
         metrics=metrics,
         display=display,
         evaluate=evaluate if tasks else None,
+        audit=None if probe is None else partial(probe.audit, state.objective),
+        audit_every=0 if plan is None else plan.every,
     )
     try:
         trainer.run()

@@ -2,6 +2,183 @@
 
 from __future__ import annotations
 
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tyro
+import yaml
+from rich.console import Console
+from tyro.conf import arg
+
+from fullbatch.commands.train import train_config
+from fullbatch.config.checks import require, require_count, require_positive
+from fullbatch.config.methods import named_method, settings_of
+from fullbatch.config.tree import to_dict
+
+
+@dataclass(frozen=True)
+class Compare:
+    """Race methods x batch sizes x seeds on the same data, model and budget.
+
+    Every flag of `fullbatch train` that is not named here applies to all runs: --data, --model, --samples, --lr, ...
+    """
+
+    methods: Annotated[tuple[str, ...], arg(help="the methods; a plan file can have several rows of one")] = (
+        "openclip", "sogclr", "neuclip",
+    )  # fmt: skip
+    batch_sizes: Annotated[tuple[int, ...] | None, arg(help="None: the recipe's")] = None
+    seeds: Annotated[tuple[int, ...] | None, arg(help="None: 0 1 2")] = None
+    settings_of: Annotated[
+        tuple[str, ...], arg(help="a method's own settings or flags: neuclip.rho=5 openclip.temperature_lr=1e-4")
+    ] = ()
+    name: Annotated[str, arg(help='the folder of the comparison; "": by the time')] = ""
+    comparisons: Annotated[Path, arg(help="the folder of all comparisons")] = Path("comparisons")
+    plan: Annotated[Path | None, arg(help="a YAML file in place of --methods; see docs/compare.md")] = None
+    resume: Annotated[Path | None, arg(help="go on with the comparison in this folder")] = None
+    baseline: Annotated[str | None, arg(help="what the others are held against; None: openclip, or the first")] = None
+    metric: Annotated[str | None, arg(help="METRIC or 'TASK METRIC'; None: the main one of the first task")] = None
+    lr_scaling: Annotated[
+        Literal["none", "sqrt", "linear"] | None, arg(help="the learning rate over batch sizes; None: none")
+    ] = None
+    lr_base_batch: Annotated[int | None, arg(help="the batch size --lr is meant for; None: the recipe's")] = None
+    equal_time: Annotated[
+        str | None, arg(help="train every method as long as this one takes, in place of equally many samples")
+    ] = None
+    order: Annotated[
+        Literal["seeds", "batch_sizes", "methods"] | None, arg(help="the outermost loop of the runs; None: seeds")
+    ] = None
+    jobs: Annotated[int, arg(help="runs side by side, a process each; --workers are the data workers of each run")] = 1
+    stop_after: Annotated[float | None, arg(help="minutes after which no further run is started")] = None
+    retry_failed: Annotated[bool, arg(help="try runs again that failed")] = False
+    quiet: Annotated[bool, arg(help="a line a run in place of bars")] = False
+    page: Annotated[bool, arg(help="write report.html at the end")] = True
+
+    def check(self) -> None:
+        """Not at once: tyro would make a box of an error."""
+        require_count(self, "jobs", 1)
+        if self.stop_after is not None:
+            require_positive(self, "stop_after")
+        require(self.seeds != (), self, "seeds", "name at least one seed")
+        require(self.batch_sizes != (), self, "batch_sizes", "name at least one batch size")
+
 
 def compare(arguments: list[str]) -> int:
-    raise ValueError("not built yet")
+    parsed: tuple[Compare, list[str]] = tyro.cli(
+        Compare, args=arguments, prog="fullbatch compare", return_unknown_args=True
+    )
+    options, flags = parsed
+    if "RANK" in os.environ:
+        raise ValueError("`fullbatch compare` starts its own processes, one a run; start it without torchrun.")
+    options.check()
+    _refuse(flags)
+    from fullbatch.comparison.plan import plan_from
+    from fullbatch.comparison.race import Pace, planned_in, race
+    from fullbatch.comparison.tables import print_comparison
+
+    pace = Pace(options.jobs, options.quiet, options.stop_after, options.retry_failed)
+    if options.resume is not None:
+        _refuse_changes(options, flags)
+        plan, folder = planned_in(options.resume), options.resume
+    else:
+        plan = plan_from(plan_values(options, flags))
+        folder = options.comparisons / plan.name
+    summary = race(plan, folder, pace)
+    console = Console(highlight=False)
+    print_comparison(summary, console)
+    if options.page:
+        from fullbatch.report.page import write_page
+
+        write_page([folder], folder / "report.html")
+    console.print(f"\ncomparison folder: {folder}", markup=False, soft_wrap=True)
+    left = [run for run in summary["runs"] if run["status"] == "open"]
+    if left:
+        console.print(f"go on with: fullbatch compare --resume {folder}", markup=False, soft_wrap=True)
+    return 1 if any(run["status"] == "failed" for run in summary["runs"]) else 0
+
+
+def plan_values(options: Compare, flags: Sequence[str]) -> dict[str, Any]:
+    """The plan's values: the file's, under what the command line says, with the base config whole."""
+    from fullbatch.comparison.plan import named_rows, read_plan
+
+    file = read_plan(options.plan) if options.plan is not None else {}
+    recipe = ["--recipe", str(file["recipe"])] if "recipe" in file else []
+    base, _ = train_config([*recipe, *flags], file.get("base"))
+    if options.plan is not None and options.methods != Compare().methods:
+        raise ValueError("--plan has its own methods; leave --methods out.")
+    rows = _with_settings(named_rows(file.get("methods", options.methods)), options.settings_of)
+    labels = [row["name"] for row in rows]
+    sizes = options.batch_sizes or file.get("batch_sizes")
+    if sizes is None:
+        sizes = () if file.get("runs") else (base.training.batch_size,)
+    default_baseline = "openclip" if "openclip" in labels or not labels else labels[0]
+    named = {
+        "name": options.name or file.get("name") or time.strftime("compare-%Y%m%d-%H%M%S"),
+        "base": to_dict(base),
+        "methods": rows,
+        "batch_sizes": sizes,
+        "seeds": options.seeds or file.get("seeds", (0, 1, 2)),
+        "baseline": options.baseline or file.get("baseline") or default_baseline,
+        "lr_base_batch": options.lr_base_batch or file.get("lr_base_batch") or base.training.batch_size,
+    }
+    names = ("metric", "lr_scaling", "equal_time", "order")
+    optional = {name: getattr(options, name) or file.get(name) for name in names}
+    given = {name: value for name, value in optional.items() if value is not None}
+    return {**named, **given, "runs": file.get("runs") or ()}
+
+
+def _with_settings(rows: list[dict[str, Any]], settings: Sequence[str]) -> list[dict[str, Any]]:
+    """``--settings-of LABEL.name=value`` put into its row: a setting of the method, else a flag."""
+    for text in settings:
+        place, equals, value = text.partition("=")
+        label, dot, name = place.rpartition(".")
+        row = next((row for row in rows if row["name"] == label), None)
+        if not equals or not dot or row is None:
+            labels = ", ".join(str(row["name"]) for row in rows)
+            raise ValueError(f"--settings-of {text!r}: write METHOD.NAME=VALUE; the methods here are {labels}.")
+        own = name in settings_of(named_method(row["method"]))
+        flag = name.replace("-", "_")
+        known = {field for group in to_dict(train_config([])[0]).values() for field in group}
+        parsed = yaml.safe_load(value)
+        if own or flag not in known:
+            row["settings"] = {**row.get("settings", {}), name: _number(parsed)}
+        else:
+            row[flag] = _number(parsed)
+    return rows
+
+
+def _number(value: Any) -> Any:
+    """YAML 1.1 reads 1e-4 as text."""
+    try:
+        return float(value) if isinstance(value, str) else value
+    except ValueError:
+        return value
+
+
+_INSTEAD = {
+    "method": "--methods names them all",
+    "batch_size": "--batch-sizes names them all",
+    "seed": "--seeds names them all",
+    "runs": "--comparisons is the folder of all comparisons",
+}
+
+
+def _refuse(flags: Sequence[str]) -> None:
+    for flag in flags:
+        name = flag.split("=", 1)[0].removeprefix("--").replace("-", "_")
+        if flag.startswith("--") and name in _INSTEAD:
+            raise ValueError(f"`fullbatch compare` takes no {flag.split('=', 1)[0]}: {_INSTEAD[name]}.")
+        if flag.startswith("--settings."):
+            raise ValueError(f"{flag}: settings are a method's own; write --settings-of METHOD.NAME=VALUE.")
+
+
+def _refuse_changes(options: Compare, flags: Sequence[str]) -> None:
+    pace = ("resume", "jobs", "quiet", "stop_after", "retry_failed", "page")
+    default = vars(Compare())
+    changed = [name for name, value in vars(options).items() if name not in pace and value != default[name]]
+    if changed or flags:
+        first = f"--{changed[0].replace('_', '-')}" if changed else flags[0]
+        raise ValueError(f"--resume goes on with the plan in the folder; leave {first} out.")

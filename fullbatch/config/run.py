@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,6 +44,11 @@ class RunConfig:
         >>> config.training.batch_size, config.optimizer.lr
         (256, 0.0005)
         """
+        return from_dict(cls, cls.grouped(settings))
+
+    @classmethod
+    def grouped(cls, settings: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+        """Flat settings in their groups, as YAML files have them."""
         default = cls()
         groups = [(field.name, getattr(default, field.name)) for field in dataclasses.fields(cls)]
         home = {field.name: name for name, group in groups for field in dataclasses.fields(group)}
@@ -53,4 +59,4 @@ class RunConfig:
                 guess = f"; write settings={{{name!r}: ...}}." if of_a_method else nearest(name, home)
                 raise ValueError(f"A run has no setting {name!r}{guess} They are {listed(home)}.")
             values.setdefault(home[name], {})[name] = value
-        return from_dict(cls, values)
+        return values

@@ -6,8 +6,19 @@ from dataclasses import dataclass
 from typing import Literal
 
 from fullbatch.config.checks import is_number, require, require_choice, require_count, require_positive
+from fullbatch.config.tasks import parse_task
 
 Precision = Literal["fp32", "bf16", "fp16"]
+TEMPLATE_SETS = ("openai", "simple")
+
+
+def check_templates(templates: tuple[str, ...]) -> None:
+    """Each is a prompt with a place for the class name, or the name of a set of them."""
+    if not templates or not all("{}" in text or text in TEMPLATE_SETS for text in templates):
+        raise ValueError(
+            "Evaluation.templates must hold at least one prompt, each with {} for the class name (or the set "
+            f"{' or '.join(TEMPLATE_SETS)}), got {templates!r}."
+        )
 
 
 @dataclass(frozen=True)
@@ -20,6 +31,7 @@ class Training:
     samples       stop after this many pairs instead of epochs
     precision     fp32, bf16, or fp16 with loss scaling
     compile       compile the towers with torch.compile
+    graphs        on one GPU, replay the whole step as a CUDA graph: faster where a small batch leaves the GPU waiting
     ema           decay of an average of the weights, kept beside them and evaluated instead of them; None: no average
     parallel      over ranks: "ddp" copies the towers, "fsdp" shards them (FSDP2) for towers that do not fit
     device        "auto", "cpu" or "cuda"
@@ -33,6 +45,7 @@ class Training:
     samples: int | None = None
     precision: Precision = "fp32"
     compile: bool = False
+    graphs: bool = False
     ema: float | None = None
     parallel: Literal["ddp", "fsdp"] = "ddp"
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -49,6 +62,9 @@ class Training:
         require_choice(self, "precision", ("fp32", "bf16", "fp16"))
         require_choice(self, "compile", (True, False))
         require_choice(self, "deterministic", (True, False))
+        require_choice(self, "graphs", (True, False))
+        require(not (self.graphs and self.micro_batch), self, "graphs", "be left out with micro_batch")
+        require(not (self.graphs and self.precision == "fp16"), self, "graphs", "be left out with fp16; take bf16")
         if self.ema is not None:
             require(is_number(self.ema) and 0.0 < self.ema < 1.0, self, "ema", "lie in (0, 1)")
         require_choice(self, "parallel", ("ddp", "fsdp"))
@@ -60,29 +76,46 @@ class Training:
 class Evaluation:
     """What is measured on data the run does not train on.
 
-    evaluate         tasks: "retrieval:SOURCE" and "zero_shot:SOURCE" (its captions are the class names);
+    evaluate         tasks: "retrieval:SOURCE", "zero_shot:SOURCE" (its captions are the class names),
+                     "imagenet:FOLDER", "wds:FOLDER" (CLIP_benchmark's layout), "datacomp:ROOT" (its 38 sets);
                      None: the tasks of the built-in set when training on it, else none
     evaluate_every   epochs between evaluations; 0: only at the end
-    templates        prompts for zero-shot, {} stands for the class name
+    templates        prompts for zero-shot, {} stands for the class name; "openai" and "simple" are open_clip's 80
+                     and 7; None: the task's own, or "{}", "a picture of {}", "an image about {}" where it has none
     eval_batch       pairs a rank embeds at a time
+    audit_every      steps between measurements of how wrong the normalizers are, on a part of the training data;
+                     0: none; None: up to ten a run, as far as they are at most 4 % of its work
+    audits           how many of them in the run, instead of steps between them
+    audit_anchors    how many normalizers are measured
+    audit_samples    how many samples stand for the data set then; None: 4,096, or four batches, or what the 4 % allow
     """
 
     evaluate: tuple[str, ...] | None = None
     evaluate_every: int = 0
-    templates: tuple[str, ...] = ("{}", "a picture of {}", "an image about {}")
+    templates: tuple[str, ...] | None = None
     eval_batch: int = 256
+    audit_every: int | None = None
+    audits: int | None = None
+    audit_anchors: int = 256
+    audit_samples: int | None = None
 
     def __post_init__(self) -> None:
         require(not isinstance(self.evaluate, str), self, "evaluate", "be a list of tasks")
         require(not isinstance(self.templates, str), self, "templates", "be a list of prompts")
         for task in self.evaluate or ():
-            kind, _, source = task.partition(":")
-            good = kind in ("retrieval", "zero_shot") and bool(source)
-            require(good, self, "evaluate", "name tasks as retrieval:SOURCE or zero_shot:SOURCE")
+            parse_task(task)
         require_count(self, "evaluate_every", 0)
-        good = bool(self.templates) and all("{}" in template for template in self.templates)
-        require(good, self, "templates", "hold at least one prompt, each with {} for the class name")
+        if self.templates is not None:
+            check_templates(self.templates)
         require_count(self, "eval_batch", 1)
+        if self.audit_every is not None:
+            require_count(self, "audit_every", 0)
+        if self.audits is not None:
+            require_count(self, "audits", 1)
+            require(self.audit_every is None, self, "audits", "be left out with audit_every")
+        require_count(self, "audit_anchors", 1)
+        if self.audit_samples is not None:
+            require_count(self, "audit_samples", 2)
 
 
 @dataclass(frozen=True)

@@ -102,7 +102,12 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 def write_yaml(config: Any) -> str:
-    return str(yaml.dump(to_dict(config), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=110))
+    return write_values(to_dict(config))
+
+
+def write_values(values: Mapping[str, Any]) -> str:
+    """``read_yaml`` reads it back the same."""
+    return str(yaml.dump(_plain(values), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=110))
 
 
 def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 runs/NAME/
   config.yaml        the whole config; `fullbatch train --config` takes it
   environment.json   versions, machine, command
-  metrics.jsonl      a line every few steps, and a line an evaluation
+  metrics.jsonl      a line every few steps, and a line an evaluation and an audit
   log.txt            warnings, samples that could not be read
   results.json       the last evaluation
   model/             the model's design and tokenizer, without weights
@@ -30,7 +30,7 @@ from fullbatch.config.tree import from_dict, read_yaml, to_dict, write_yaml
 
 log = logging.getLogger("fullbatch")
 
-EVALUATION = "evaluation"  # the kind of a line of metrics.jsonl; lines of training have none
+EVALUATION, AUDIT = "evaluation", "audit"  # kinds of lines of metrics.jsonl; lines of training have none
 
 
 class Folder:
@@ -127,11 +127,14 @@ class Metrics:
         self._file: Any = None
         self._board: Any = None
         self._wandb: Any = None
-        self.evaluated = -1  # the step of the last evaluation that was written
+        self.evaluated = self.audited = -1  # the step of the last evaluation, of the last audit that was written
+        self.seconds = 0.0  # of training, up to the last line of it that was kept
         if not first:
             return
         for line in forget_after(folder.metrics, step):
             self.evaluated = line["step"] if line.get("kind") == EVALUATION else self.evaluated
+            self.audited = line["step"] if line.get("kind") == AUDIT else self.audited
+            self.seconds = line.get("seconds") or self.seconds if "kind" not in line else self.seconds
         self._file = folder.metrics.open("a", encoding="utf-8")
         if config.run.tensorboard:
             self._board = _tensorboard(folder.tensorboard, step)
@@ -143,6 +146,9 @@ class Metrics:
             return
         if kind == EVALUATION:
             self.evaluated = line["step"]
+        if kind == AUDIT:
+            self.audited = line["step"]
+        if kind in (EVALUATION, AUDIT):
             line = {**line, "kind": kind}
         line = {key: value if _is_plain(value) else None for key, value in line.items()}
         self._file.write(json.dumps(line) + "\n")

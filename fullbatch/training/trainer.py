@@ -14,15 +14,18 @@ from torch import Tensor, nn
 
 from fullbatch import distributed
 from fullbatch.config.run import RunConfig
-from fullbatch.data.loader import Batch, TrainingBatches, load
+from fullbatch.data.in_memory import InMemoryBatches
+from fullbatch.data.loader import Batch, TrainingBatches
 from fullbatch.distributed import towers
 from fullbatch.training import checkpoint
 from fullbatch.training.display import Display
 from fullbatch.training.gradient import GradientRule
+from fullbatch.training.graphs import Computed, StepGraphs
 from fullbatch.training.interruption import Interrupted, Interruption
 from fullbatch.training.optimizer import clip_gradients, set_learning_rates
-from fullbatch.training.run_folder import EVALUATION, Folder, Metrics
+from fullbatch.training.run_folder import AUDIT, EVALUATION, Folder, Metrics
 from fullbatch.training.state import TrainingState
+from fullbatch.training.stopwatch import Stopwatch
 
 log = logging.getLogger("fullbatch")
 
@@ -39,11 +42,12 @@ class Diverged(ValueError):
 class Trainer:
     """model     as wrapped for the ranks; ``state.model`` is the bare one
     evaluate  measures the model and returns a line for the log; None: there is nothing to measure
+    audit     measures the normalizers, likewise, every ``audit_every`` steps
     """
 
     config: RunConfig
     folder: Folder
-    batches: TrainingBatches
+    batches: TrainingBatches | InMemoryBatches
     total_steps: int
     device: torch.device
     model: nn.Module
@@ -51,6 +55,8 @@ class Trainer:
     metrics: Metrics
     display: Display
     evaluate: Callable[[], Mapping[str, Any]] | None
+    audit: Callable[[], Mapping[str, Any]] | None = None
+    audit_every: int = 0
 
     def __post_init__(self) -> None:
         training = self.config.training
@@ -58,15 +64,22 @@ class Trainer:
         self.writer = checkpoint.Writer(self.folder.checkpoints, self.config.run.keep)
         self.finite = torch.ones((), dtype=torch.bool, device=self.device)
         self.saved_at = time.monotonic()
+        self.stopwatch = Stopwatch(self.metrics.seconds)
         self.unreported: list[str] = []  # bad samples this rank met since the ranks last counted
         self.first_rank = distributed.world().rank == 0
+        self.graphs: StepGraphs | None = None
+        if training.graphs:
+            seed = self.gradient.seed_dropout
+            self.graphs = StepGraphs(self._compute, seed, self.state.objective, self._optimizers(), self.device)
 
     def run(self) -> None:
         position = self.state.position
         steps = range(position.step, self.total_steps)
         with Interruption() as interruption, self.display.running(position.step, self.total_steps):
-            self.evaluate_if_due()  # the run may have ended between a save and its evaluation
-            batches = load(self.batches, steps, self.config.data.workers, self.device)
+            self.audit_if_due()  # the run may have ended between a save and what is measured after it
+            self.evaluate_if_due()
+            self.stopwatch.restart(self.metrics.seconds)
+            batches = self.batches.stream(steps, self.config.data.workers, self.device)
             try:
                 for batch in batches:
                     line = self.train_step(batch)
@@ -74,6 +87,7 @@ class Trainer:
                         self.log(line)
                     self.display.advance(position.step)
                     stop = self.save_if_due(interruption)
+                    self.audit_if_due()
                     self.evaluate_if_due()
                     if stop:
                         raise Interrupted(interruption.signal, f"Go on with: {self.go_on}")
@@ -103,14 +117,15 @@ class Trainer:
             position.temperature,
         )
         state.objective.set_epoch(position.step // per_epoch)
+        logged = (position.step + 1) % config.run.log_every == 0 or position.step + 1 == self.total_steps
         try:
-            output = self.gradient(self.model, state.objective, batch, position.step, state.scaler)
+            computed = self.graphs(batch, position.step) if self.graphs else self._compute(batch, logged)
         except ValueError as error:  # on a CPU the objective looks at every batch, and refuses what is not finite
             raise Diverged(f"{error} This was step {position.step + 1}; {self._advice()}") from None
         position.step += 1
-        logged = position.step % config.run.log_every == 0 or position.step == self.total_steps
-        norm = self._update(logged)
-        self.finite = self.finite & output.loss.isfinite()
+        if state.average is not None:
+            state.average.update(position.step)
+        output, norm = computed.output, computed.norm
         self.unreported += [str(error) for error in batch.bad]
         if not logged:
             return None
@@ -126,10 +141,22 @@ class Trainer:
             **{name: value for name, value in numbers.items() if name != "epoch"},
         }
 
+    def _compute(self, batch: Batch, measured: bool = True) -> Computed:
+        """Gradient and update: all that the device does in a step, but for the averaged weights."""
+        state = self.state
+        output = self.gradient(self.model, state.objective, batch, state.position.step, state.scaler)
+        norm = self._update(measured)
+        self.finite.logical_and_(output.loss.isfinite())
+        return Computed(output, norm)
+
+    def _optimizers(self) -> list[torch.optim.Optimizer]:
+        state = self.state
+        return [each for each in (state.optimizer, state.temperature_optimizer) if each is not None]
+
     def _update(self, measured: bool) -> Tensor | None:
         """Move the weights; the norm of the gradient, if it is needed or to be ``measured``."""
         state, bound = self.state, self.config.optimizer.clip_norm
-        optimizers = [each for each in (state.optimizer, state.temperature_optimizer) if each is not None]
+        optimizers = self._optimizers()
         for optimizer in optimizers:
             state.scaler.unscale_(optimizer)
         norm = None
@@ -140,8 +167,6 @@ class Trainer:
         state.scaler.update()
         for optimizer in optimizers:
             optimizer.zero_grad(set_to_none=True)
-        if state.average is not None:
-            state.average.update(state.position.step)
         return norm
 
     def _report_bad(self) -> None:
@@ -164,6 +189,7 @@ class Trainer:
         if math.isnan(position.first_loss):
             position.first_loss = line["loss"]
         line["bad_samples"] = self._check_bad_share()
+        line["seconds"] = self.stopwatch.seconds
         line["samples_per_second"] = self.display.speed(position.step, self.config.training.batch_size)
         if self.device.type == "cuda":
             line["gpu_gib"] = torch.cuda.max_memory_allocated(self.device) / 2**30
@@ -219,9 +245,17 @@ class Trainer:
             self.writer.save(self.state.position.step, parts)
         self.saved_at = time.monotonic()
 
+    def audit_if_due(self) -> None:
+        step, every = self.state.position.step, self.audit_every
+        due = bool(every and step and step % every == 0)
+        if self.audit is not None and due and distributed.from_first_rank(self.metrics.audited) != step:
+            with self.stopwatch.paused():
+                self.metrics.write({"step": step, **self.audit()}, AUDIT)
+
     def evaluate_if_due(self) -> None:
         """At the end and every few epochs, once each."""
         step, every = self.state.position.step, self.config.evaluation.evaluate_every * self.batches.steps_per_epoch
         due = step == self.total_steps or bool(every and step and step % every == 0)
         if self.evaluate is not None and due and distributed.from_first_rank(self.metrics.evaluated) != step:
-            self.metrics.write({"step": step, **self.evaluate()}, EVALUATION)
+            with self.stopwatch.paused():
+                self.metrics.write({"step": step, **self.evaluate()}, EVALUATION)

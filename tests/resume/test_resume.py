@@ -15,7 +15,7 @@ from fullbatch.training import checkpoint
 from tests.training.small import differences, renamed, saved_state, small_config
 
 pytestmark = pytest.mark.filterwarnings("ignore:rho=")
-TIMES = ("samples_per_second",)
+TIMES = ("seconds", "samples_per_second")
 
 # Beside the named methods: the choices that none of them makes.
 OTHERS = {

@@ -46,7 +46,8 @@ def test_what_a_run_leaves_behind(tmp_path):
 def test_learning_lowers_the_loss(tmp_path):
     config = replace(small_config(tmp_path, "openclip", steps=250), optimizer=Optimizer(lr=5e-3))
     run = train(config).folder
-    losses = [json.loads(text)["loss"] for text in (run / "metrics.jsonl").read_text().splitlines()]
+    lines = [json.loads(text) for text in (run / "metrics.jsonl").read_text().splitlines()]
+    losses = [line["loss"] for line in lines if "kind" not in line]  # the run is long enough to audit itself
     assert sum(losses[-5:]) < 0.8 * sum(losses[:5])
 
 

@@ -1,0 +1,91 @@
+"""What cannot work is said before the first run starts; and a folder keeps the plan it was begun with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fullbatch.assembly import pick_device
+from fullbatch.comparison.workers import Job
+from fullbatch.config.data import Data
+from fullbatch.config.run import RunConfig
+from fullbatch.config.tree import to_dict
+from fullbatch.data.loader import open_pool
+from fullbatch.evaluation.tasks import check_tasks, tasks_of
+from fullbatch.training.schedule import phases
+
+
+def check_jobs(jobs: Sequence[Job]) -> dict[str, int]:
+    """Are there data, tasks and a device for all of them, and are they long enough?  Each run's number of steps."""
+    epochs: dict[Data, int] = {}
+    steps = {}
+    checked: set[tuple[str, ...]] = set()
+    for job in jobs:
+        data, tasks = job.config.data, tasks_of(job.config)
+        if data not in epochs:
+            epochs[data] = open_pool(data)[1].epoch_size
+        if tasks not in checked:
+            check_tasks(tasks)
+            checked.add(tasks)
+        pick_device(job.config)
+        try:
+            steps[job.name] = _steps(job.config, epochs[data])
+        except ValueError as error:
+            raise ValueError(f"The run {job.name}: {error}") from None
+    return steps
+
+
+def _steps(config: RunConfig, epoch_size: int) -> int:
+    training = config.training
+    if training.batch_size > epoch_size:
+        raise ValueError(
+            f"a batch of {training.batch_size} is more than the {epoch_size} samples of an epoch; "
+            f"use at most {epoch_size}, or more data."
+        )
+    per_epoch = epoch_size // training.batch_size
+    total = training.epochs * per_epoch if training.samples is None else -(-training.samples // training.batch_size)
+    phases(config.schedule, total, per_epoch)
+    return total
+
+
+def check_measured(jobs: Sequence[Job], tasks: Sequence[str]) -> None:
+    """Numbers are compared only where all have them."""
+    for job in jobs:
+        missing = [task for task in tasks if task not in tasks_of(job.config)]
+        if missing:
+            raise ValueError(
+                f"The run {job.name} does not measure {missing[0]}, which others do; give all the same `evaluate`."
+            )
+
+
+def check_same_plan(before: Sequence[Job], now: Sequence[Job], folder: str) -> None:
+    """A comparison may grow (more methods, batch sizes, seeds); a run that is there may not change or vanish."""
+    wanted = {job.name: job.config for job in now}
+    for job in before:
+        if job.name not in wanted:
+            raise ValueError(
+                f"{folder} holds a comparison with the run {job.name}, which this plan has not; take another --name, "
+                f"or go on as it was with `fullbatch compare --resume {folder}`."
+            )
+        change = _first_difference(to_dict(job.config), to_dict(wanted[job.name]))
+        if change:
+            raise ValueError(
+                f"{folder} holds a comparison with another plan: in the run {job.name} {change}. Take another --name, "
+                f"or go on as it was with `fullbatch compare --resume {folder}`."
+            )
+
+
+# What may differ between two goes at the same comparison: it does not touch what a run learns.
+_FREE = (
+    "run.quiet", "run.keep", "run.save_every", "run.save_minutes", "run.tensorboard", "run.wandb", "data.workers"
+)  # fmt: skip
+
+
+def _first_difference(before: Any, now: Any, where: str = "") -> str:
+    if isinstance(before, Mapping) and isinstance(now, Mapping):
+        for key in dict.fromkeys((*before, *now)):
+            found = _first_difference(before.get(key), now.get(key), f"{where}.{key}".strip("."))
+            if found:
+                return found
+        return ""
+    return f"{where} was {before!r} and is now {now!r}" if before != now and where not in _FREE else ""

@@ -1,0 +1,75 @@
+"""Equal time in place of equal samples, as in NeuCLIP's Table 13: a short run of every row at every batch size says how
+long a step takes, and each row gets the samples that fit into the time of the row named."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from fullbatch.comparison.execute import outcome_of
+from fullbatch.comparison.plan import Plan, PlannedRun
+from fullbatch.comparison.workers import Crew, Job, Watch
+from fullbatch.config.optimization import Schedule
+from fullbatch.config.run import RunConfig
+from fullbatch.config.training import Evaluation
+from fullbatch.training.run_folder import Folder, read_lines, replace_text
+
+WARM_UP, MEASURED = 20, 80  # steps: caches, compilation and graphs first; then enough for what happens now and then
+FILE = "calibration.json"
+
+
+def step_seconds(plan: Plan, folder: Path, watch: Watch) -> dict[str, float]:
+    """Seconds a step for each cell; measured once, one run at a time, and kept in the folder."""
+    kept = folder / FILE
+    known: dict[str, float] = json.loads(kept.read_text()) if kept.is_file() else {}
+    cells: dict[str, PlannedRun] = {}
+    for run in plan.planned:
+        cells.setdefault(run.cell, run)
+    configs = {cell: _short(plan.config(run, str(folder / "calibration")), cell) for cell, run in cells.items()}
+    jobs = [Job(cell, config) for cell, config in configs.items() if cell not in known]
+    Crew(1, watch).work_off(jobs)
+    for job in jobs:
+        known[job.name] = _measured(job)
+    replace_text(kept, json.dumps(known, indent=1))
+    return known
+
+
+def _short(config: RunConfig, name: str) -> RunConfig:
+    """The run's own steps, a few of them, at a constant rate and without an evaluation."""
+    return replace(
+        config,
+        training=replace(config.training, samples=(WARM_UP + MEASURED) * config.training.batch_size),
+        schedule=Schedule(schedule="constant"),
+        evaluation=Evaluation(evaluate=(), audit_every=0),
+        run=replace(config.run, name=name, log_every=WARM_UP, save_minutes=None, save_every=None, tensorboard=False),
+    )
+
+
+def _measured(job: Job) -> float:
+    outcome = outcome_of(job.folder)
+    lines = read_lines(Folder(job.folder).metrics)
+    at = {line["step"]: line.get("seconds") for line in lines if "kind" not in line}
+    first, last = at.get(WARM_UP), at.get(WARM_UP + MEASURED)
+    if first is None or last is None:
+        raise ValueError(f"The steps of {job.name} could not be timed: {outcome.error or 'the run did not end'}.")
+    return float(last - first) / MEASURED
+
+
+def samples_in_equal_time(plan: Plan, seconds: Mapping[str, float], steps: Mapping[str, int]) -> dict[str, int]:
+    """The samples each run may see: as many steps as fit into the time of the reference's at its batch size."""
+    assert plan.equal_time is not None
+    reference = plan.row(plan.equal_time, "equal_time")
+    found = {}
+    for run in plan.planned:
+        there = replace(run, row=reference)
+        if there.cell not in seconds:
+            raise ValueError(
+                f"--equal-time {plan.equal_time}: it does not run at batch size {run.batch_size}, so there is no time "
+                f"for {run.name} to equal."
+            )
+        its_steps = next(steps[other.name] for other in plan.planned if other.cell == there.cell)
+        fitting = max(1, round(its_steps * seconds[there.cell] / seconds[run.cell]))
+        found[run.name] = fitting * run.batch_size
+    return found

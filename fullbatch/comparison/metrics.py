@@ -1,0 +1,70 @@
+"""The number a comparison looks at: a task and one of its metrics, written "TASK METRIC"."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from typing_extensions import assert_never
+
+from fullbatch.config.tasks import BenchmarkFolder, DataCompSuite, ImageNetFolder, Retrieval, ZeroShot, parse_task
+from fullbatch.config.words import listed, nearest
+from fullbatch.evaluation.benchmark_folders import Captioned, open_benchmark
+from fullbatch.evaluation.datacomp import ENTRIES, averages
+
+# What a kind of task gives, the main number first; a test holds it against what the tasks do give.
+RETRIEVAL = (
+    "mean_r1", "image_to_text_r1", "image_to_text_r5", "image_to_text_r10", "image_to_text_median_rank",
+    "text_to_image_r1", "text_to_image_r5", "text_to_image_r10", "text_to_image_median_rank",
+)  # fmt: skip
+CLASSIFICATION = ("accuracy", "accuracy_top5", "mean_per_class", "f1_macro")
+
+
+def metric_named(asked: str | None, tasks: Sequence[str]) -> str:
+    """The "TASK METRIC" that ``asked`` means: itself, a METRIC (of the first task that has it), or None, the main one
+    of the first task."""
+    if not tasks:
+        raise ValueError("A comparison needs something to measure: name tasks with --evaluate retrieval:SOURCE ...")
+    known = [name for task in tasks for name in _names(task)]
+    if asked is None:
+        return known[0]
+    for full in known:
+        if asked in (full, full.rpartition(" ")[2]):
+            return full
+    short = list(dict.fromkeys(full.rpartition(" ")[2] for full in known))
+    raise ValueError(
+        f"--metric {asked!r}: no task of this comparison gives it{nearest(asked, [*short, *known])} The tasks are "
+        f"{listed(tasks)}; the metrics {listed(short)}. Write METRIC or 'TASK METRIC'."
+    )
+
+
+def _names(text: str) -> Iterator[str]:
+    match task := parse_task(text):
+        case Retrieval():
+            yield from (f"{text} {name}" for name in RETRIEVAL)
+        case ZeroShot() | ImageNetFolder():
+            yield from (f"{text} {name}" for name in CLASSIFICATION)
+        case BenchmarkFolder(path):
+            names = RETRIEVAL if isinstance(open_benchmark(path), Captioned) else CLASSIFICATION
+            yield from (f"{text} {name}" for name in names)
+        case DataCompSuite(root):
+            there = [entry for entry in ENTRIES if entry.find(root)]
+            made = [one for one in averages(dict.fromkeys([entry.key for entry in there], 0.0)) if one.found]
+            made.sort(key=lambda one: one.name != "DataComp average")
+            yield from (average_name(one.name, one.found, one.of) for one in made)
+            yield from (f"datacomp:{entry.key} {entry.main}" for entry in there)
+        case _:
+            assert_never(task)
+
+
+def average_name(name: str, found: int, of: int) -> str:
+    """An average over fewer tasks than belong to it says so in its name.
+
+    >>> average_name("ImageNet and variants", 7, 7), average_name("VTAB", 3, 13)
+    ('datacomp ImageNet_and_variants', 'datacomp VTAB_(3_of_13_tasks)')
+    """
+    short = f" ({found} of {of} tasks)" if found < of else ""
+    return f"datacomp {(name + short).replace(' ', '_')}"
+
+
+def more_is_better(metric: str) -> bool:
+    return not metric.endswith("_rank")

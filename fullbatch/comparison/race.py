@@ -1,0 +1,154 @@
+"""A comparison from its plan to its tables.
+
+comparisons/NAME/
+  plan.yaml          what is compared; `fullbatch compare --resume` reads it
+  runs/              an ordinary run folder each, with outcome.json (how it ended) and output.txt (what it said)
+  comparison.json    every run's numbers, the table, paired differences, matches; rewritten whenever a run ends
+  comparison.csv     the table
+  report.html        the page
+  calibration.json   seconds a step, where times are to be equal; calibration/ has the runs that were timed
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fullbatch.comparison.checks import check_jobs, check_measured, check_same_plan
+from fullbatch.comparison.equal_time import MEASURED, WARM_UP, samples_in_equal_time, step_seconds
+from fullbatch.comparison.execute import OUTCOME, Outcome, outcome_of
+from fullbatch.comparison.metrics import metric_named
+from fullbatch.comparison.plan import Plan, plan_from, read_plan
+from fullbatch.comparison.progress import Progression
+from fullbatch.comparison.summary import summarize, write_csv
+from fullbatch.comparison.workers import Crew, Job
+from fullbatch.config.tree import write_values
+from fullbatch.evaluation.tasks import tasks_of
+from fullbatch.training.interruption import Interrupted
+from fullbatch.training.run_folder import replace_text
+
+PLAN, SUMMARY = "plan.yaml", "comparison.json"
+
+
+@dataclass(frozen=True)
+class Pace:
+    """jobs           runs side by side
+    quiet          lines in place of bars
+    stop_after     minutes after which no further run is started; None: all
+    retry_failed   whether runs that failed by themselves are tried again
+    """
+
+    jobs: int = 1
+    quiet: bool = False
+    stop_after: float | None = None
+    retry_failed: bool = False
+
+
+def race(plan: Plan, folder: Path, pace: Pace) -> dict[str, Any]:
+    """Run what is not done yet; the summary, as in comparison.json."""
+    began = time.monotonic()
+    jobs = _jobs(plan, folder)
+    if (folder / PLAN).is_file():
+        check_same_plan(_jobs(planned_in(folder), folder), jobs, str(folder))
+    steps = check_jobs(jobs)
+    tasks = tasks_of(jobs[0].config)
+    metric = metric_named(plan.metric, tasks)
+    check_measured(jobs, tasks)
+    folder.mkdir(parents=True, exist_ok=True)
+    with _alone_in(folder):
+        replace_text(folder / PLAN, write_values(plan.as_dict()))
+        budget = _budget(plan)
+        if plan.equal_time is not None:
+            seconds = _timed(plan, folder, jobs, pace)
+            samples = samples_in_equal_time(plan, seconds, steps)
+            budget = {**budget, "seconds_a_step": seconds, "samples_of_runs": samples}
+            jobs = _jobs(plan, folder, samples)
+            steps = check_jobs(jobs)
+
+        def summed_up() -> dict[str, Any]:
+            summary = summarize(plan, jobs, budget, tasks, metric)
+            replace_text(folder / SUMMARY, json.dumps(summary, indent=1))
+            write_csv(summary, folder / "comparison.csv")
+            return summary
+
+        def told(job: Job, outcome: Outcome) -> str:
+            run = next(run for run in summed_up()["runs"] if run["name"] == job.name)
+            return outcome.error if outcome.status == "open" and outcome.error else _words(run, metric)
+
+        for job in jobs:
+            known = outcome_of(job.folder)
+            if known.status == "failed" and (known.again or pace.retry_failed):
+                (job.folder / OUTCOME).unlink()
+        waiting = [job for job in jobs if outcome_of(job.folder).status == "open"]
+        summed_up()
+        try:
+            with Progression(jobs, steps, pace.quiet, told) as progress:
+                Crew(pace.jobs, progress, _until(began, pace.stop_after)).work_off(waiting)
+        except Interrupted as stopped:
+            raise Interrupted(stopped.exit_code - 128, f"Go on with: fullbatch compare --resume {folder}") from None
+        return summed_up()
+
+
+def planned_in(folder: Path) -> Plan:
+    """The plan of a comparison that was begun."""
+    if not (folder / PLAN).is_file():
+        raise ValueError(f"{folder} is not the folder of a comparison: there is no {PLAN} in it.")
+    return plan_from(read_plan(folder / PLAN))
+
+
+def _jobs(plan: Plan, folder: Path, samples: dict[str, int] | None = None) -> list[Job]:
+    found = []
+    for run in plan.planned:
+        own = samples[run.name] if samples else None
+        found.append(Job(run.name, plan.config(run, str(folder / "runs"), own)))
+    return found
+
+
+def _timed(plan: Plan, folder: Path, jobs: list[Job], pace: Pace) -> dict[str, float]:
+    cells = {run.cell: job for run, job in zip(plan.planned, jobs, strict=True)}
+    named = [Job(cell, job.config) for cell, job in cells.items()]
+    steps = dict.fromkeys(cells, WARM_UP + MEASURED)
+    with Progression(named, steps, pace.quiet, lambda job, outcome: f"timed ({outcome.status})") as watch:
+        return step_seconds(plan, folder, watch)
+
+
+def _budget(plan: Plan) -> dict[str, Any]:
+    training = plan.base["training"]
+    length = {"samples": training["samples"]} if training["samples"] else {"epochs": training["epochs"]}
+    return {**length, "equal_time": plan.equal_time}
+
+
+def _until(began: float, minutes: float | None) -> Callable[[], bool]:
+    return lambda: minutes is None or time.monotonic() - began < 60.0 * minutes
+
+
+def _words(run: dict[str, Any], metric: str) -> str:
+    if run["status"] == "failed":
+        return f"failed: {run['error']}"
+    if run["status"] == "open":
+        return f"stopped at step {run['steps']}"
+    value = run["results"].get(metric)
+    return f"{_short(value)} {metric.rpartition(' ')[2]} in {run['seconds']:.0f} s of training"
+
+
+def _short(value: float | None) -> str:
+    return "no" if value is None else f"{value:.2%}" if value <= 1.0 else f"{value:.1f}"
+
+
+@contextmanager
+def _alone_in(folder: Path) -> Iterator[None]:
+    with (folder / ".lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(f"Another `fullbatch compare` is at work in {folder}; wait for it, or stop it.") from None
+        lock.write(str(os.getpid()))
+        lock.flush()
+        yield

@@ -1,0 +1,97 @@
+"""Numbers of several runs: mean and spread, paired differences, and which batch size of a baseline a row matches."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Spread:
+    """mean and sample standard deviation of ``values``; None: one value has no spread"""
+
+    values: tuple[float, ...]
+
+    @property
+    def mean(self) -> float:
+        return statistics.fmean(self.values)
+
+    @property
+    def sd(self) -> float | None:
+        return statistics.stdev(self.values) if len(self.values) > 1 else None
+
+
+@dataclass(frozen=True)
+class Match:
+    """matches  the baseline's batch size whose mean lies nearest, if within one combined standard deviation
+    about    where the baseline's curve, drawn over log2 of the batch size, first reaches the row's mean
+    text     the sentence
+    """
+
+    matches: int | None
+    about: float | None
+    text: str
+
+
+def paired(ours: Mapping[int, float], theirs: Mapping[int, float]) -> Spread | None:
+    """Differences seed by seed, over the seeds both have."""
+    seeds = sorted(ours.keys() & theirs.keys())
+    return Spread(tuple(ours[seed] - theirs[seed] for seed in seeds)) if seeds else None
+
+
+def match(row: str, batch_size: int, ours: Spread, baseline: str, theirs: Mapping[int, Spread], up: bool) -> Match:
+    """Where ``row`` at ``batch_size`` stands on the baseline's curve over batch sizes; ``up``: more is better.
+
+    "Matches" is said only when the means differ by at most one combined standard deviation; with one seed nothing is
+    known of the spread, so it is not said at all.
+    """
+    sign = 1.0 if up else -1.0
+    sizes = sorted(theirs)
+    level = sign * ours.mean
+    means = [sign * theirs[size].mean for size in sizes]
+    about = _crossing(sizes, means, level)
+    near = [size for size in sizes if _within_spread(ours, theirs[size])]
+    subject = f"{row} at {batch_size}"
+    if near:
+        best = min(near, key=lambda size: (abs(theirs[size].mean - ours.mean), size))
+        others = [str(size) for size in near if size != best]
+        also = f" (and is within the spread of {_and(others)} too)" if others else ""
+        return Match(best, about, f"{subject} matches {baseline} at {best}{also}")
+    known = ours.sd is not None and all(theirs[size].sd is not None for size in sizes)
+    caveat = "" if known else "; one seed, so the spread is not known"
+    if level > max(means):
+        every = f"at every tested batch size (up to {sizes[-1]})"
+        every = every if len(sizes) > 1 else f"at {sizes[0]}, the only one tested"
+        return Match(None, None, f"{subject} beats {baseline} {every}{caveat}")
+    if about is None or level < min(means):
+        worst = sizes[means.index(min(means))]
+        return Match(None, None, f"{subject} stays below {baseline} at {worst}{caveat}")
+    below = max((size for size in sizes if size <= about), default=sizes[0])
+    above = min((size for size in sizes if size >= about), default=sizes[-1])
+    if below == above:
+        return Match(None, about, f"{subject} lies level with {baseline} at {below}{caveat}")
+    return Match(None, about, f"{subject} lies between {baseline} at {below} and at {above}, about {about:.0f}{caveat}")
+
+
+def _within_spread(ours: Spread, theirs: Spread) -> bool:
+    if ours.sd is None or theirs.sd is None:
+        return False
+    return abs(ours.mean - theirs.mean) <= math.hypot(ours.sd, theirs.sd)
+
+
+def _crossing(sizes: Sequence[int], means: Sequence[float], level: float) -> float | None:
+    """The smallest batch size at which the straight lines between the tested ones, over log2, reach the level."""
+    for size, mean in zip(sizes, means, strict=True):
+        if mean == level:
+            return float(size)
+    for left, right, low, high in zip(sizes, sizes[1:], means, means[1:], strict=False):
+        if min(low, high) < level < max(low, high):
+            share = (level - low) / (high - low)
+            return float(2 ** (math.log2(left) + share * (math.log2(right) - math.log2(left))))
+    return None
+
+
+def _and(words: Sequence[str]) -> str:
+    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)

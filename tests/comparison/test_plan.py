@@ -1,0 +1,148 @@
+"""Plans: which runs they name, in which order, with which configs."""
+
+import pytest
+import yaml
+
+from fullbatch.commands.compare import Compare, plan_values
+from fullbatch.comparison.checks import check_same_plan
+from fullbatch.comparison.plan import plan_from
+from fullbatch.comparison.race import _jobs
+from fullbatch.config.tree import to_dict, write_values
+
+
+def planned(*flags, **options):
+    return plan_from(plan_values(Compare(**{"name": "t", **options}), flags))
+
+
+def config_of(plan, name):
+    run = next(run for run in plan.planned if run.name == name)
+    return plan.config(run, "runs")
+
+
+def from_file(tmp_path, text, *flags):
+    path = tmp_path / "plan.yaml"
+    path.write_text(text)
+    return plan_from(plan_values(Compare(plan=path, name="t"), flags))
+
+
+def test_every_cell_comes_once_before_any_comes_twice():
+    plan = planned(methods=("openclip", "sogclr"), batch_sizes=(8, 16), seeds=(0, 1))
+    assert [run.name for run in plan.planned] == [
+        "openclip-b8-seed0", "sogclr-b8-seed0", "openclip-b16-seed0", "sogclr-b16-seed0",
+        "openclip-b8-seed1", "sogclr-b8-seed1", "openclip-b16-seed1", "sogclr-b16-seed1",
+    ]  # fmt: skip
+
+
+def test_other_orders():
+    by_size = planned(methods=("openclip", "sogclr"), batch_sizes=(16, 8), seeds=(0, 1), order="batch_sizes")
+    assert [run.batch_size for run in by_size.planned] == [16] * 4 + [8] * 4
+    by_row = planned(methods=("sogclr", "openclip"), batch_sizes=(8,), seeds=(0, 1), order="methods")
+    assert [run.row.name for run in by_row.planned] == ["sogclr"] * 2 + ["openclip"] * 2
+
+
+def test_a_method_keeps_the_settings_its_recipe_gives_it_and_no_others():
+    plan = planned("--samples", "640", methods=("openclip", "neuclip"), batch_sizes=(64,), seeds=(3,))
+    openclip, neuclip = (config_of(plan, f"{name}-b64-seed3") for name in ("openclip", "neuclip"))
+    assert neuclip.objective.settings == {"prototypes": 512, "temperature": 0.05, "rho": 4.0}
+    assert openclip.objective.settings == {}
+    assert (openclip.training.batch_size, openclip.training.seed, openclip.training.samples) == (64, 3, 640)
+    same = [{k: v for k, v in to_dict(c).items() if k not in ("objective", "run")} for c in (openclip, neuclip)]
+    assert same[0] == same[1]
+
+
+def test_settings_of_one_method():
+    plan = planned(
+        methods=("openclip", "neuclip"),
+        seeds=(0,),
+        settings_of=("neuclip.rho=5", "openclip.temperature_lr=1e-4", "openclip.temperature=0.1"),
+    )
+    openclip, neuclip = (config_of(plan, f"{name}-b128-seed0") for name in ("openclip", "neuclip"))
+    assert neuclip.objective.settings["rho"] == 5 and neuclip.objective.settings["prototypes"] == 512
+    assert openclip.optimizer.temperature_lr == 1e-4 and openclip.objective.settings == {"temperature": 0.1}
+    assert neuclip.optimizer.temperature_lr is None
+
+
+@pytest.mark.parametrize(
+    ("scaling", "rates"), [("none", (1e-3, 1e-3)), ("sqrt", (5e-4, 2e-3)), ("linear", (2.5e-4, 4e-3))]
+)
+def test_learning_rate_over_batch_sizes(scaling, rates):
+    plan = planned(methods=("openclip",), batch_sizes=(32, 512), seeds=(0,), lr_scaling=scaling)
+    found = [config_of(plan, f"openclip-b{size}-seed0").optimizer.lr for size in (32, 512)]
+    assert found == pytest.approx(rates)
+
+
+PLAN = """
+base: {training: {samples: 100}}
+methods:
+  - openclip
+  - {name: neuclip Tr=3, method: neuclip, settings: {restart_every: 3}, lr: 2e-3, batch_sizes: [8]}
+  - {name: neuclip-mlp, method: neuclip, normalizer: mlp, batch_sizes: []}
+batch_sizes: [8, 16]
+seeds: [0, 1]
+runs:
+  - {methods: [neuclip-mlp], batch_sizes: [16], seeds: [5]}
+  - {methods: [openclip], batch_sizes: [8], seeds: [0]}
+"""
+
+
+def test_a_plan_file(tmp_path):
+    plan = from_file(tmp_path, PLAN, "--epochs", "3")
+    names = [run.name for run in plan.planned]
+    assert names == [
+        "openclip-b8-seed0", "neuclip_Tr=3-b8-seed0", "openclip-b16-seed0",
+        "openclip-b8-seed1", "neuclip_Tr=3-b8-seed1", "openclip-b16-seed1", "neuclip-mlp-b16-seed5",
+    ]  # fmt: skip
+    row = config_of(plan, "neuclip_Tr=3-b8-seed1")
+    assert row.optimizer.lr == 2e-3 and row.objective.settings == {"restart_every": 3}
+    assert row.training.samples is None and row.training.epochs == 3, "a flag changes the base"
+    assert config_of(plan, "neuclip-mlp-b16-seed5").objective.normalizer == "mlp"
+    assert plan.baseline == "openclip"
+
+
+def test_what_is_written_is_read_back_the_same(tmp_path):
+    plan = from_file(tmp_path, PLAN)
+    assert plan_from(yaml.safe_load(write_values(plan.as_dict()))) == plan
+
+
+def test_a_comparison_may_grow_but_not_change(tmp_path):
+    def jobs(*flags, **options):
+        return _jobs(planned(*flags, **{"methods": ("openclip",), "seeds": (0,), **options}), tmp_path)
+
+    before = jobs("--samples", "640")
+    check_same_plan(before, jobs("--samples", "640", methods=("openclip", "sogclr"), seeds=(0, 1)), "f")
+    check_same_plan(before, jobs("--samples", "640", "--workers", "0"), "f")
+    with pytest.raises(ValueError, match=r"openclip-b128-seed0 training.samples was 640 and is now 641"):
+        check_same_plan(before, jobs("--samples", "641"), "f")
+    with pytest.raises(ValueError, match="holds a comparison with the run openclip-b128-seed0"):
+        check_same_plan(before, jobs("--samples", "640", seeds=(1,)), "f")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("methods: [openclipp]", "Unknown method 'openclipp'; did you mean 'openclip'"),
+        ("methods: [openclip, {method: openclip, lr: 1.0}]", "Two rows of the comparison are called 'openclip'"),
+        ("methods: [{method: openclip, name: a b}, {method: openclip, name: a/b}]", "Two rows"),
+        ("methods: [{method: openclip, settings: {rho: 3}}]", "The row 'openclip':.*rho"),
+        ("methods: [{method: openclip, ls: 3}]", "A run has no setting 'ls'"),
+        ("methods: [{method: openclip, seed: 3}]", "leave seed to the plan"),
+        ("methods: [{name: openclip}]", "a mapping with `method`"),
+        ("methods: openclip", "is a list"),
+        ("methods: [3]", "a mapping with `method`"),
+        ("metods: [openclip]", "a plan has no 'metods'; did you mean 'methods'"),
+        ("batch_sizes: [8, 8]", "must be different whole numbers"),
+        ("batch_sizes: [big]", "whole number"),
+        ("seeds: []", "at least one seed"),
+        ("seeds: [-1]", "at least 0"),
+        ("baseline: siglip", "baseline: no row is called 'siglip'"),
+        ("equal_time: siglip", "equal_time: no row is called 'siglip'"),
+        ("runs: [{methods: [nix]}]", "runs: no row is called 'nix'"),
+        ("runs: [{method: openclip}]", "Unknown key 'method'"),
+        ("order: size", "must be one of"),
+        ("lr_scaling: cubic", "must be one of"),
+        ("base: {training: {sample: 3}}", "Unknown key 'sample' in training; did you mean 'samples'"),
+    ],
+)
+def test_mistakes_in_a_plan(tmp_path, text, words):
+    with pytest.raises(ValueError, match=words):
+        _jobs(from_file(tmp_path, text), tmp_path)

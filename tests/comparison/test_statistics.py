@@ -1,0 +1,80 @@
+"""Means, paired differences, and the sentence about batch sizes."""
+
+import math
+
+import pytest
+
+from fullbatch.comparison.statistics import Spread, match, paired
+
+# Means 4, 6, 8 at 64, 128, 512, each with the standard deviation sqrt(0.02).
+BASELINE = {size: Spread((mean - 0.1, mean + 0.1)) for size, mean in ((64, 4.0), (128, 6.0), (512, 8.0))}
+
+
+def said(*values, baseline=BASELINE, up=True):
+    return match("neuclip", 128, Spread(values), "openclip", baseline, up)
+
+
+def test_mean_and_spread():
+    assert Spread((1.0, 2.0, 6.0)).mean == 3.0
+    assert Spread((1.0, 2.0, 6.0)).sd == pytest.approx(math.sqrt((4 + 1 + 9) / 2))
+    assert Spread((1.0,)).sd is None
+
+
+def test_differences_are_seed_by_seed():
+    difference = paired({0: 3.0, 1: 5.0, 2: 9.0}, {1: 4.0, 0: 1.0})
+    assert difference.values == (2.0, 1.0)
+    assert paired({0: 1.0}, {1: 1.0}) is None
+
+
+def test_it_matches_within_one_combined_deviation():
+    found = said(7.9, 8.1)
+    assert (found.matches, found.text) == (512, "neuclip at 128 matches openclip at 512")
+    combined = math.hypot(math.sqrt(0.02), math.sqrt(0.02))
+    assert said(8.0 + combined - 0.1 - 1e-9, 8.0 + combined + 0.1 - 1e-9).matches == 512
+    assert said(8.0 + combined - 0.1 + 1e-9, 8.0 + combined + 0.1 + 1e-9).matches is None
+
+
+def test_it_beats_every_tested_size():
+    found = said(8.9, 9.1)
+    assert (found.matches, found.about) == (None, None)
+    assert found.text == "neuclip at 128 beats openclip at every tested batch size (up to 512)"
+    only = said(8.9, 9.1, baseline={128: BASELINE[128]})
+    assert only.text == "neuclip at 128 beats openclip at 128, the only one tested"
+
+
+def test_it_stays_below():
+    assert said(2.9, 3.1).text == "neuclip at 128 stays below openclip at 64"
+
+
+def test_between_two_sizes_it_is_interpolated_over_the_logarithm():
+    found = said(6.9, 7.1)
+    assert found.matches is None and found.about == pytest.approx(256.0)
+    assert found.text == "neuclip at 128 lies between openclip at 128 and at 512, about 256"
+
+
+def test_a_wide_spread_is_said():
+    found = said(5.0, 9.0)
+    assert found.matches == 128
+    assert found.text == "neuclip at 128 matches openclip at 128 (and is within the spread of 512 too)"
+
+
+def test_one_seed_never_matches():
+    found = said(8.0)
+    assert found.matches is None
+    assert found.text == "neuclip at 128 lies level with openclip at 512; one seed, so the spread is not known"
+    single = {size: Spread((spread.mean,)) for size, spread in BASELINE.items()}
+    assert said(7.0, 7.0, baseline=single).text.endswith("about 256; one seed, so the spread is not known")
+    assert said(9.0, baseline=single).text.startswith("neuclip at 128 beats")
+
+
+def test_where_less_is_better():
+    ranks = {64: Spread((9.9, 10.1)), 128: Spread((4.9, 5.1))}
+    assert "beats openclip at every" in said(1.9, 2.1, baseline=ranks, up=False).text
+    assert said(19.0, 19.2, baseline=ranks, up=False).text == "neuclip at 128 stays below openclip at 64"
+    assert said(7.4, 7.6, baseline=ranks, up=False).about == pytest.approx(2**6.5)
+
+
+def test_a_baseline_that_does_not_rise():
+    falling = {64: Spread((7.9, 8.1)), 128: Spread((5.9, 6.1)), 512: Spread((8.9, 9.1))}
+    assert said(6.9, 7.1, baseline=falling).about == pytest.approx(2**6.5)
+    assert said(2.0, 2.1, baseline=falling).text == "neuclip at 128 stays below openclip at 128"
