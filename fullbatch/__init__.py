@@ -33,7 +33,7 @@ from fullbatch.objective.parts import Context
 if TYPE_CHECKING:
     from fullbatch.run import train
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 __all__ = [
     "METHODS",
