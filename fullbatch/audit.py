@@ -25,7 +25,6 @@ from fullbatch.data.sources import open_source
 from fullbatch.data.transforms import EvalTransform, TrainTransform
 from fullbatch.evaluation.audit import EPSILON, AuditNumbers, mean_errors, normalizer_audit
 from fullbatch.evaluation.embed import Embedder
-from fullbatch.evaluation.tables import embed_batches
 from fullbatch.models.build import rebuild_model
 from fullbatch.models.towers import TwoTowers
 from fullbatch.objective.objective import Objective
@@ -250,7 +249,7 @@ def _audit(
     step: int,
 ) -> Audited:
     start = time.monotonic()
-    tables = embed_batches(embedder, images)
+    tables = embedder.tables(images)
     if len(tables.ids_n) < 2:
         raise ValueError(f"Of {len(images.batches.pool):,} samples only {len(tables.ids_n)} can be read.")
     _wait_for(embedder.device)

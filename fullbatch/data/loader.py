@@ -85,6 +85,20 @@ class Pool:
         return " ".join(source.fingerprint for source in self.sources)
 
 
+class Part:
+    """Some samples of a pool under numbers of their own; ``Samples`` again."""
+
+    def __init__(self, pool: Pool, ids: Sequence[int]) -> None:
+        self.pool, self.ids = pool, ids
+        self.name, self.fingerprint = "part", pool.fingerprint
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def read(self, index: int) -> RawSample:
+        return self.pool.read(self.ids[index])
+
+
 def open_pool(config: Data) -> tuple[Pool, Order]:
     """The training samples and, for seed 0, their order."""
     pool = Pool([open_source(source) for source in config.sources])

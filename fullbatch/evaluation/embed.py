@@ -1,11 +1,11 @@
 """A model and a source in, tables of embeddings out; the work is spread over the ranks."""
 
-# N: samples of the source   T: captions   D: width
+# N, n: samples   T: captions   B: rows of a batch   D: width
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from fullbatch import distributed
 from fullbatch.config.data import Source
 from fullbatch.config.training import Precision
-from fullbatch.data.loader import EvaluationBatches, Pool, load
+from fullbatch.data.loader import Batch, EvaluationBatches, Pool, load
 from fullbatch.data.sample import Samples
 from fullbatch.data.sources import open_source
 from fullbatch.data.transforms import EvalTransform
@@ -49,6 +49,15 @@ class Images:
 
 
 @dataclass(frozen=True)
+class Tables:
+    """Embeddings of the samples that could be read, by their ids; on the device, the same on every rank."""
+
+    ids_n: Tensor
+    image_nD: Tensor
+    text_nD: Tensor
+
+
+@dataclass(frozen=True)
 class Embedder:
     """How to embed: the model (as wrapped for training), its input, the device; ``cache`` keeps what ``images`` and
     ``captions`` give, for a model that does not change."""
@@ -69,6 +78,20 @@ class Embedder:
         assert found.text_ND is not None
         captions = [of_image[0] for of_image in found.images.captions]
         return Pairs(found.images.ids, found.images.image_ND, found.text_ND, captions)
+
+    @torch.no_grad()
+    def tables(self, batches: Iterable[Batch]) -> Tables:
+        """Every rank brings equally many batches, some of which may be empty."""
+        found: tuple[list[Tensor], ...] = ([], [], [])
+        with _evaluating(self.model):
+            for batch in batches:
+                here = batch.to(self.device)
+                for table, part in zip(found, (here.ids, *self._rows(here)), strict=True):
+                    assert part is not None
+                    table.append(part)
+        ids_n, image_nD, text_nD = (distributed.gather_uneven(torch.cat(parts)) for parts in found)
+        order = ids_n.argsort()
+        return Tables(ids_n[order], image_nD[order], text_nD[order])
 
     def images(self, source: Source | Samples) -> Images:
         """Every image of a source with all its captions, which are not embedded; on every rank the same."""
@@ -122,12 +145,9 @@ class Embedder:
         bad: list[str] = []
         with _evaluating(self.model):
             for batch in load(batches, range(len(batches)), self.workers, self.device):
-                rows = len(batch.ids)
-                images, tokens = (batch.images, batch.tokens) if rows else self._filler()
-                image_BD, text_BD = self._embed(images, tokens if with_text else None)
-                for table, part in zip(tables, (batch.ids, image_BD, text_BD), strict=True):
+                for table, part in zip(tables, (batch.ids, *self._rows(batch, with_text)), strict=True):
                     if part is not None:
-                        table.append(part[:rows])
+                        table.append(part)
                 captions.update(zip(batch.ids.tolist(), batch.every_caption, strict=True))
                 bad += [str(error) for error in batch.bad]
         said: dict[int, tuple[str, ...]] = {}
@@ -147,10 +167,14 @@ class Embedder:
             _check_finite(rows_ND, [repr(of[0]) for of in names], f"{what} of {source}")
         return _Found(Images(ids_N, image_ND, names, tuple(left_out)), text_ND[0] if text_ND else None)
 
-    def _filler(self) -> tuple[Tensor, Tensor]:
+    def _rows(self, batch: Batch, with_text: bool = True) -> tuple[Tensor, Tensor | None]:
         """Sharded towers need every rank's presence at every batch, also when its share is used up."""
-        image = torch.zeros((1, 3, self.image_size, self.image_size), dtype=torch.uint8, device=self.device)
-        return image, self.tokenize([""]).to(self.device)
+        rows, images, tokens = len(batch.ids), batch.images, batch.tokens
+        if not rows:
+            images = torch.zeros((1, 3, self.image_size, self.image_size), dtype=torch.uint8, device=self.device)
+            tokens = self.tokenize([""]).to(self.device)
+        image_BD, text_BD = self._embed(images, tokens if with_text else None)
+        return image_BD[:rows], text_BD[:rows] if with_text else None
 
     def _embed(self, images: Tensor | None, tokens: Tensor | None) -> tuple[Tensor, Tensor]:
         with in_precision(self.precision, self.device):

@@ -22,13 +22,11 @@ import torch
 from fullbatch import distributed
 from fullbatch.config.training import Evaluation
 from fullbatch.data.in_memory import InMemoryBatches
-from fullbatch.data.loader import Batch, EvaluationBatches, Pool, load
+from fullbatch.data.loader import Batch, EvaluationBatches, Part, Pool, load
 from fullbatch.data.order import key_of, shuffled
-from fullbatch.data.sample import RawSample
 from fullbatch.data.transforms import EvalTransform
 from fullbatch.evaluation.audit import normalizer_audit
 from fullbatch.evaluation.embed import Embedder
-from fullbatch.evaluation.tables import embed_batches
 from fullbatch.objective.objective import Objective
 
 log = logging.getLogger("fullbatch")
@@ -75,22 +73,6 @@ def plan_audits(settings: Evaluation, batch_size: int, total_steps: int, num_sam
     return AuditPlan(every, min(settings.audit_anchors, samples), samples) if every else None
 
 
-@dataclass
-class _Chosen:
-    """Some samples of a pool, as a source of its own."""
-
-    pool: Pool
-    ids: tuple[int, ...]
-    name: str = "probe"
-    fingerprint: str = ""
-
-    def __len__(self) -> int:
-        return len(self.ids)
-
-    def read(self, index: int) -> RawSample:
-        return self.pool.read(self.ids[index])
-
-
 class Probe:
     """Read once, at the first audit, and kept as pixels and tokens: of each rank its share."""
 
@@ -106,7 +88,7 @@ class Probe:
         self.plan, self.embedder, self.batch_size, self.seed = plan, embedder, batch_size, seed
         self.in_memory = in_memory  # where the samples lie already, if they do
         ids = np.sort(shuffled(np.arange(plan.samples), len(pool), key_of(seed, 3)))
-        self.samples = _Chosen(pool, tuple(ids.tolist()))
+        self.samples = Part(pool, tuple(ids.tolist()))
         self._batches: list[Batch] | None = None
 
     def audit(self, objective: Objective) -> dict[str, Any]:
@@ -114,7 +96,7 @@ class Probe:
         start = time.monotonic()
         device = self.embedder.device
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-            tables = embed_batches(self.embedder, self._read())
+            tables = self.embedder.tables(self._read())
             if len(tables.ids_n) < 2:
                 raise ValueError(
                     f"Of the {len(self.samples)} samples that the audit during training would use, fewer than two can "

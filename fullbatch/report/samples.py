@@ -17,7 +17,7 @@ from torch.nn.functional import adaptive_avg_pool2d
 
 from fullbatch.config.run import RunConfig
 from fullbatch.config.training import Precision
-from fullbatch.data.loader import EvaluationBatches, Pool, load
+from fullbatch.data.loader import EvaluationBatches, Part, Pool, load
 from fullbatch.data.sample import BadSample, RawSample
 from fullbatch.data.transforms import EvalTransform
 from fullbatch.models.precision import in_precision
@@ -27,20 +27,6 @@ from fullbatch.run import load_trained
 TINY = 16  # pixels a side of the pictures that near-identical ones are found by
 _MANY = 2000  # samples that are worth starting workers for
 SAMPLES_ON_CPU, SAMPLES_ON_GPU = 4_000, 20_000
-
-
-class Part:
-    """Some samples of a pool under numbers of their own; a ``Samples``."""
-
-    def __init__(self, pool: Pool, ids: Sequence[int]) -> None:
-        self.pool, self.ids = pool, ids
-        self.name, self.fingerprint = "part", pool.fingerprint
-
-    def __len__(self) -> int:
-        return len(self.ids)
-
-    def read(self, index: int) -> RawSample:
-        return self.pool.read(self.ids[index])
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,6 @@ from fullbatch.data.loader import Batch
 from fullbatch.evaluation.audit import normalizer_audit
 from fullbatch.evaluation.embed import Embedder
 from fullbatch.evaluation.probe import FORWARD, SHARE, AuditPlan, Probe, plan_audits
-from fullbatch.evaluation.tables import embed_batches
 from fullbatch.run import train
 from tests.training.small import differences, renamed, saved_state, small_config
 
@@ -64,7 +63,7 @@ def test_on_all_samples_it_is_the_audit(tmp_path):
         probe = Probe(plan, embedder, parts.batches.pool, 8, config.training.seed)
         again = probe.audit(parts.state.objective)
         assert numbers([{**again, "step": line["step"], "kind": "audit"}]) == numbers([line])
-        tables = embed_batches(embedder, probe._read())
+        tables = embedder.tables(probe._read())
         generator = torch.Generator().manual_seed(config.training.seed)
         whole = normalizer_audit(
             parts.state.objective, tables.image_nD, tables.text_nD, torch.arange(40), 40, 8, generator
@@ -147,7 +146,7 @@ def test_the_towers_are_left_as_they_were():
     batch = Batch(
         torch.arange(6), torch.randint(256, (6, 3, 4, 4), generator=torch.Generator()).byte(), torch.zeros(6, 1)
     )
-    embed_batches(Embedder(model, lambda words: torch.zeros(len(words), 1), 4, torch.device("cpu")), [batch])
+    Embedder(model, lambda words: torch.zeros(len(words), 1), 4, torch.device("cpu")).tables([batch])
     assert model.training and model.norm.training
     assert differences(dict(model.state_dict()), before) == []
     assert torch.equal(torch.random.get_rng_state(), random)
