@@ -1,8 +1,8 @@
 """The icon study: what the papers claim, on one GPU, with one small ViT and the same samples seen by every method.
 
     python benchmarks/icons/unpack.py icons.tar DATA --captions name
-    python benchmarks/icons/study.py tune DATA OUT --jobs 8     # six settings a method, on a shard kept out of training
-    python benchmarks/icons/study.py race DATA OUT --jobs 8     # with the best of them, on the test pairs
+    python benchmarks/icons/study.py tune DATA OUT --jobs 8     # nine runs a method, on a shard kept out of training
+    python benchmarks/icons/study.py race DATA OUT --jobs 8     # with the best settings, on the test pairs
     python benchmarks/icons/study.py gather OUT docs/studies/icons
 
 ``tune`` and ``race`` write a plan for ``fullbatch compare`` and start it; killed, they go on where they were.  The runs
@@ -27,7 +27,7 @@ from fullbatch.cli import main as fullbatch
 
 MODEL = os.path.relpath(Path(__file__).with_name("vit.json"))
 SAMPLES = 420_000
-TUNING_SAMPLES = 105_000
+TUNING_SAMPLES = 210_000
 TUNING_SEED = 100  # not one of those that are reported
 LAST_SHARD = 19  # of training: the one that tuning is judged on
 
@@ -41,7 +41,8 @@ FIXED: Mapping[str, Mapping[str, Any]] = {
     "amorlip": {"blend_epochs": 2.0, "rho_late_epoch": 1.0, "temperature": 0.05},
     "neuclip": {"temperature": 0.05, "rho": 6.0},
 }
-# Six settings each; "temperature_lr" is the optimizer's, the others are the method's own.
+RATES = (5e-4, 1e-3, 2e-3)  # tried first, with the settings above
+# Then six settings each, at the best rate; "temperature_lr" is the optimizer's, the others are the method's own.
 TRIED: Mapping[str, Mapping[str, tuple[float, ...]]] = {
     "openclip": {"temperature": (0.07, 0.05), "temperature_lr": (1.25e-4, 1e-3, 1e-2)},
     "siglip": {"bias": (-10.0, -5.0), "temperature_lr": (1.25e-4, 1e-3, 1e-2)},
@@ -50,6 +51,9 @@ TRIED: Mapping[str, Mapping[str, tuple[float, ...]]] = {
     "amorlip": {"rho": (8.5, 4.0), "temperature_lr": (1e-6, 1.25e-4, 1e-3)},
     "neuclip": {"prototype_lr": (0.003125, 0.02), "temperature_lr": (1e-6, 1.25e-4, 1e-3)},
 }
+
+
+STAGES = {"rates": {method: {"lr": RATES} for method in TRIED}, "tuning": TRIED}
 
 
 def base(data: Path, shards: str, judged_on: str, samples: int, device: str) -> dict[str, Any]:
@@ -82,23 +86,31 @@ def row(name: str, method: str, chosen: Mapping[str, Any], **more: Any) -> dict[
     settings = {**FIXED[method], **chosen, **more.pop("settings", {})}
     if method == "amorlip" and "rho" in settings:
         settings["rho_late"] = -settings["rho"]
-    rate = {"temperature_lr": settings.pop("temperature_lr")} if "temperature_lr" in settings else {}
-    return {"name": name, "method": method, "settings": settings, **rate, **more}
+    rates = {name: settings.pop(name) for name in ("lr", "temperature_lr") if name in settings}
+    return {"name": name, "method": method, "settings": settings, **rates, **more}
 
 
-def tried(method: str) -> dict[str, dict[str, float]]:
-    """Label -> settings."""
-    names = TRIED[method]
-    combinations = [dict(zip(names, values, strict=True)) for values in product(*names.values())]
-    return {f"{method} {' '.join(f'{k}={v:g}' for k, v in each.items())}": each for each in combinations}
+Tried = dict[str, dict[str, dict[str, float]]]  # method -> label -> settings
 
 
-def tuning_plan(data: Path, samples: int, device: str) -> dict[str, Any]:
-    rows = [row(label, method, chosen) for method in TRIED for label, chosen in tried(method).items()]
+def labelled(grids: Mapping[str, Mapping[str, tuple[float, ...]]], beside: Mapping[str, Mapping[str, float]]) -> Tried:
+    """Every combination of a method's grid, with what is settled already."""
+    found: Tried = {}
+    for method, grid in grids.items():
+        combinations = [dict(zip(grid, values, strict=True)) for values in product(*grid.values())]
+        found[method] = {
+            f"{method} {' '.join(f'{name}={value:g}' for name, value in each.items())}": {**beside[method], **each}
+            for each in combinations
+        }
+    return found
+
+
+def tuning_plan(name: str, tried: Tried, data: Path, samples: int, device: str) -> dict[str, Any]:
+    rows = [row(label, method, chosen) for method in tried for label, chosen in tried[method].items()]
     shared = base(data, f"{{00000..{LAST_SHARD - 1:05d}}}", f"train-{LAST_SHARD:05d}", samples, device)
-    shared["evaluation"]["audits"] = 1
+    shared["evaluation"] |= {"audits": None, "audit_every": 0}
     return {
-        "name": "tuning",
+        "name": name,
         "base": shared,
         "methods": rows,
         "batch_sizes": [128],
@@ -108,12 +120,11 @@ def tuning_plan(data: Path, samples: int, device: str) -> dict[str, Any]:
     }
 
 
-def choose(comparison: Mapping[str, Any]) -> dict[str, dict[str, float]]:
+def choose(comparison: Mapping[str, Any], tried: Tried) -> dict[str, dict[str, float]]:
     """The best of each method's settings by the mean R@1 on the shard kept out; a run that failed cannot win."""
     scores = {run["method"]: _score(run) for run in comparison["runs"] if run["status"] == "done"}
     best = {}
-    for method in TRIED:
-        settings = tried(method)
+    for method, settings in tried.items():
         there = [label for label in settings if label in scores]
         if not there:
             raise SystemExit(f"error: no tuning run of {method} has ended well")
@@ -148,6 +159,7 @@ def race_plan(data: Path, best: Mapping[str, Mapping[str, Any]], samples: int, d
         "batch_sizes": [128, 512],
         "seeds": [0, 1, 2],
         "order": "seeds",
+        "lr_scaling": "sqrt",
         "baseline": "openclip",
         "metric": "mean_r1",
         "runs": [
@@ -169,7 +181,7 @@ def compare(plan: Mapping[str, Any], out: Path, more: list[str]) -> None:
 
 def gather(out: Path, target: Path) -> None:
     """What is worth keeping: the plans, the tables, and each run's own lines."""
-    for name in ("tuning", "icons"):
+    for name in (*STAGES, "icons"):
         (target / name / "metrics").mkdir(parents=True, exist_ok=True)
         for path in [out / name / "plan.yaml", *sorted((out / name).glob("comparison.*"))]:
             shutil.copy(path, target / name / path.name)
@@ -193,8 +205,12 @@ def main() -> None:
         more += ["--stop-after", str(options.stop_after)]
     match options.stage:
         case "tune":
-            compare(tuning_plan(options.source, options.samples or TUNING_SAMPLES, options.device), options.out, more)
-            best = choose(json.loads((options.out / "tuning" / "comparison.json").read_text()))
+            best: dict[str, dict[str, float]] = {method: {} for method in TRIED}
+            for name, grids in STAGES.items():
+                tried = labelled(grids, best)
+                samples = options.samples or TUNING_SAMPLES
+                compare(tuning_plan(name, tried, options.source, samples, options.device), options.out, more)
+                best = choose(json.loads((options.out / name / "comparison.json").read_text()), tried)
             (options.out / "chosen.json").write_text(json.dumps(best, indent=1))
             print(json.dumps(best, indent=1))
         case "race":

@@ -16,6 +16,7 @@ from typing import Any, Literal, get_args
 from fullbatch.config.checks import is_whole, require, require_choice, require_count
 from fullbatch.config.layers import layered
 from fullbatch.config.methods import named_method
+from fullbatch.config.optimization import Optimizer
 from fullbatch.config.run import RunConfig
 from fullbatch.config.tree import from_dict, read_yaml
 from fullbatch.config.words import listed, nearest
@@ -97,7 +98,7 @@ class Plan:
     baseline        the label of the row that the others are held against
     metric          the number to look at: METRIC or "TASK METRIC"; None: the main one of the first task
     order           the outermost loop: "seeds" has every cell once before any has two
-    lr_scaling      the learning rate over batch sizes: as it is, by the root of the ratio, or by the ratio
+    lr_scaling      the learning rates over batch sizes: as they are, by the root of the ratio, or by the ratio
     lr_base_batch   the batch size at which the learning rate is the one given
     equal_time      the label of a row: every other one trains as long as it does, not on as many samples
     """
@@ -197,7 +198,7 @@ class Plan:
         return replace(
             config,
             training=training,
-            optimizer=replace(config.optimizer, lr=config.optimizer.lr * factor),
+            optimizer=_scaled(config.optimizer, factor),
             run=replace(config.run, runs=runs, name=run.name),
         )
 
@@ -207,6 +208,12 @@ class Plan:
         blocks = [{k: list(v) for k, v in dataclasses.asdict(block).items() if v is not None} for block in self.runs]
         lists = {"batch_sizes": list(self.batch_sizes), "seeds": list(self.seeds), "runs": blocks}
         return {**plain, **lists, "methods": [row.as_dict() for row in self.methods]}
+
+
+def _scaled(optimizer: Optimizer, factor: float) -> Optimizer:
+    """The temperature's rate goes along; where it is not given it is a share of the other anyway."""
+    given = optimizer.temperature_lr
+    return replace(optimizer, lr=optimizer.lr * factor, temperature_lr=None if given is None else given * factor)
 
 
 def read_plan(path: Path) -> dict[str, Any]:
