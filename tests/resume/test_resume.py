@@ -71,6 +71,20 @@ def test_with_everything_switched_on(tmp_path):
     assert differences(saved_state(whole, 20), saved_state(copy, 20)) == []
 
 
+def test_with_the_data_in_memory(tmp_path, monkeypatch):
+    monkeypatch.setenv("FULLBATCH_CACHE", str(tmp_path / "cache"))
+    config = small_config(tmp_path, "sogclr")
+    config = replace(config, data=replace(config.data, in_memory=True, flip=True, crop=(0.5, 1.0)))
+    whole = train(config).folder
+    copy = go_on_from(whole, tmp_path / "copy", step=10)
+    train(renamed(config, "copy"), resume=copy)
+    assert differences(saved_state(whole, 20), saved_state(copy, 20)) == []
+    assert lines(whole) == lines(copy)
+    read = train(renamed(replace(config, data=replace(config.data, in_memory=False)), "read")).folder
+    assert saved_state(read, 20)["position"]["step"] == 20
+    assert set(lines(read)[-1]) == set(lines(whole)[-1])
+
+
 def spoil_by_a_bit(folder):
     path = folder / "objective.pt"
     raw = bytearray(path.read_bytes())

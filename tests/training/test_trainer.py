@@ -235,3 +235,26 @@ def test_an_evaluation_that_was_missed_is_made_up_for(tmp_path):
     train(config, resume=run)
     assert (run / "metrics.jsonl").read_text().splitlines() == lines
     assert json.loads((run / "results.json").read_text())["step"] == 20
+
+
+def test_graphs_need_a_gpu_and_plain_batches(tmp_path):
+    with pytest.raises(ValueError, match="--graphs works on one GPU"):
+        train(small_config(tmp_path, "openclip", graphs=True))
+    with pytest.raises(ValueError, match="be left out with micro_batch"):
+        small_config(tmp_path, "openclip", graphs=True, micro_batch=4)
+    with pytest.raises(ValueError, match="be left out with fp16"):
+        small_config(tmp_path, "openclip", graphs=True, precision="fp16")
+
+
+def test_a_data_set_with_too_many_bad_samples_is_refused_before_the_first_step(tmp_path, monkeypatch):
+    monkeypatch.setenv("FULLBATCH_CACHE", str(tmp_path / "cache"))
+    config = small_config(tmp_path, "openclip")
+    samples = captioned(40, (20, 16))
+    for _, members in samples[:5]:
+        members["jpg"] = b"no picture"
+    path = write_shard(tmp_path / "bad.tar", samples)
+    data = replace(config.data, data=(str(path),), in_memory=True)
+    with pytest.raises(ValueError, match="5 of 40 samples could not be read, more than --max-bad 0.05"):
+        train(replace(config, data=data))
+    allowed = train(replace(config, data=replace(data, max_bad=0.2)))
+    assert (allowed.folder / "log.txt").read_text().count("left a bad sample out") == 5
