@@ -254,7 +254,7 @@ def test_a_data_set_with_too_many_bad_samples_is_refused_before_the_first_step(t
         members["jpg"] = b"no picture"
     path = write_shard(tmp_path / "bad.tar", samples)
     data = replace(config.data, data=(str(path),), in_memory=True)
-    with pytest.raises(ValueError, match="5 of 40 samples could not be read, more than --max-bad 0.05"):
+    with pytest.raises(ValueError, match=r"5 of 40 samples could not be read, more than --max-bad 0\.05"):
         train(replace(config, data=data))
     allowed = train(replace(config, data=replace(data, max_bad=0.2)))
     assert (allowed.folder / "log.txt").read_text().count("left a bad sample out") == 5
