@@ -14,7 +14,7 @@ from fullbatch import distributed
 from fullbatch.config.methods import settings_of
 from fullbatch.config.run import RunConfig
 from fullbatch.config.temperature import LearnedScale, RobustGlobal
-from fullbatch.data.decoded import decode_all
+from fullbatch.data.decoded import decode_all, decoded_key
 from fullbatch.data.in_memory import InMemoryBatches, resident
 from fullbatch.data.loader import Pool, TrainingBatches, open_pool
 from fullbatch.data.order import Order
@@ -115,26 +115,20 @@ def make_batches(config: RunConfig, model: TwoTowers, device: torch.device) -> B
 
 
 def _in_memory(config: RunConfig, model: TwoTowers, pool: Pool, order: Order, device: torch.device) -> InMemoryBatches:
-    data, size = config.data, model.image_size
-    needed = len(pool) * 3 * size * size
-    if device.type == "cuda" and needed > 0.8 * torch.cuda.mem_get_info(device)[0]:
-        free = torch.cuda.mem_get_info(device)[0] / 2**30
-        raise ValueError(
-            f"--in-memory: {len(pool):,} images of {size} x {size} pixels need {needed / 2**30:.1f} GiB, and the GPU "
-            f"has {free:.1f} GiB free; leave it out, and the samples are read from disk."
-        )
-    transform = EvalTransform(size, data.max_pixels)
+    data = config.data
+    transform = EvalTransform(model.image_size, data.max_pixels)
+    key = decoded_key(pool, data.sources, transform)
     leader = distributed.is_node_leader()  # it decodes, the others then read what it kept
-    made = distributed.together(lambda: decode_all(pool, transform, data.workers) if leader else None)
-    decoded = distributed.together(lambda: made or decode_all(pool, transform, data.workers))
+    made = distributed.together(lambda: decode_all(pool, key, transform, data.workers) if leader else None)
+    decoded = distributed.together(lambda: made or decode_all(pool, key, transform, data.workers))
     for name in decoded.bad:
         log.info("left a bad sample out: %s", name)
-    if len(decoded.bad) > data.max_bad * len(pool):
+    if len(decoded.bad) > data.max_bad * len(pool) or len(decoded.bad) == len(pool):
         raise ValueError(
             f"{len(decoded.bad)} of {len(pool)} samples could not be read, more than --max-bad {data.max_bad:g} of "
             f"them; the first is {decoded.bad[0]}. Repair the data, or allow more."
         )
-    kept = resident(f"{pool.fingerprint} {transform}", decoded, model.tokenize, device)
+    kept = resident(key, decoded, model.tokenize, device)
     return InMemoryBatches(pool, order, config.training.batch_size, kept, data.crop, data.flip, distributed.world())
 
 

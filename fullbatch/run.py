@@ -131,7 +131,7 @@ def _train(config: RunConfig, parts: Parts, folder: Folder, display: Display) ->
         display=display,
         evaluate=evaluate if tasks else None,
         audit=None if probe is None else partial(probe.audit, state.objective),
-        audit_every=0 if plan is None else plan.every,
+        audit_due=(lambda step: False) if plan is None else plan.due,
     )
     try:
         trainer.run()

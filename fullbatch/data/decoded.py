@@ -7,6 +7,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -17,6 +18,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from fullbatch.config.data import Source
+from fullbatch.data.contents import fingerprint_of_samples
 from fullbatch.data.loader import Pool, start_worker
 from fullbatch.data.sample import BadSample
 from fullbatch.data.tar_index import cache_folder, write_atomically
@@ -42,11 +45,17 @@ class Decoded:
     bad: tuple[str, ...]
 
 
-def decode_all(pool: Pool, transform: EvalTransform, workers: int) -> Decoded:
-    """From the cache folder if it was done before, else by ``workers`` processes."""
+def decoded_key(pool: Pool, sources: Sequence[Source | None], transform: EvalTransform) -> str:
+    """Changes with the samples, their pictures and how they are decoded; ``sources`` are where the pool's come from."""
+    contents = [fingerprint_of_samples(*pair) for pair in zip(pool.sources, sources, strict=True)]
+    parts = (contents, len(pool), transform, _VERSION)
+    return hashlib.blake2b(repr(parts).encode(), digest_size=16).hexdigest()
+
+
+def decode_all(pool: Pool, key: str, transform: EvalTransform, workers: int) -> Decoded:
+    """From the cache folder if it was done before under this key, else by ``workers`` processes."""
     folder = cache_folder()
-    parts = (pool.fingerprint, len(pool), transform, _VERSION)
-    name = "decoded-" + hashlib.blake2b(repr(parts).encode(), digest_size=16).hexdigest()
+    name = f"decoded-{key}"
     if folder is not None and (found := _read(folder / name, len(pool), transform.size)) is not None:
         return found
     decoded = _decode(pool, transform, workers)

@@ -20,19 +20,21 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fullbatch.data.decoded import Decoded
+from fullbatch.data.decoded import Decoded, Pixels
 from fullbatch.data.loader import Batch, Pool, Tokenize
 from fullbatch.data.order import Ints, Order, key_of, uniforms
 from fullbatch.data.transforms import ASPECT
 from fullbatch.distributed import World
 
 _TRIES = 10  # as for crops of images on disk
+_REPLACEMENTS = 1000  # draws of another sample; when that many in a row are bad, the data set is no data set
 Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class Resident:
-    """A decoded data set on a device.  Sample i's captions are rows firsts_n[i] ... firsts_n[i] + counts_n[i] - 1."""
+    """A decoded data set on a device.  Sample i's captions are rows firsts_n[i] ... firsts_n[i] + counts_n[i] - 1; it
+    has none if it cannot be read."""
 
     images_nCSS: Tensor
     tokens_mL: Tensor
@@ -48,12 +50,25 @@ def resident(key: str, decoded: Decoded, tokenize: Tokenize, device: torch.devic
     key = f"{key} {device} {hashlib.blake2b(pickle.dumps(tokenize), digest_size=16).hexdigest()}"
     if key not in _kept:
         _kept.clear()  # before the next is made: two may not fit
+        _require_room(decoded.pixels_nCHW, device)
         counts_n = np.array([len(captions) for captions in decoded.captions], np.int64)
         said = [caption for captions in decoded.captions for caption in captions]
         pieces = [tokenize(said[start : start + 4096]) for start in range(0, len(said), 4096)]
         images_nCSS = torch.from_numpy(np.ascontiguousarray(decoded.pixels_nCHW)).to(device)
         _kept[key] = Resident(images_nCSS, torch.cat(pieces).to(device), np.cumsum(counts_n) - counts_n, counts_n)
     return _kept[key]
+
+
+def _require_room(pixels_nCHW: Pixels, device: torch.device) -> None:
+    if device.type != "cuda":
+        return
+    torch.cuda.empty_cache()
+    free, (count, _, _, size) = torch.cuda.mem_get_info(device)[0], pixels_nCHW.shape
+    if pixels_nCHW.nbytes > 0.8 * free:
+        raise ValueError(
+            f"--in-memory: {count:,} images of {size} x {size} pixels need {pixels_nCHW.nbytes / 2**30:.1f} GiB, and "
+            f"the GPU has {free / 2**30:.1f} GiB free; leave it out, and the samples are read from disk."
+        )
 
 
 @dataclass(frozen=True)
@@ -138,6 +153,8 @@ class InMemoryBatches:
         """In place of samples that cannot be read, others of the epoch."""
         turn = 0
         while (spoilt := self.resident.counts_n[ids_P] == 0).any():
+            if turn == _REPLACEMENTS:
+                raise ValueError("Hardly a sample of the epoch can be read; repair the data, or lower --max-bad.")
             places = np.flatnonzero(spoilt)
             drawn = uniforms(places, key_of(self.order.seed, epoch, 4, turn)) * self.order.epoch_size
             ids_P[places] = self.order.ids(epoch, drawn.astype(np.int64))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -14,11 +13,7 @@ import torch
 from torch import Tensor
 
 from fullbatch import distributed
-from fullbatch.config.data import Source
-from fullbatch.data.builtin import BUILTIN
 from fullbatch.data.reading import fingerprint_of
-from fullbatch.data.sample import BadSample, Samples
-from fullbatch.data.sources import expand_pattern
 from fullbatch.data.tar_index import cache_folder, write_atomically
 from fullbatch.models.design import to_json
 from fullbatch.models.towers import TwoTowers
@@ -26,7 +21,6 @@ from fullbatch.models.towers import TwoTowers
 log = logging.getLogger("fullbatch")
 
 _VERSION = 1  # part of every name; raise it when images are read or embedded otherwise
-_PROBED = 64
 
 
 def fingerprint_of_model(model: TwoTowers) -> str:
@@ -40,36 +34,6 @@ def fingerprint_of_model(model: TwoTowers) -> str:
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
         digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
-
-
-def fingerprint_of_samples(samples: Samples, source: Source | None) -> str:
-    """The samples' own fingerprint says what they are called; this also looks at sizes, times and some of the bytes.
-
-    A data set whose pictures were replaced under their old names gives another one.
-    """
-    parts: list[object] = [samples.fingerprint, len(samples)]
-    if source is not None and source.kind != "builtin" and source.path not in BUILTIN:
-        parts += [part for path in expand_pattern(source.path) for part in _sizes_and_times(path)]
-    for index in range(0, len(samples), max(1, len(samples) // _PROBED)):
-        try:
-            sample = samples.read(index)
-            parts += [sample.image, *sample.captions]
-        except BadSample as error:
-            parts.append(error.reason)
-    return fingerprint_of(*parts)
-
-
-def _sizes_and_times(path: str) -> list[object]:
-    if not os.path.isdir(path):
-        status = os.stat(path)
-        return [os.path.basename(path), status.st_size, status.st_mtime_ns]
-    found: list[object] = []
-    for folder, subfolders, files in os.walk(path, followlinks=True):
-        subfolders.sort()
-        for name in sorted(files):
-            status = os.stat(os.path.join(folder, name))
-            found += [os.path.relpath(folder, path), name, status.st_size, status.st_mtime_ns]
-    return found
 
 
 @dataclass(frozen=True)

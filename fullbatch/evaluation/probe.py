@@ -14,6 +14,7 @@ import logging
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -46,9 +47,13 @@ class AuditPlan:
     samples  of the data set that stand for it
     """
 
-    every: int
+    every: int | Fraction
     anchors: int
     samples: int
+
+    def due(self, step: int) -> bool:
+        """After this many steps; where ``every`` is no whole number, at the first step beyond each multiple."""
+        return step // self.every > (step - 1) // self.every
 
 
 def plan_audits(settings: Evaluation, batch_size: int, total_steps: int, num_samples: int) -> AuditPlan | None:
@@ -60,7 +65,9 @@ def plan_audits(settings: Evaluation, batch_size: int, total_steps: int, num_sam
     """
     least, most = min(num_samples, BATCHES * batch_size), min(num_samples, max(MOST, BATCHES * batch_size))
     samples = most if settings.audit_samples is None else min(num_samples, settings.audit_samples)
-    every = settings.audit_every if settings.audits is None else max(1, total_steps // settings.audits)
+    every: int | Fraction | None = settings.audit_every
+    if settings.audits is not None:
+        every = Fraction(total_steps, min(settings.audits, total_steps))
     if every is None:
         budget = int(SHARE / FORWARD * total_steps * batch_size)  # samples to embed in the whole run
         if settings.audit_samples is not None:

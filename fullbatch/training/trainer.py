@@ -42,7 +42,7 @@ class Diverged(ValueError):
 class Trainer:
     """model     as wrapped for the ranks; ``state.model`` is the bare one
     evaluate  measures the model and returns a line for the log; None: there is nothing to measure
-    audit     measures the normalizers, likewise, every ``audit_every`` steps
+    audit     measures the normalizers, likewise, after the steps that ``audit_due`` names
     """
 
     config: RunConfig
@@ -56,7 +56,7 @@ class Trainer:
     display: Display
     evaluate: Callable[[], Mapping[str, Any]] | None
     audit: Callable[[], Mapping[str, Any]] | None = None
-    audit_every: int = 0
+    audit_due: Callable[[int], bool] = lambda step: False
 
     def __post_init__(self) -> None:
         training = self.config.training
@@ -64,7 +64,7 @@ class Trainer:
         self.writer = checkpoint.Writer(self.folder.checkpoints, self.config.run.keep)
         self.finite = torch.ones((), dtype=torch.bool, device=self.device)
         self.saved_at = time.monotonic()
-        self.stopwatch = Stopwatch(self.metrics.seconds)
+        self.stopwatch = Stopwatch(self.metrics.seconds, self.device)
         self.unreported: list[str] = []  # bad samples this rank met since the ranks last counted
         self.first_rank = distributed.world().rank == 0
         self.graphs: StepGraphs | None = None
@@ -242,12 +242,12 @@ class Trainer:
         self._report_bad()
         parts = self.state.capture(keep=self.first_rank)
         if self.first_rank:
-            self.writer.save(self.state.position.step, parts)
+            self.writer.save(self.state.position.step, parts, self.stopwatch.seconds)
         self.saved_at = time.monotonic()
 
     def audit_if_due(self) -> None:
-        step, every = self.state.position.step, self.audit_every
-        due = bool(every and step and step % every == 0)
+        step = self.state.position.step
+        due = step > 0 and self.audit_due(step)
         if self.audit is not None and due and distributed.from_first_rank(self.metrics.audited) != step:
             with self.stopwatch.paused():
                 self.metrics.write({"step": step, **self.audit()}, AUDIT)

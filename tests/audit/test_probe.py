@@ -191,7 +191,17 @@ def test_a_run_too_short_has_none():
     assert plan_audits(Evaluation(), 8, 20, 40) is None
 
 
-@pytest.mark.parametrize("settings", [{"audit_every": -1}, {"audit_anchors": 0}, {"audit_samples": 1}])
+@pytest.mark.parametrize(("audits", "steps"), [(5, 3281), (10, 19), (5, 24), (60, 100), (9, 4), (1, 7)])
+def test_as_many_as_asked_for_and_the_last_at_the_end(audits, steps):
+    plan = plan_audits(Evaluation(audits=audits), 8, steps, 1000)
+    at = [step for step in range(1, steps + 1) if plan.due(step)]
+    assert len(at) == min(audits, steps) and at[-1] == steps
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"audit_every": -1}, {"audits": 0}, {"audit_anchors": 0}, {"audit_samples": 1}],
+)
 def test_settings_are_checked(settings):
     (name,) = settings
     with pytest.raises(ValueError, match=name):

@@ -7,9 +7,10 @@ import pytest
 import torch
 from PIL import Image
 
-from fullbatch.data.decoded import decode_all
-from fullbatch.data.in_memory import InMemoryBatches, cropped, random_boxes, resident
-from fullbatch.data.loader import Pool
+from fullbatch.config.data import Data
+from fullbatch.data.decoded import decode_all, decoded_key
+from fullbatch.data.in_memory import InMemoryBatches, Resident, cropped, random_boxes, resident
+from fullbatch.data.loader import Pool, open_pool
 from fullbatch.data.order import Order, uniforms
 from fullbatch.data.sample import BadSample, RawSample
 from fullbatch.data.transforms import EvalTransform, TrainTransform
@@ -45,9 +46,11 @@ def cache(tmp_path, monkeypatch):
 
 def make(samples=None, world=World(), seed=3, batch_size=8, crop=(0.5, 1.0)):
     pool = Pool([samples or Pictures()])
-    decoded = decode_all(pool, EvalTransform(8), workers=0)
+    key = decoded_key(pool, [None], EvalTransform(8))
+    pool.sources[0].reads = 0
+    decoded = decode_all(pool, key, EvalTransform(8), workers=0)
     order = Order(pool.lengths, (1.0,), seed)
-    kept = resident(pool.fingerprint, decoded, tokenize, CPU)
+    kept = resident(key, decoded, tokenize, CPU)
     return InMemoryBatches(pool, order, batch_size, kept, crop, True, world)
 
 
@@ -85,7 +88,7 @@ def test_what_cannot_be_read_is_replaced_and_named():
     batches = make(Pictures(bad=(3, 4), fingerprint="spoilt"))
     shown = torch.cat([batches[step].ids for step in range(9)])
     assert not {3, 4} & set(shown.tolist()) and len(shown) == 72
-    decoded = decode_all(batches.pool, EvalTransform(8), workers=0)
+    decoded = decode_all(batches.pool, "spoilt", EvalTransform(8), workers=0)
     assert [name.split(": ")[0] for name in decoded.bad] == ["pictures:3", "pictures:4"]
     assert all(batch.ids.tolist() == [0, 1, 2, 5, 6] for batch in batches.chosen(range(7), 10))
 
@@ -112,10 +115,32 @@ def test_it_is_decoded_once_and_again_when_the_data_change():
     assert other.reads == 30
 
 
+def test_pictures_replaced_under_their_old_names_are_decoded_again(tmp_path):
+    data = Data(data=(str(tmp_path / "pictures"),), in_memory=True)
+    folder = tmp_path / "pictures"
+    folder.mkdir()
+    for colour in ("red", "blue"):
+        for number in range(3):
+            Image.new("RGB", (8, 8), colour).save(folder / f"{number}.png")
+            (folder / f"{number}.txt").write_text(f"picture {number}")
+        pool, _ = open_pool(data)
+        key = decoded_key(pool, data.sources, EvalTransform(8))
+        decoded = decode_all(pool, key, EvalTransform(8), workers=0)
+        assert tuple(decoded.pixels_nCHW[0, :, 0, 0]) == {"red": (255, 0, 0), "blue": (0, 0, 255)}[colour]
+
+
+def test_an_epoch_in_which_nothing_can_be_read():
+    pool = Pool([Pictures(8, bad=range(8))])
+    decoded = decode_all(pool, "nothing", EvalTransform(8), workers=0)
+    kept = Resident(torch.from_numpy(decoded.pixels_nCHW), torch.zeros(0, 12), np.zeros(8, int), np.zeros(8, int))
+    with pytest.raises(ValueError, match="Hardly a sample of the epoch can be read"):
+        InMemoryBatches(pool, Order((8,), (1.0,), 0), 4, kept)[0]
+
+
 def test_workers_change_nothing():
     pool = Pool([Pictures(600, bad=(7,), fingerprint="many")])
-    alone = decode_all(pool, EvalTransform(8), workers=0)
-    shared = decode_all(Pool([Pictures(600, bad=(7,), fingerprint="more")]), EvalTransform(8), workers=2)
+    alone = decode_all(pool, "alone", EvalTransform(8), workers=0)
+    shared = decode_all(pool, "shared", EvalTransform(8), workers=2)
     assert np.array_equal(alone.pixels_nCHW, shared.pixels_nCHW) and alone.captions == shared.captions
 
 

@@ -45,6 +45,18 @@ def test_a_replayed_run_is_the_plain_run(tmp_path, method, in_memory):
         assert close(ours[name], value), name
 
 
+def test_towers_that_draw_noise(tmp_path):
+    """The masks of a replayed step are those of a plain one."""
+    config = on_gpu(tmp_path, "openclip")
+    towers = json.loads((tmp_path / "towers.json").read_text())
+    towers["vision_cfg"]["patch_dropout"] = 0.5
+    (tmp_path / "noisy.json").write_text(json.dumps(towers))
+    config = replace(config, model=replace(config.model, model=str(tmp_path / "noisy.json")))
+    plain = train(config).folder
+    graphs = train(renamed(replace(config, training=replace(config.training, graphs=True)), "graphs")).folder
+    assert losses(graphs) == pytest.approx(losses(plain), rel=2e-3, abs=2e-3)
+
+
 @pytest.mark.parametrize("method", ["openclip", "neuclip"])
 def test_resume(tmp_path, method):
     config = on_gpu(tmp_path, method, graphs=True)
