@@ -63,6 +63,8 @@ def _advice(error: Exception) -> str:
     if isinstance(error, torch.OutOfMemoryError):
         first = str(error).split(".")[0]
         return f"{first}. The same gradient in less memory: --micro-batch (a divisor of a rank's share of the batch)."
+    if isinstance(error, OSError) and error.filename and error.strerror:
+        return f"{os.fsdecode(error.filename)}: {error.strerror}."
     return str(error)
 
 

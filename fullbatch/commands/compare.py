@@ -142,7 +142,11 @@ def _with_settings(rows: list[dict[str, Any]], settings: Sequence[str]) -> list[
         own = name in settings_of(named_method(row["method"]))
         flag = name.replace("-", "_")
         known = {field for group in to_dict(train_config([])[0]).values() for field in group}
-        parsed = yaml.safe_load(value)
+        try:
+            parsed = yaml.safe_load(value)
+        except yaml.YAMLError as error:
+            reason = " ".join(str(getattr(error, "problem", None) or error).split())
+            raise ValueError(f"--settings-of {text!r}: {value!r} is not a value as YAML has them: {reason}.") from None
         if own or flag not in known:
             row["settings"] = {**row.get("settings", {}), name: _number(parsed)}
         else:

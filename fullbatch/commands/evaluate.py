@@ -13,6 +13,7 @@ import tyro
 if TYPE_CHECKING:
     from fullbatch.config.run import RunConfig
     from fullbatch.evaluation.result import Gap, Result
+    from fullbatch.models.load import Saved
     from fullbatch.models.towers import TwoTowers
 
 Flag = tyro.conf.arg
@@ -87,6 +88,8 @@ def evaluate(arguments: list[str]) -> int:
         if not tasks:
             raise ValueError("--tasks says what to measure, such as retrieval:pairs.csv or imagenet:FOLDER.")
         distributed.together(lambda: check_tasks(tasks))
+        first, output = world.rank == 0, options.output or opened.output
+        distributed.together(lambda: _check_output(output) if first and output is not None else None)
         precision = options.precision or ("fp32" if config is None else config.training.precision)
         pick_device(RunConfig.of(device=options.device, precision=precision))
         templates = options.templates or (None if config is None else config.evaluation.templates)
@@ -95,7 +98,6 @@ def evaluate(arguments: list[str]) -> int:
         embedder = Embedder(
             model, model.tokenize, model.image_size, device, precision, options.batch_size, options.workers, cache=cache
         )
-        first = world.rank == 0
         console = Console(highlight=False)
         started = time.perf_counter()
 
@@ -107,14 +109,57 @@ def evaluate(arguments: list[str]) -> int:
     if not first:
         return 0
     said = {**opened.name, "precision": precision, **measured.as_dict()}
-    output = options.output or opened.output
+    unwritten: OSError | None = None
     if output is not None:  # first of all: the terminal may be a pipe that closes
-        output.parent.mkdir(parents=True, exist_ok=True)
-        replace_text(output, json.dumps(said, indent=1))
+        try:
+            output.parent.mkdir(parents=True, exist_ok=True)
+            replace_text(output, json.dumps(_with_earlier(output, said), indent=1))
+        except OSError as error:  # the disk may have filled up since; the numbers cost too much to lose
+            unwritten = error
     print_measured(said, console)
+    if unwritten is not None:
+        raise ValueError(f"The numbers above are in no file: {output} cannot be written ({unwritten}).")
     if output is not None:
         console.print(f"\nwritten to {output}", markup=False, soft_wrap=True)
     return 1 if any(gap.kind == "failed" for gap in measured.gaps) else 0
+
+
+def _with_earlier(output: Path, said: dict[str, Any]) -> dict[str, Any]:
+    """What was measured now, and of the same weights before: a task asked for today does not cost yesterday's."""
+    try:
+        before = json.loads(output.read_text(encoding="utf-8"))
+        same = all(before.get(key) == said.get(key) for key in ("model", "step", "pretrained", "precision"))
+        results, gaps = list(before["results"]), list(before.get("gaps", []))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return said
+    if not same:
+        return said
+    measured = {result["task"] for result in said["results"]}
+    kept = [result for result in results if result["task"] not in measured]
+    answered = measured | {result["task"] for result in kept} | {gap["task"] for gap in said["gaps"]}
+    return {
+        **said,
+        "results": [*kept, *said["results"]],
+        "gaps": [*(gap for gap in gaps if gap["task"] not in answered), *said["gaps"]],
+        "averages": said["averages"] or before.get("averages", []),
+    }
+
+
+def _check_output(output: Path) -> None:
+    """Before the work, by writing beside it what is gone at once: numbers that cannot be kept are work for nothing."""
+    import tempfile
+
+    if output.exists() and not output.is_file():
+        hint = (
+            f"a folder; name a JSON file in it, such as {output / 'evaluation.json'}" if output.is_dir() else "no file"
+        )
+        raise ValueError(f"--output: {output} is {hint}.")
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(prefix=f".{output.name}.", dir=output.parent):
+            pass
+    except OSError as error:
+        raise ValueError(f"{output} cannot be written ({error}); name another file with --output.") from None
 
 
 def _progress(answer: Result | Gap, seconds: float) -> None:
@@ -130,7 +175,6 @@ def _open(options: _Evaluate) -> _Opened:
     """By what lies at the path, else by open_clip's name."""
     from fullbatch.config.model import Model
     from fullbatch.models.build import build_model
-    from fullbatch.models.load import find_saved
     from fullbatch.run import load_trained
     from fullbatch.training import checkpoint
     from fullbatch.training.run_folder import Folder
@@ -145,7 +189,7 @@ def _open(options: _Evaluate) -> _Opened:
         file = f"evaluation-{path.name}.json" if is_checkpoint else "evaluation.json"
         return _Opened(loaded.model, {"model": options.model, "step": loaded.step}, loaded.config, run / file)
     if path.exists():
-        saved = find_saved(path)
+        saved = _saved_at(path)
         if saved is None or saved.design is None:
             raise ValueError(
                 f"{options.model} holds weights without their design; "
@@ -157,9 +201,25 @@ def _open(options: _Evaluate) -> _Opened:
     if options.pretrained is None:
         from fullbatch.models.open_clip_towers import design_named
 
-        design_named(options.model)
+        try:
+            design_named(options.model)
+        except ValueError as error:
+            raise ValueError(f"There is no such path, and {str(error).removeprefix('--model ')}") from None
         raise ValueError(
             f"{options.model!r} has no weights: add --pretrained with an open_clip tag or a checkpoint file."
         )
     model = build_model(Model(model=options.model, pretrained=options.pretrained))
     return _Opened(model, {"model": options.model, "pretrained": options.pretrained}, None, None)
+
+
+def _saved_at(path: Path) -> Saved | None:
+    from fullbatch.models.load import find_saved
+    from fullbatch.training.run_folder import Folder
+
+    runs = sorted(run for run in path.iterdir() if Folder(run).config.is_file()) if path.is_dir() else []
+    if runs:
+        raise ValueError(f"{path} is a folder of {len(runs)} run(s); name one, such as {runs[-1]}.")
+    try:
+        return find_saved(path)
+    except ValueError as error:
+        raise ValueError(str(error).removeprefix("--pretrained ")) from None

@@ -6,12 +6,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fullbatch.assembly import pick_device
+from fullbatch.comparison.plan import Plan
 from fullbatch.comparison.workers import Job
 from fullbatch.config.data import Data
 from fullbatch.config.run import RunConfig
 from fullbatch.config.tree import to_dict
 from fullbatch.data.loader import open_pool
 from fullbatch.evaluation.tasks import check_tasks, tasks_of
+from fullbatch.training.run_folder import Folder
 from fullbatch.training.schedule import phases
 
 
@@ -58,26 +60,50 @@ def check_measured(jobs: Sequence[Job], tasks: Sequence[str]) -> None:
             )
 
 
+def check_same_time(before: Plan, now: Plan, folder: str) -> None:
+    """Runs of equal time and runs of equal samples do not belong into one table."""
+    if before.equal_time != now.equal_time:
+        raise ValueError(
+            f"{folder} holds a comparison with another budget: equal_time was {before.equal_time!r} and is now "
+            f"{now.equal_time!r}. {_otherwise(folder)}"
+        )
+
+
+def check_begun(jobs: Sequence[Job]) -> None:
+    """A run that was begun counts only as what it was begun as; asked when the samples of every run are known."""
+    for job in jobs:
+        there = Folder(job.folder)
+        change = _first_difference(to_dict(there.read_config()), to_dict(job.config)) if there.config.is_file() else ""
+        if change:
+            raise ValueError(
+                f"{there.config} is of another run than this plan's: {change}. Take another --name, or remove "
+                f"{there.path}, and it is trained anew."
+            )
+
+
 def check_same_plan(before: Sequence[Job], now: Sequence[Job], folder: str) -> None:
     """A comparison may grow (more methods, batch sizes, seeds); a run that is there may not change or vanish."""
     wanted = {job.name: job.config for job in now}
     for job in before:
         if job.name not in wanted:
             raise ValueError(
-                f"{folder} holds a comparison with the run {job.name}, which this plan has not; take another --name, "
-                f"or go on as it was with `fullbatch compare --resume {folder}`."
+                f"{folder} holds a comparison with the run {job.name}, which this plan has not. {_otherwise(folder)}"
             )
         change = _first_difference(to_dict(job.config), to_dict(wanted[job.name]))
         if change:
             raise ValueError(
-                f"{folder} holds a comparison with another plan: in the run {job.name} {change}. Take another --name, "
-                f"or go on as it was with `fullbatch compare --resume {folder}`."
+                f"{folder} holds a comparison with another plan: in the run {job.name} {change}. {_otherwise(folder)}"
             )
+
+
+def _otherwise(folder: str) -> str:
+    return f"Take another --name, or go on as it was with `fullbatch compare --resume {folder}`."
 
 
 # What may differ between two goes at the same comparison: it does not touch what a run learns.
 _FREE = (
-    "run.quiet", "run.keep", "run.save_every", "run.save_minutes", "run.tensorboard", "run.wandb", "data.workers"
+    "run.runs", "run.quiet", "run.keep", "run.save_every", "run.save_minutes", "run.tensorboard", "run.wandb",
+    "data.workers",
 )  # fmt: skip
 
 

@@ -4,11 +4,11 @@ long a step takes, and each row gets the samples that fit into the time of the r
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from fullbatch.comparison.execute import outcome_of
+from fullbatch.comparison.execute import outcome_of, throw_away
 from fullbatch.comparison.plan import Plan, PlannedRun
 from fullbatch.comparison.workers import Crew, Job, Watch
 from fullbatch.config.optimization import Schedule
@@ -20,20 +20,32 @@ WARM_UP, MEASURED = 20, 80  # steps: caches, compilation and graphs first; then 
 FILE = "calibration.json"
 
 
-def step_seconds(plan: Plan, folder: Path, watch: Watch) -> dict[str, float]:
-    """Seconds a step for each cell; measured once, one run at a time, and kept in the folder."""
-    kept = folder / FILE
-    known: dict[str, float] = json.loads(kept.read_text()) if kept.is_file() else {}
-    cells: dict[str, PlannedRun] = {}
+def timing_jobs(plan: Plan, folder: Path) -> list[Job]:
+    """A short run for each cell whose steps were not timed yet."""
+    known, cells = _known(folder), dict[str, PlannedRun]()
     for run in plan.planned:
         cells.setdefault(run.cell, run)
     configs = {cell: _short(plan.config(run, str(folder / "calibration")), cell) for cell, run in cells.items()}
-    jobs = [Job(cell, config) for cell, config in configs.items() if cell not in known]
-    Crew(1, watch).work_off(jobs)
-    for job in jobs:
-        known[job.name] = _measured(job)
-    replace_text(kept, json.dumps(known, indent=1))
+    return [Job(cell, config) for cell, config in configs.items() if cell not in known]
+
+
+def step_seconds(jobs: Sequence[Job], folder: Path, watch: Watch) -> dict[str, float]:
+    """Seconds a step for each cell; measured once, one run at a time, and kept in the folder.
+
+    A run that was interrupted is thrown away: gone on with, it would start and warm up again among the steps timed.
+    """
+    waiting = [job for job in jobs if outcome_of(job.folder).status != "done"]
+    for job in waiting:
+        throw_away(job.folder)
+    Crew(1, watch).work_off(waiting)
+    known = {**_known(folder), **{job.name: _measured(job) for job in jobs}}
+    replace_text(folder / FILE, json.dumps(known, indent=1))
     return known
+
+
+def _known(folder: Path) -> dict[str, float]:
+    kept = folder / FILE
+    return dict(json.loads(kept.read_text())) if kept.is_file() else {}
 
 
 def _short(config: RunConfig, name: str) -> RunConfig:

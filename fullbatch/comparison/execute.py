@@ -23,7 +23,7 @@ from fullbatch.training.interruption import Interrupted
 from fullbatch.training.run_folder import Folder, replace_text
 
 Status = Literal["done", "failed", "open"]
-OUTCOME = "outcome.json"
+OUTCOME, _LOCK = "outcome.json", ".lock"
 
 
 @dataclass(frozen=True)
@@ -77,6 +77,16 @@ def execute(config: RunConfig) -> Outcome:
         return outcome
 
 
+def throw_away(run: Path) -> None:
+    """Clear a run's folder, once no other process is at work in it."""
+    with _alone_in(run):
+        for path in run.iterdir():
+            if path.is_dir():
+                shutil.rmtree(path)
+            elif path.name != _LOCK:
+                path.unlink()
+
+
 def _place_to_go_on(folder: Folder) -> Path | None:
     """None for a run that never began; what a process that was killed while it began left behind is cleared away."""
     if folder.config.is_file():
@@ -90,7 +100,7 @@ def _place_to_go_on(folder: Folder) -> Path | None:
 def _alone_in(run: Path) -> Iterator[None]:
     """Wait until no other process is at work in the folder: one that lost its parent may still be saving."""
     run.mkdir(parents=True, exist_ok=True)
-    with (run / ".lock").open("w") as lock:
+    with (run / _LOCK).open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 

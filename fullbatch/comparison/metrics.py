@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 
 from typing_extensions import assert_never
@@ -9,7 +10,11 @@ from typing_extensions import assert_never
 from fullbatch.config.tasks import BenchmarkFolder, DataCompSuite, ImageNetFolder, Retrieval, ZeroShot, parse_task
 from fullbatch.config.words import listed, nearest
 from fullbatch.evaluation.benchmark_folders import Captioned, open_benchmark
+from fullbatch.evaluation.class_count import count_classes
 from fullbatch.evaluation.datacomp import ENTRIES, averages
+from fullbatch.evaluation.zero_shot import FEWEST_FOR_TOP5
+
+log = logging.getLogger("fullbatch")
 
 # What a kind of task gives, the main number first; a test holds it against what the tasks do give.
 RETRIEVAL = (
@@ -27,14 +32,32 @@ def metric_named(asked: str | None, tasks: Sequence[str]) -> str:
     known = [name for task in tasks for name in _names(task)]
     if asked is None:
         return known[0]
-    for full in known:
-        if asked in (full, full.rpartition(" ")[2]):
+    meant = [full for full in known if asked in (full, full.rpartition(" ")[2])]
+    for full in meant:
+        if _has_enough_classes(full):
             return full
+    if meant:
+        raise ValueError(
+            f"--metric {asked!r}: {listed(full.rpartition(' ')[0] for full in meant)} has fewer than "
+            f"{FEWEST_FOR_TOP5} classes, where it is not taken; use accuracy."
+        )
     short = list(dict.fromkeys(full.rpartition(" ")[2] for full in known))
     raise ValueError(
         f"--metric {asked!r}: no task of this comparison gives it{nearest(asked, [*short, *known])} The tasks are "
         f"{listed(tasks)}; the metrics {listed(short)}. Write METRIC or 'TASK METRIC'."
     )
+
+
+def _has_enough_classes(metric: str) -> bool:
+    """Of few classes no top 5 is taken.  Said now, not when all runs are trained and have no such number."""
+    task, _, name = metric.rpartition(" ")
+    if name != "accuracy_top5":
+        return True
+    found = count_classes(task, FEWEST_FOR_TOP5)
+    if found.classes < FEWEST_FOR_TOP5 and not found.whole:
+        words = "%s: a part of its samples has %d classes only; with fewer than %d in all there will be no %s"
+        log.warning(words, task, found.classes, FEWEST_FOR_TOP5, name)
+    return found.classes >= FEWEST_FOR_TOP5 or not found.whole
 
 
 def _names(text: str) -> Iterator[str]:
@@ -64,6 +87,11 @@ def average_name(name: str, found: int, of: int) -> str:
     """
     short = f" ({found} of {of} tasks)" if found < of else ""
     return f"datacomp {(name + short).replace(' ', '_')}"
+
+
+def is_share(metric: str) -> bool:
+    """Shares are shown as per cent; ranks as they are."""
+    return not metric.endswith("_rank")
 
 
 def more_is_better(metric: str) -> bool:

@@ -223,6 +223,8 @@ def read_plan(path: Path) -> dict[str, Any]:
         known = [*(one.name for one in dataclasses.fields(Plan)), "recipe"]
         if key not in known:
             raise ValueError(f"{path}: a plan has no {key!r}{nearest(key, known)} It has {listed(known)}.")
+    if not isinstance(values.get("base"), Mapping | None):
+        raise ValueError(f"{path}: base must map names to values, as config.yaml does, got {values['base']!r}.")
     return values
 
 

@@ -21,10 +21,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fullbatch.comparison.checks import check_jobs, check_measured, check_same_plan
-from fullbatch.comparison.equal_time import MEASURED, WARM_UP, samples_in_equal_time, step_seconds
+from fullbatch.comparison.checks import check_begun, check_jobs, check_measured, check_same_plan, check_same_time
+from fullbatch.comparison.equal_time import MEASURED, WARM_UP, samples_in_equal_time, step_seconds, timing_jobs
 from fullbatch.comparison.execute import OUTCOME, Outcome, outcome_of
-from fullbatch.comparison.metrics import metric_named
+from fullbatch.comparison.metrics import is_share, metric_named
 from fullbatch.comparison.plan import Plan, plan_from, read_plan
 from fullbatch.comparison.progress import Progression
 from fullbatch.comparison.summary import summarize, write_csv
@@ -56,20 +56,25 @@ def race(plan: Plan, folder: Path, pace: Pace) -> dict[str, Any]:
     began = time.monotonic()
     jobs = _jobs(plan, folder)
     if (folder / PLAN).is_file():
-        check_same_plan(_jobs(planned_in(folder), folder), jobs, str(folder))
+        before = planned_in(folder)
+        check_same_time(before, plan, str(folder))
+        check_same_plan(_jobs(before, folder), jobs, str(folder))
     steps = check_jobs(jobs)
     tasks = tasks_of(jobs[0].config)
     metric = metric_named(plan.metric, tasks)
     check_measured(jobs, tasks)
     folder.mkdir(parents=True, exist_ok=True)
     with _alone_in(folder):
+        if plan.equal_time is None:
+            check_begun(jobs)
         replace_text(folder / PLAN, write_values(plan.as_dict()))
         budget = _budget(plan)
         if plan.equal_time is not None:
-            seconds = _timed(plan, folder, jobs, pace)
+            seconds = _timed(plan, folder, pace)
             samples = samples_in_equal_time(plan, seconds, steps)
             budget = {**budget, "seconds_a_step": seconds, "samples_of_runs": samples}
             jobs = _jobs(plan, folder, samples)
+            check_begun(jobs)
             steps = check_jobs(jobs)
 
         def summed_up() -> dict[str, Any]:
@@ -111,12 +116,11 @@ def _jobs(plan: Plan, folder: Path, samples: dict[str, int] | None = None) -> li
     return found
 
 
-def _timed(plan: Plan, folder: Path, jobs: list[Job], pace: Pace) -> dict[str, float]:
-    cells = {run.cell: job for run, job in zip(plan.planned, jobs, strict=True)}
-    named = [Job(cell, job.config) for cell, job in cells.items()]
-    steps = dict.fromkeys(cells, WARM_UP + MEASURED)
-    with Progression(named, steps, pace.quiet, lambda job, outcome: f"timed ({outcome.status})") as watch:
-        return step_seconds(plan, folder, watch)
+def _timed(plan: Plan, folder: Path, pace: Pace) -> dict[str, float]:
+    jobs = timing_jobs(plan, folder)
+    steps = {job.name: WARM_UP + MEASURED for job in jobs}
+    with Progression(jobs, steps, pace.quiet, lambda job, outcome: f"timed ({outcome.status})") as watch:
+        return step_seconds(jobs, folder, watch)
 
 
 def _budget(plan: Plan) -> dict[str, Any]:
@@ -135,11 +139,11 @@ def _words(run: dict[str, Any], metric: str) -> str:
     if run["status"] == "open":
         return f"stopped at step {run['steps']}"
     value = run["results"].get(metric)
-    return f"{_short(value)} {metric.rpartition(' ')[2]} in {run['seconds']:.0f} s of training"
+    return f"{_short(value, metric)} {metric.rpartition(' ')[2]} in {run['seconds']:.0f} s of training"
 
 
-def _short(value: float | None) -> str:
-    return "no" if value is None else f"{value:.2%}" if value <= 1.0 else f"{value:.1f}"
+def _short(value: float | None, metric: str) -> str:
+    return "no" if value is None else f"{value:.2%}" if is_share(metric) else f"{value:.1f}"
 
 
 @contextmanager

@@ -59,20 +59,28 @@ def match(row: str, batch_size: int, ours: Spread, baseline: str, theirs: Mappin
         others = [str(size) for size in near if size != best]
         also = f" (and is within the spread of {_and(others)} too)" if others else ""
         return Match(best, about, f"{subject} matches {baseline} at {best}{also}")
-    known = ours.sd is not None and all(theirs[size].sd is not None for size in sizes)
-    caveat = "" if known else "; one seed, so the spread is not known"
+
+    def caveat(*held_against: int) -> str:
+        """Names those of one seed, among the cells that the sentence rests on."""
+        single = [str(size) for size in held_against if theirs[size].sd is None]
+        cells = [f"of {subject}"] if ours.sd is None else []
+        cells += [f"of {baseline} at {_and(single)}"] if single else []
+        return f"; one seed {' and '.join(cells)}, so the spread is not known" if cells else ""
+
     if level > max(means):
         every = f"at every tested batch size (up to {sizes[-1]})"
         every = every if len(sizes) > 1 else f"at {sizes[0]}, the only one tested"
-        return Match(None, None, f"{subject} beats {baseline} {every}{caveat}")
+        return Match(None, None, f"{subject} beats {baseline} {every}{caveat(*sizes)}")
     if about is None or level < min(means):
         worst = sizes[means.index(min(means))]
-        return Match(None, None, f"{subject} stays below {baseline} at {worst}{caveat}")
+        stays_below = "stays below" if up else "is worse than"
+        return Match(None, None, f"{subject} {stays_below} {baseline} at {worst}{caveat(worst)}")
     below = max((size for size in sizes if size <= about), default=sizes[0])
     above = min((size for size in sizes if size >= about), default=sizes[-1])
     if below == above:
-        return Match(None, about, f"{subject} lies level with {baseline} at {below}{caveat}")
-    return Match(None, about, f"{subject} lies between {baseline} at {below} and at {above}, about {about:.0f}{caveat}")
+        return Match(None, about, f"{subject} lies level with {baseline} at {below}{caveat(below)}")
+    between = f"{subject} lies between {baseline} at {below} and at {above}, about {about:.0f}"
+    return Match(None, about, f"{between}{caveat(below, above)}")
 
 
 def _within_spread(ours: Spread, theirs: Spread) -> bool:

@@ -7,6 +7,7 @@ from typing import Any
 
 from rich.console import Console
 
+from fullbatch.comparison.metrics import is_share
 from fullbatch.comparison.statistics import Spread
 
 
@@ -90,10 +91,8 @@ def _print_columns(title: str, rows: Sequence[Sequence[str]], console: Console) 
 
 
 def _spread(cell: Mapping[str, Any] | None, signed: bool) -> str:
-    """Shares as per cent; ranks as they are."""
     if cell is None:
         return ""
-    share = not cell["metric"].endswith("_rank")
-    factor, sign = 100.0 if share else 1.0, "+" if signed else ""
+    factor, sign = 100.0 if is_share(cell["metric"]) else 1.0, "+" if signed else ""
     mean = f"{factor * cell['mean']:{sign}.2f}"
     return mean if cell["sd"] is None else f"{mean} ± {factor * cell['sd']:.2f}"

@@ -32,7 +32,7 @@ class ImageFolder:
     def __init__(self, path: str, name: str = "", bare: bool = False) -> None:
         self.name, self._bare = name or path, bare
         self._root = os.path.abspath(path)
-        found = sorted(os.fsencode(image) for image in _images_below(self._root))
+        found = sorted(os.fsencode(image) for image in images_below(self._root))
         self._images = PackedStrings(found)
         if not found:
             endings = ", ".join(f".{extension}" for extension in IMAGE_EXTENSIONS)
@@ -62,7 +62,7 @@ class ImageFolder:
         return RawSample(label, image, checked_captions(label, captions))
 
 
-def _images_below(root: str) -> Iterator[str]:
+def images_below(root: str) -> Iterator[str]:
     """Relative paths, with links followed; a folder that links lead to twice is visited once."""
     endings = tuple(f".{extension}" for extension in IMAGE_EXTENSIONS)
     visited = {os.path.realpath(root)}

@@ -81,6 +81,22 @@ class CsvTable:
         return int(self._starts[-1])
 
     def read(self, index: int) -> RawSample:
+        label, root, path, captions = self._row(index)
+        return RawSample(label, read_image(label, root, path), captions)
+
+    def picture(self, index: int) -> str | None:
+        """The file that a row names; None where the row cannot be used."""
+        try:
+            _, root, path, _ = self._row(index)
+        except BadSample:
+            return None
+        return os.path.normpath(os.path.join(root, path))
+
+    def captions(self, index: int) -> tuple[str, ...]:
+        return self._row(index)[3]
+
+    def _row(self, index: int) -> tuple[str, str, str, tuple[str, ...]]:
+        """(label, root, path of the image, captions)"""
         check_index(index, len(self), self.name)
         file = int(np.searchsorted(self._starts, index, side="right")) - 1
         problem, path, *captions = (self._fields[index * self._width + column] for column in range(self._width))
@@ -88,7 +104,29 @@ class CsvTable:
         if problem:
             raise BadSample(label, problem.decode())
         checked = checked_captions(label, [utf8(label, caption) for caption in captions])
-        return RawSample(label, read_image(label, self._roots[file], os.fsdecode(path).strip()), checked)
+        return label, self._roots[file], os.fsdecode(path).strip(), checked
+
+
+class ByPicture:
+    """The pictures of a table that has a row a caption: rows that name the same file are one sample."""
+
+    def __init__(self, table: CsvTable) -> None:
+        self.name, self.fingerprint = table.name, fingerprint_of("by picture", table.fingerprint)
+        self._table = table
+        rows: dict[str | int, list[int]] = {}
+        for index in range(len(table)):
+            rows.setdefault(table.picture(index) or index, []).append(index)
+        self._rows = list(rows.values())
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def read(self, index: int) -> RawSample:
+        check_index(index, len(self), self.name)
+        first, *others = self._rows[index]
+        raw = self._table.read(first)
+        said = [*raw.captions, *(caption for row in others for caption in self._table.captions(row))]
+        return RawSample(raw.name, raw.image, tuple(dict.fromkeys(said)))
 
 
 def _csv_rows(path: str, image: str, captions: tuple[str, ...]) -> Iterator[tuple[bytes, ...]]:

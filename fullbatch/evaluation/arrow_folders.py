@@ -5,6 +5,7 @@ DataComp's download puts Flickr, MSCOCO and WinoGAViL into ROOT/hf_cache this wa
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,15 +14,15 @@ from fullbatch.data.reading import caption_texts, check_index, checked_captions,
 from fullbatch.data.sample import BadSample, RawSample
 from fullbatch.data.tables import image_of_field
 
+_PART = re.compile(r"(?:-\d+-of-(\d+))?\.arrow$")  # NAME-00000-of-00002.arrow: one of two files of a table
+_VERSION = re.compile(r"\d+\.\d+\.\d+")
+
 
 class ArrowRows:
-    """The rows of all tables below a folder, or of those of its test split where names tell; columns as saved."""
+    """The rows of the test split below a folder, or of the only table there; columns as saved."""
 
     def __init__(self, folder: Path, columns: Sequence[str]) -> None:
-        found = sorted(path for path in folder.rglob("*.arrow") if not path.name.startswith("cache-"))
-        self.files = [path for path in found if "-test" in path.name] or found
-        if not self.files:
-            raise ValueError(f"The folder {str(folder)!r} holds no .arrow file of a test split.")
+        self.files = files_of_test_split(folder)
         self.name, self._columns, self._table = folder.name, list(columns), None
         missing = [column for column in columns if column not in self._rows().column_names]
         if missing:
@@ -55,6 +56,41 @@ class ArrowRows:
             except (OSError, ValueError) as error:  # pyarrow's errors are these
                 raise ValueError(f"{self.files[0]} is not a readable table of datasets: {error}.") from None
         return self._table
+
+
+def files_of_test_split(folder: Path) -> list[Path]:
+    """Of one table: the test split, by the file's name (NAME-test.arrow) or its folder's (test/), and the newest of
+    several cached revisions.  ValueError where several remain: together they would be another test."""
+    found = [path for path in folder.rglob("*.arrow") if not path.name.startswith("cache-")]
+    found = sorted(path for path in found if not path.parent.name.endswith(".incomplete"))  # a download cut off
+    if not found:
+        raise ValueError(f"The folder {str(folder)!r} holds no .arrow file of a test split.")
+    named = [path for path in found if _PART.sub("", path.name).endswith("-test")]
+    inside = [path for path in found if "test" in path.relative_to(folder).parent.parts]
+    tables: dict[tuple[Path, str], list[Path]] = {}
+    for path in named or inside or found:
+        part = _PART.search(path.name)
+        of = part[1] if part is not None and part[1] else "1"
+        tables.setdefault((path.parent, f"{_PART.sub('', path.name)} of {of}"), []).append(path)
+    candidates = _newest(list(tables.values()))
+    if len(candidates) > 1:
+        few = ", ".join(str(files[0].relative_to(folder)) for files in candidates[:4])
+        raise ValueError(
+            f"The folder {str(folder)!r} holds {len(candidates)} tables that may be the test split "
+            f"({few}{', ...' if len(candidates) > 4 else ''}); leave only the one to measure there."
+        )
+    return candidates[0]
+
+
+def _newest(tables: list[list[Path]]) -> list[list[Path]]:
+    """Where all are revisions of one thing, as the cache keeps them (CONFIG/VERSION/HASH/), the one written last."""
+    homes = {files[0].parent.parent.parent for files in tables}
+    revisions = {files[0].parent for files in tables}
+    cached = all(_VERSION.fullmatch(revision.parent.name) for revision in revisions)
+    if len(homes) > 1 or len(revisions) < len(tables) or not cached:
+        return tables
+    written = [max(path.stat().st_mtime_ns for path in files) for files in tables]
+    return [files for files, when in zip(tables, written, strict=True) if when == max(written)]
 
 
 class ArrowPairs:

@@ -17,9 +17,11 @@ import io
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fullbatch.data.reading import (
@@ -205,10 +207,23 @@ def _groups(samples: ShardSamples) -> Tensor | None:
         if raw is None:
             return None
         try:
-            row = np.atleast_1d(np.load(io.BytesIO(raw), allow_pickle=False)).astype(np.int64)
+            row = np.atleast_1d(np.load(io.BytesIO(raw), allow_pickle=False))
         except (OSError, ValueError, EOFError) as error:
             raise ValueError(f"{samples.label(index)}: the .npy member cannot be read ({error}).") from None
-        rows.append(row)
+        rows.append(_whole(row, samples.label(index)))
     if len({row.shape for row in rows}) > 1 or rows[0].ndim != 1:
         raise ValueError(f"The .npy members of {samples.name} have different shapes.")
     return torch.from_numpy(np.stack(rows))
+
+
+def _whole(row: NDArray[Any], label: str) -> NDArray[np.int64]:
+    """Groups are told apart by whole numbers: 0.2 and 0.9 must not become one group."""
+    if row.dtype.kind in "biuf":
+        with np.errstate(invalid="ignore"):
+            whole = row.astype(np.int64)
+        if bool((whole == row).all()):
+            return whole
+    shown = np.array2string(row.ravel()[:4], threshold=4)[:80]
+    raise ValueError(
+        f"{label}: the .npy member holds {shown} ({row.dtype}), expected whole numbers that say which groups it is in."
+    )

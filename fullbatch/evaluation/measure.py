@@ -31,7 +31,8 @@ _OTHER_REGION = 5  # FMoW's last: what lies in none of the five; WILDS leaves it
 def retrieved(task: str, images: Images, answers: Answers, embedder: Embedder) -> Result:
     chance = chance_of_first(answers)
     if chance == 1.0:
-        raise ValueError(f"The task {task!r} has one image, or one caption for all: any model would be right.")
+        what = "one image" if len(images.ids) == 1 else "the same caption for every image"
+        raise ValueError(f"The task {task!r} has {what}: any model would be right.")
     captions = [caption for of_image in images.captions for caption in of_image]
     text_TD = embedder.captions(captions)
     found = recalls(images.image_ND.to(embedder.device), text_TD.to(embedder.device), answers)

@@ -10,10 +10,14 @@ import torch
 from typing_extensions import assert_never
 
 from fullbatch import distributed
+from fullbatch.config.data import Source
 from fullbatch.config.run import RunConfig
 from fullbatch.config.tasks import BenchmarkFolder, DataCompSuite, ImageNetFolder, Retrieval, ZeroShot, parse_task
 from fullbatch.data.builtin import BUILTIN
+from fullbatch.data.folders import images_below
+from fullbatch.data.sample import Samples
 from fullbatch.data.sources import open_source
+from fullbatch.data.tables import ByPicture, CsvTable
 from fullbatch.evaluation.arrow_folders import ArrowPairs
 from fullbatch.evaluation.benchmark_folders import open_benchmark
 from fullbatch.evaluation.datacomp import ENTRIES, Entry, averages
@@ -111,7 +115,7 @@ def run_task(text: str, embedder: Embedder, templates: tuple[str, ...] | None = 
     """One task that is no suite."""
     match task := parse_task(text):
         case Retrieval(source):
-            images = embedder.images(source)
+            images = embedder.images(distributed.together(lambda: _pictures(source)))
             if source.path in BUILTIN:  # only the first names what is shown, the others are keywords
                 images = replace(images, captions=[of_image[:1] for of_image in images.captions])
             return retrieved(text, images, equal_captions(images.captions), embedder)
@@ -121,7 +125,8 @@ def run_task(text: str, embedder: Embedder, templates: tuple[str, ...] | None = 
             classes = sorted(set(names))
             number = {name: place for place, name in enumerate(classes)}
             labels_N = torch.tensor([number[name] for name in names])
-            return classified(text, images, labels_N, classes, templates or PLAIN_TEMPLATES, embedder)
+            result = classified(text, images, labels_N, classes, templates or PLAIN_TEMPLATES, embedder)
+            return replace(result, notes=(*result.notes, *_empty_classes(source)))
         case ImageNetFolder(path):
             return imagenet(text, path, templates or ("openai",), embedder)
         case BenchmarkFolder(path):
@@ -130,6 +135,27 @@ def run_task(text: str, embedder: Embedder, templates: tuple[str, ...] | None = 
             raise AssertionError("a suite is many tasks")
         case _:
             assert_never(task)
+
+
+def _pictures(source: Source) -> Source | Samples:
+    """A CSV file often has a row a caption: pictures are what is retrieved, so its rows are brought together."""
+    samples = open_source(source)
+    if isinstance(samples, CsvTable) and len(by_picture := ByPicture(samples)) < len(samples):
+        return by_picture
+    return source
+
+
+def _empty_classes(source: Source) -> tuple[str, ...]:
+    """Folders that would be classes if they held a picture."""
+    root = Path(source.path)
+    if source.captions != ("folder",) or not root.is_dir():
+        return ()
+    held = {Path(name).parts[0] for name in images_below(str(root))}
+    empty = sorted(path.name for path in root.iterdir() if path.is_dir() and path.name not in held)
+    empty = [name for name in empty if not name.startswith(".")]
+    if not empty:
+        return ()
+    return (f"{len(empty)} class folder(s) hold no picture and are no candidates (first: {empty[0]})",)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

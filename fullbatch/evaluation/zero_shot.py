@@ -16,6 +16,7 @@ from fullbatch.evaluation.gallery import Gallery
 from fullbatch.evaluation.metrics import mean_per_class, share
 from fullbatch.evaluation.prompts import prompted
 
+FEWEST_FOR_TOP5 = 5  # classes
 _ENTRIES = 1 << 24  # similarities held at a time
 
 
@@ -59,6 +60,6 @@ def guesses(image_ND: Tensor, classes_CD: Tensor, labels_N: Tensor) -> Guesses:
 def accuracies(guessed: Guesses, labels_N: Tensor, classes: int) -> dict[str, float]:
     """Top-1, top-5 where there are so many classes, and the mean over classes of top-1."""
     results = {"accuracy": share(guessed.hit_N)}
-    if classes >= 5:
+    if classes >= FEWEST_FOR_TOP5:
         results["accuracy_top5"] = share(guessed.place_N < 5)
     return results | {"mean_per_class": mean_per_class(guessed.hit_N, labels_N)}

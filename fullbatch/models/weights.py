@@ -65,6 +65,6 @@ def load_weights(module: nn.Module, state: Mapping[str, Tensor], source: str, mo
         first = ", ".join(misfits[:3]) + (", ..." if len(misfits) > 3 else "")
         raise ValueError(
             f"{source} does not fit the model {model!r} in {len(misfits)} of its weights ({first}); "
-            "name the model that it was trained with by --model, or --image-tower and --text-tower."
+            "name the model that it was trained with."
         )
     module.load_state_dict(state)

@@ -15,14 +15,29 @@ from fullbatch.training.run_folder import EVALUATION, Folder, read_lines
 
 COMPARISON = "comparison.json"
 AUDIT = "audit"  # the kind of a line of metrics.jsonl
+PROBED, AUDITED = "probe during training", "fullbatch audit"  # on a part of the data set, and on the whole of it
 _MOST_LOG_BYTES = 4 << 20
 Record = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
+class NormalizerError:
+    """``source`` is PROBED or AUDITED: their numbers do not compare."""
+
+    value: float
+    step: int
+    source: str
+
+    def __str__(self) -> str:
+        return f"{self.value:.3g} ({self.source}, step {self.step:,})"
+
+
+@dataclass(frozen=True)
 class RunData:
     """settings     the whole config, defaults filled in
-    training     the lines of metrics.jsonl about steps; evaluations and audits are the others
+    training     the lines of metrics.jsonl about steps; evaluations and probes are the others
+    probes       normalizer errors on a part of the data set, measured during training
+    audits       those on the whole of it, by checkpoint: audit.json
     results      of the last evaluation, and what `fullbatch evaluate` found since; ``results_step`` is when
     averages     over the tasks of a suite, as text
     unmeasured   tasks without a number, and why
@@ -35,6 +50,7 @@ class RunData:
     settings: Record
     training: Sequence[Record]
     evaluations: Sequence[Record]
+    probes: Sequence[Record]
     audits: Sequence[Record]
     results: Sequence[Record]
     results_step: int | None
@@ -85,9 +101,13 @@ class RunData:
             found.append((before, seconds))
         return found
 
-    def best_known_error(self) -> float | None:
-        errors = [line["normalizer_error"] for line in self.audits if is_number(line.get("normalizer_error"))]
-        return float(errors[-1]) if errors else None
+    def last_normalizer_error(self) -> NormalizerError | None:
+        """That of the last audited checkpoint; without an audit, the last probe's."""
+        for lines, source in ((self.audits, AUDITED), (self.probes, PROBED)):
+            known = [line for line in lines if is_number(line.get("normalizer_error"))]
+            if known:
+                return NormalizerError(float(known[-1]["normalizer_error"]), int(known[-1]["step"]), source)
+        return None
 
 
 def read_run(path: Path) -> RunData:
@@ -106,16 +126,15 @@ def read_run(path: Path) -> RunData:
     if not lines:
         gaps.append(f"There are no curves: {folder.metrics.name} holds no line yet.")
     results, steps, averages, unmeasured = _results(path, gaps)
-    audit = _records(_read_json(path / "audit.json", gaps), "checkpoints")
-    audits = [line for line in lines if line.get("kind") == AUDIT]
-    audits += [dict(line) for line in audit if is_number(line.get("step"))]
+    audits = _records(_read_json(path / "audit.json", gaps), "checkpoints")
     return RunData(
         path=path,
         name=path.resolve().name,
         settings=settings,
         training=_in_order([line for line in lines if "kind" not in line]),
         evaluations=_in_order([line for line in lines if line.get("kind") == EVALUATION]),
-        audits=_in_order(audits),
+        probes=_in_order([line for line in lines if line.get("kind") == AUDIT]),
+        audits=_in_order([line for line in audits if is_number(line.get("step"))]),
         results=results,
         results_step=max(steps) if steps else None,
         averages=averages,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -30,6 +31,11 @@ _MOST_METRICS = 60
 _MOST_CHARTS = 6
 _MOST_NAMES = 8
 _SEEDS_TO_TELL = 3
+# Student's t, two-sided 95 %, for 1, 2, ... degrees of freedom; the last one serves all beyond, a little too strictly
+_T_95 = (
+    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228,
+    2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086,
+)  # fmt: skip
 _MANY_RUNS = 16  # beyond, only the main curves are drawn, in more detail
 
 
@@ -235,7 +241,7 @@ def _against_batch_size(found: ComparisonData, methods: Mapping[str, int], metri
             )
         )
     for key, title, note in (
-        ("normalizer_error", "Normalizer error", "mean squared log error at the end of the run"),
+        ("normalizer_error", "Normalizer error", "mean squared log error, by the last probe during training"),
         ("samples_per_second", "Throughput", "pairs per second"),
     ):
         lines = [_of_runs(found, name, color, key) for name, color in methods.items()]
@@ -295,8 +301,10 @@ def _differences(found: ComparisonData, batch_sizes: Sequence[int], metrics: Seq
         return None
     body = joined(made[0], folded(counted(len(made) - 1, "more metric"), *made[1:]) if len(made) > 1 else None)
     lead = (
-        "Seed by seed, in points: mean ± standard deviation, and the number of seeds. ● marks a mean beyond two "
-        f"standard errors of 0, where there are at least {_SEEDS_TO_TELL} seeds."
+        "Seed by seed, in points: mean ± standard deviation, and the number of seeds. ● marks a mean whose 95 % "
+        f"interval (Student's t, one degree of freedom fewer than seeds: ± {_T_95[1]:.2f} standard errors at 3, "
+        f"± {_T_95[3]:.2f} at 5) leaves 0 out, where there are at least {_SEEDS_TO_TELL} seeds. The intervals are of "
+        "one difference each: of twenty without any effect, one is marked by chance."
     )
     return Section("differences", "Paired differences", body, lead)
 
@@ -310,8 +318,13 @@ def _difference(row: Record | None, metric: str) -> Html:
     if spread is not None and is_number(spread) and count > 1:
         scale = 100.0 if is_share(metric) else 1.0
         text += f" ± {_figures(scale * float(spread), '%' if is_share(metric) else '')}"
-        clear = count >= _SEEDS_TO_TELL and abs(mean) > 2.0 * float(spread) / count**0.5
+        clear = count >= _SEEDS_TO_TELL and abs(mean) > _half_interval(float(spread), count)
     return node("td", text, node("span", f" ({count})", class_="quiet"), node("span", " ●") if clear else None)
+
+
+def _half_interval(spread: float, count: int) -> float:
+    """Half the width of the 95 % interval of a mean over so many seeds."""
+    return _T_95[min(count - 1, len(_T_95)) - 1] * spread / math.sqrt(count)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Literal
 
-from fullbatch.report.collect import Record, RunData
+from fullbatch.report.collect import AUDITED, PROBED, Record, RunData
 from fullbatch.report.wording import is_number, is_share, metric_name, metric_words
 
 Format = Literal["number", "percent"]
@@ -101,7 +101,7 @@ _IGNORED = frozenset(
 def charts_of(runs: Sequence[RunData], labels: Sequence[str], colors: Sequence[int]) -> list[Chart]:
     """The curves of one run, or of several over each other; ``more`` marks those of less interest."""
     charts = [_logged(runs, labels, colors, *named) for named in _MAIN]
-    charts.append(_normalizer_error(runs, labels, colors))
+    charts += _normalizer_errors(runs, labels, colors)
     charts += _evaluations(runs, labels, colors)
     others = sorted({key for run in runs for line in run.training for key in line} - _IGNORED)
     for key in others:
@@ -131,22 +131,36 @@ def _logged(
     return Chart(key, title, note, [line for line in lines if line.x], log=log)
 
 
-def _normalizer_error(runs: Sequence[RunData], labels: Sequence[str], colors: Sequence[int]) -> Chart:
-    """The method's error beside that of the batch's own estimate, where there is only one run to show."""
+def _normalizer_errors(runs: Sequence[RunData], labels: Sequence[str], colors: Sequence[int]) -> list[Chart]:
+    """Several runs: a chart for the probes, one for the audits, for the two do not compare.
+
+    One run: both in one chart, audits dashed, and the method's error beside that of the batch's own estimate.
+    """
+    series = (
+        ("normalizer_error", PROBED, [run.probes for run in runs]),
+        ("normalizer_audit", AUDITED, [run.audits for run in runs]),
+    )
+    if len(runs) != 1:
+        charts = []
+        for key, source, of_runs in series:
+            lines = [
+                Line(labels[number], colors[number], number, *_points(found, "normalizer_error"))
+                for number, found in enumerate(of_runs)
+            ]
+            charts.append(_errors_chart(key, source, lines))
+        return charts
     lines = []
-    for number, run in enumerate(runs):
-        lines.append(
-            Line(
-                labels[number] if len(runs) > 1 else "the method's estimate",
-                colors[number],
-                number,
-                *_points(run.audits, "normalizer_error"),
-            )
-        )
-        if len(runs) == 1:
-            lines.append(Line("the batch's own", 1, number, *_points(run.audits, "batch_error")))
-    note = "mean squared error of the log-normalizers against exact ones (fullbatch audit)"
-    return Chart("normalizer_error", "Normalizer error", note, [line for line in lines if line.x], log=True)
+    for dashes, (_, source, (found,)) in enumerate(series):
+        color = dashes * COLORS
+        lines.append(Line(f"the method's estimate, {source}", color, 0, *_points(found, "normalizer_error")))
+        lines.append(Line(f"the batch's own, {source}", color + 1, 0, *_points(found, "batch_error")))
+    sources = [source for _, source, (found,) in series if found]
+    return [_errors_chart("normalizer_error", " and ".join(sources), lines)]
+
+
+def _errors_chart(key: str, sources: str, lines: Sequence[Line]) -> Chart:
+    note = f"mean squared error of the log-normalizers against exact ones ({sources})"
+    return Chart(key, "Normalizer error", note, [line for line in lines if line.x], log=True)
 
 
 def _evaluations(runs: Sequence[RunData], labels: Sequence[str], colors: Sequence[int]) -> list[Chart]:

@@ -89,9 +89,9 @@ def header(run: RunData, baseline: RunData | None) -> Html:
         ("pairs seen", f"{run.steps * run.batch_size:,}{_epochs(run)}"),
         ("training time", duration(clock[-1][1]) if clock else NOTHING),
     ]
-    error = run.best_known_error()
+    error = run.last_normalizer_error()
     if error is not None:
-        facts.append(("normalizer error", f"{error:.3g}"))
+        facts.append(("normalizer error", str(error)))
     return joined(
         node("p", "fullbatch · one run", class_="eyebrow"),
         node("h1", plain(run.name, 120)),

@@ -74,7 +74,7 @@ def _runs_table(runs: Sequence[RunData], labels: Sequence[str]) -> Html:
     rows: list[list[Child]] = []
     for run, label in zip(runs, labels, strict=True):
         clock = run.clock()
-        error = run.best_known_error()
+        error = run.last_normalizer_error()
         rows.append(
             [
                 label,
@@ -84,7 +84,7 @@ def _runs_table(runs: Sequence[RunData], labels: Sequence[str]) -> Html:
                 f"{run.steps * run.batch_size:,}",
                 duration(clock[-1][1]) if clock else NOTHING,
                 value_text(run.last.get("tau"), "loss"),
-                NOTHING if error is None else f"{error:.3g}",
+                NOTHING if error is None else str(error),
             ]
         )
     head = ("run", "method", "batch size", "steps", "pairs seen", "time", "τ at the end", "normalizer error")

@@ -8,6 +8,8 @@ A false negative is a pair of samples that training pushes apart although they s
 from __future__ import annotations
 
 import csv
+import unicodedata
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -75,22 +77,8 @@ def training_pool(config: Data) -> Pool:
 
 def find_suspects(run: Path, eye: Eye, embedded: Embedded) -> Suspects:
     memory = read_memory(run, embedded)
-    alike = same_pictures(embedded)
-    equal = same_captions(embedded.captions)
-    both = {pair for pair in alike if pair in equal}
     found: dict[Kind, list[Suspect]] = {kind: [] for kind in KINDS}
-    cosine = image_cosines(embedded, {*alike, *equal})
-    for pair, (nearness, reason) in alike.items():
-        if pair in both:
-            found["duplicate"].append(Suspect("duplicate", *pair, nearness, f"{reason}; {equal[pair]}"))
-        else:
-            found["same_picture"].append(Suspect("same_picture", *pair, nearness, f"{reason}; the captions differ"))
-    for pair, reason in equal.items():
-        if pair not in both:
-            reason += f"; the pictures' embeddings have similarity {cosine[pair]:.2f}"
-            found["same_caption"].append(Suspect("same_caption", *pair, cosine[pair], reason))
-    for kind in ("duplicate", "same_picture", "same_caption"):
-        found[kind].sort(key=lambda suspect: -suspect.score)
+    found["duplicate"], found["same_picture"], found["same_caption"] = _copies(embedded)
     found["interchangeable"] = _interchangeable(embedded)
     found["crowded"], about = _crowded(eye, embedded, memory)
     found["temperature"] = extreme_temperatures(memory)
@@ -127,24 +115,78 @@ def words_of(caption: str) -> tuple[str, ...]:
     return tuple(sorted(words))
 
 
+class _Chains:
+    """Rows that pairs have joined: of g copies g - 1 pairs are told, not g squared."""
+
+    def __init__(self, joined: _Chains | None = None) -> None:
+        self._next: dict[int, int] = {} if joined is None else dict(joined._next)
+
+    def join(self, first: int, other: int) -> bool:
+        """Whether they were apart."""
+        ends = self._end(first), self._end(other)
+        if ends[0] == ends[1]:
+            return False
+        self._next[max(ends)] = min(ends)
+        return True
+
+    def _end(self, row: int) -> int:
+        while row in self._next:
+            row = self._next[row]
+        return row
+
+
+def _copies(embedded: Embedded) -> tuple[list[Suspect], list[Suspect], list[Suspect]]:
+    """Duplicates, pictures with different captions, captions with different pictures; most suspect first."""
+    captions = embedded.captions
+    words = [words_of(caption) for caption in captions]
+    times = Counter(words)
+    alike = same_pictures(embedded)
+    nearest = sorted(alike, key=lambda pair: -alike[pair][0])
+    duplicates, pictures, texts = [], [], []
+    whole = _Chains()
+    for first, other in nearest:
+        if words[first] == words[other] and whole.join(first, other):
+            nearness, reason = alike[first, other]
+            reason += f"; {_equal_how(captions[first], captions[other], times[words[first]])}"
+            duplicates.append(Suspect("duplicate", first, other, nearness, reason))
+    seen = _Chains(whole)
+    for first, other in nearest:
+        if words[first] != words[other] and seen.join(first, other):
+            nearness, reason = alike[first, other]
+            pictures.append(Suspect("same_picture", first, other, nearness, f"{reason}; the captions differ"))
+    said = _Chains(whole)
+    equal = {pair: reason for pair, reason in same_captions(captions).items() if said.join(*pair)}
+    for pair, cosine in image_cosines(embedded, equal).items():
+        reason = f"{equal[pair]}; the pictures' embeddings have similarity {cosine:.2f}"
+        texts.append(Suspect("same_caption", *pair, cosine, reason))
+    return duplicates, pictures, sorted(texts, key=lambda suspect: -suspect.score)
+
+
 def same_captions(captions: Sequence[str]) -> dict[tuple[int, int], str]:
     """Neighbours within each group of equal captions: a group of g gives g - 1 pairs, not g squared."""
     found = {}
     for rows in _groups(map(words_of, captions)):
         for first, other in pairwise(rows):
-            how = "the same caption" if captions[first] == captions[other] else "the same words in the caption"
-            found[first, other] = f"{how}, {len(rows)} times in the sample" if len(rows) > 2 else how
+            found[first, other] = _equal_how(captions[first], captions[other], len(rows))
     return found
 
 
+def _equal_how(caption: str, other: str, times: int) -> str:
+    how = "the same caption" if caption == other else "the same words in the caption"
+    return f"{how}, {times} times in the sample" if times > 2 else how
+
+
 def same_pictures(embedded: Embedded) -> dict[tuple[int, int], tuple[float, str]]:
-    """How alike, up to 1, and why."""
-    found = {}
+    """How alike, up to 1, and why.  Of copies byte for byte neighbours are told, those with equal captions first."""
+    found: dict[tuple[int, int], tuple[float, str]] = {}
+    for rows in _groups(digest for _, digest in embedded.origins):
+        by_caption = sorted(rows, key=lambda row: (words_of(embedded.captions[row]), row))
+        for one, next_one in pairwise(by_caption):
+            pair = min(one, next_one), max(one, next_one)
+            found[pair] = (1.0, "the same picture, byte for byte")
     for first, other, score in looks_alike(embedded.tiny_NP, MOST, _ALIKE):
         reason = f"near-identical pictures (pixels differ by {-score * 255.0:.1f} of 255)"
-        found[first, other] = (1.0 + score, reason)
-    for rows in _groups(digest for _, digest in embedded.origins):
-        found.update(dict.fromkeys(pairwise(rows), (1.0, "the same picture, byte for byte")))
+        found.setdefault((first, other), (1.0 + score, reason))
     return found
 
 
@@ -265,5 +307,7 @@ def write_suspects(path: Path, suspects: Suspects) -> None:
 
 
 def _cell(text: str) -> str:
-    """Spreadsheets run what begins like a formula; an apostrophe keeps it text."""
-    return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\r")) else text
+    """Spreadsheets run what begins like a formula, some also behind blanks or in wide signs; an apostrophe keeps it
+    text."""
+    first = unicodedata.normalize("NFKC", text.lstrip()[:1])
+    return f"'{text}" if first.startswith(("=", "+", "-", "@")) or text.startswith(("\t", "\r", "\n")) else text

@@ -16,7 +16,7 @@ _NAMES = {
     "samples_per_second": "pairs per second",
 }
 NOTHING, TIMES, MINUS = "\u2013", "\u00d7", "\u2212"  # an en dash for what is not known, a real times and minus
-_LOWER_IS_BETTER = ("rank", "error", "loss", "seconds", "gib", "bias")
+_LOWER_IS_BETTER = frozenset(("rank", "error", "loss", "seconds", "gib", "bias"))
 
 
 def is_number(value: object) -> bool:
@@ -45,7 +45,13 @@ def metric_words(key: str) -> tuple[str, str]:
 
 
 def lower_is_better(metric: str) -> bool:
-    return any(word in metric for word in _LOWER_IS_BETTER)
+    """Of a metric, or of a "TASK METRIC": by the words of the metric's own name, whatever the task's path holds.
+
+    >>> lower_is_better("retrieval:/home/tobias/loss.csv mean_r1"), lower_is_better("image_to_text_median_rank")
+    (False, True)
+    """
+    own = metric.rpartition(" ")[2]
+    return not _LOWER_IS_BETTER.isdisjoint(own.split("_"))
 
 
 def is_share(metric: str) -> bool:

@@ -1,5 +1,7 @@
 """Checkpoints on disk: a folder a step, a file a part, and a manifest with the length and SHA-256 of each.
 
+The manifest also has the seconds trained so far: they are no part of the state, which two runs have equal to the bit.
+
 A checkpoint appears whole or not at all: it is written under another name, synced, and renamed.  Writing happens in a
 thread, from a copy in host memory, while training goes on.  Reading checks every file against the manifest, so a
 damaged checkpoint is passed over and the one before it taken.
@@ -35,7 +37,7 @@ def checkpoints(root: Path) -> list[Path]:
     return sorted(path for path in root.glob(f"{_PREFIX}*") if path.is_dir())
 
 
-def write(root: Path, step: int, parts: dict[str, Any], keep: int) -> Path:
+def write(root: Path, step: int, parts: dict[str, Any], keep: int, seconds: float = 0.0) -> Path:
     """Save ``parts`` as the checkpoint of ``step``, then drop all but the ``keep`` newest."""
     final, unfinished = folder_of(root, step), root / f"{_UNFINISHED}{step:09d}"
     if final.exists():
@@ -47,7 +49,8 @@ def write(root: Path, step: int, parts: dict[str, Any], keep: int) -> Path:
         for name, part in parts.items():
             torch.save(part, unfinished / f"{name}.pt")
             files[f"{name}.pt"] = _describe(unfinished / f"{name}.pt")
-        (unfinished / MANIFEST).write_text(json.dumps({"step": step, "files": files}, indent=1))
+        manifest = {"step": step, "seconds": seconds, "files": files}
+        (unfinished / MANIFEST).write_text(json.dumps(manifest, indent=1))
         for path in (*unfinished.iterdir(), unfinished):
             _sync(path)
         unfinished.rename(final)
@@ -92,6 +95,12 @@ def _manifest(folder: Path) -> dict[str, Any]:
         raise ValueError(f"{folder / MANIFEST} cannot be read ({error}).") from None
     assert isinstance(manifest, dict)
     return manifest
+
+
+def seconds_at(root: Path, step: int) -> float:
+    """What the run had trained when the checkpoint of ``step`` was taken; 0.0 where nobody wrote it down."""
+    folder = folder_of(root, step)
+    return float(_manifest(folder).get("seconds", 0.0)) if folder.is_dir() else 0.0
 
 
 def last_good(root: Path) -> Path | None:
@@ -151,15 +160,15 @@ class Writer:
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
 
-    def save(self, step: int, parts: dict[str, Any]) -> None:
+    def save(self, step: int, parts: dict[str, Any], seconds: float) -> None:
         """Returns at once, unless the write before is still going on."""
         self.finish_quietly()
-        self._thread = threading.Thread(target=self._write, args=(step, parts), name="checkpoint")
+        self._thread = threading.Thread(target=self._write, args=(step, parts, seconds), name="checkpoint")
         self._thread.start()
 
-    def _write(self, step: int, parts: dict[str, Any]) -> None:
+    def _write(self, step: int, parts: dict[str, Any], seconds: float) -> None:
         try:
-            write(self.root, step, parts, self.keep)
+            write(self.root, step, parts, self.keep, seconds)
         except BaseException as error:
             self._error = error
 

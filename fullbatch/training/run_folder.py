@@ -27,6 +27,7 @@ import torch
 
 from fullbatch.config.run import RunConfig
 from fullbatch.config.tree import from_dict, read_yaml, to_dict, write_yaml
+from fullbatch.training import checkpoint
 
 log = logging.getLogger("fullbatch")
 
@@ -128,13 +129,14 @@ class Metrics:
         self._board: Any = None
         self._wandb: Any = None
         self.evaluated = self.audited = -1  # the step of the last evaluation, of the last audit that was written
-        self.seconds = 0.0  # of training, up to the last line of it that was kept
+        self.seconds = 0.0  # of training, up to the checkpoint; a line of its step may be all that says it
         if not first:
             return
         for line in forget_after(folder.metrics, step):
             self.evaluated = line["step"] if line.get("kind") == EVALUATION else self.evaluated
             self.audited = line["step"] if line.get("kind") == AUDIT else self.audited
             self.seconds = line.get("seconds") or self.seconds if "kind" not in line else self.seconds
+        self.seconds = max(self.seconds, checkpoint.seconds_at(folder.checkpoints, step))
         self._file = folder.metrics.open("a", encoding="utf-8")
         if config.run.tensorboard:
             self._board = _tensorboard(folder.tensorboard, step)

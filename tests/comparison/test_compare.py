@@ -52,6 +52,15 @@ def test_a_comparison_with_a_row_that_fails(tmp_path, capsys):
     assert less["values"] == pytest.approx([ours - theirs for ours, theirs in zip(sogclr, openclip, strict=True)])
     assert [found["method"] for found in summary["matches"]] == ["sogclr"]
 
+    assert compare(plan, "--equal-time", "openclip") == 1, "finished runs do not stand under another budget"
+    assert "equal_time was None and is now 'openclip'" in capsys.readouterr().err
+    config = tmp_path / "small" / run["folder"] / "config.yaml"
+    kept = config.read_text()
+    config.write_text(kept.replace("samples: 160", "samples: 80"))
+    assert compare(plan) == 1
+    assert "training.samples was 80 and is now 160" in capsys.readouterr().err
+    config.write_text(kept)
+
     # The same command once more has nothing to do; a larger plan only what is new.
     before = (tmp_path / "small" / run["folder"] / "results.json").stat().st_mtime_ns
     small_plan(tmp_path, methods=["openclip", "sogclr", methods[2], "gcl_batch"], seeds=[0, 1])
@@ -74,6 +83,7 @@ def test_a_comparison_with_a_row_that_fails(tmp_path, capsys):
         (("--settings.rho", "4"), "write --settings-of METHOD.NAME=VALUE"),
         (("--settings-of", "neuklip.rho=4"), "the methods here are openclip, neuclip"),
         (("--settings-of", "openclip.rho=4"), "The row 'openclip'"),
+        (("--settings-of", "openclip.lr=["), r"--settings-of 'openclip.lr=\[': '\[' is not a value as YAML has them"),
         (("--methods", "openclip"), "--plan has its own methods"),
         (("--jobs", "0"), "jobs must be a whole number of at least 1"),
         (("--resume", "nowhere"), "leave --plan out|leave --comparisons out"),

@@ -6,8 +6,11 @@ import pytest
 
 from fullbatch import cli
 from fullbatch.commands.compare import Compare, plan_values
+from fullbatch.comparison import equal_time
 from fullbatch.comparison.equal_time import samples_in_equal_time
+from fullbatch.comparison.execute import Outcome
 from fullbatch.comparison.plan import plan_from
+from fullbatch.comparison.race import Pace, _timed
 from tests.comparison.making import arguments, small_plan
 
 
@@ -33,6 +36,44 @@ def test_the_reference_must_run_at_every_batch_size(tmp_path):
         ValueError, match=r"it does not run at batch size 16, so there is no time for neuclip-b16-seed0"
     ):
         samples_in_equal_time(plan, seconds, {run.name: 10 for run in plan.planned})
+
+
+class QuickCrew:
+    """In place of processes: a run that takes a second a step."""
+
+    def __init__(self, jobs, watch):
+        self.watch = watch
+
+    def work_off(self, jobs):
+        for job in jobs:
+            self.watch.started(job)
+            assert {path.name for path in job.folder.iterdir()} <= {".lock"}, "what was left is gone"
+            lines = [{"step": step, "seconds": float(step)} for step in (20, 100)]
+            (job.folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+            Outcome("done").write(job.folder)
+            self.watch.ended(job, Outcome("done"))
+
+
+def test_timing_counts_its_own_runs_and_none_that_was_interrupted(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(equal_time, "Crew", QuickCrew)
+    plan = planned(methods=("openclip", "sogclr", "neuclip"), batch_sizes=(8,), seeds=(0,))
+    for run in plan.planned:
+        Outcome("done").write(tmp_path / "runs" / run.name)
+    done, stopped = tmp_path / "calibration" / "openclip-b8", tmp_path / "calibration" / "sogclr-b8"
+    (stopped / "checkpoints" / "step-000000050").mkdir(parents=True)
+    for folder in (done, stopped):
+        folder.mkdir(exist_ok=True)
+        (folder / "config.yaml").write_text("")
+        (folder / "metrics.jsonl").write_text('{"step": 20, "seconds": 1}\n{"step": 100, "seconds": 161}\n')
+    Outcome("done").write(done)
+
+    assert _timed(plan, tmp_path, Pace(quiet=True)) == {"openclip-b8": 2.0, "sogclr-b8": 1.0, "neuclip-b8": 1.0}
+    assert capsys.readouterr().err.splitlines() == [
+        "sogclr-b8: started", "sogclr-b8: timed (done)  [2 of 3]",
+        "neuclip-b8: started", "neuclip-b8: timed (done)  [3 of 3]",
+    ]  # fmt: skip
+    assert _timed(plan, tmp_path, Pace(quiet=True))["openclip-b8"] == 2.0
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.slow

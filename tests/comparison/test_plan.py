@@ -4,10 +4,11 @@ import pytest
 import yaml
 
 from fullbatch.commands.compare import Compare, plan_values
-from fullbatch.comparison.checks import check_same_plan
+from fullbatch.comparison.checks import check_begun, check_same_plan, check_same_time
 from fullbatch.comparison.plan import plan_from
 from fullbatch.comparison.race import _jobs
 from fullbatch.config.tree import to_dict, write_values
+from fullbatch.training.run_folder import Folder
 
 
 def planned(*flags, **options):
@@ -117,6 +118,28 @@ def test_a_comparison_may_grow_but_not_change(tmp_path):
         check_same_plan(before, jobs("--samples", "640", seeds=(1,)), "f")
 
 
+def test_the_rule_of_the_budget_may_not_change():
+    samples, timed = planned(), planned(equal_time="openclip")
+    check_same_time(timed, planned(equal_time="openclip", seeds=(0, 1, 2, 3)), "f")
+    with pytest.raises(ValueError, match=r"equal_time was None and is now 'openclip'\. Take another --name"):
+        check_same_time(samples, timed, "f")
+    with pytest.raises(ValueError, match="equal_time was 'openclip' and is now 'sogclr'"):
+        check_same_time(timed, planned(equal_time="sogclr"), "f")
+
+
+def test_a_run_that_was_begun_otherwise_is_refused(tmp_path):
+    plan = planned("--samples", "640", methods=("openclip",), seeds=(0,), equal_time="openclip")
+    (job,) = _jobs(plan, tmp_path, {"openclip-b128-seed0": 1280})
+    check_begun([job])
+    job.folder.mkdir(parents=True)
+    Folder(job.folder).write_config(job.config)
+    check_begun([job])
+    moved = tmp_path.rename(tmp_path.with_name("moved"))
+    check_begun(_jobs(plan, moved, {"openclip-b128-seed0": 1280}))
+    with pytest.raises(ValueError, match=r"config.yaml is of another run .* training.samples was 1280 and is now 1152"):
+        check_begun(_jobs(plan, moved, {"openclip-b128-seed0": 1152}))
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
@@ -140,6 +163,8 @@ def test_a_comparison_may_grow_but_not_change(tmp_path):
         ("runs: [{method: openclip}]", "Unknown key 'method'"),
         ("order: size", "must be one of"),
         ("lr_scaling: cubic", "must be one of"),
+        ("base: 3", "plan.yaml: base must map names to values, as config.yaml does, got 3"),
+        ("methods: [{method: openclip, settings: 3}]", "settings must map names to values, got 3"),
         ("base: {training: {sample: 3}}", "Unknown key 'sample' in training; did you mean 'samples'"),
     ],
 )

@@ -61,16 +61,35 @@ def test_a_wide_spread_is_said():
 def test_one_seed_never_matches():
     found = said(8.0)
     assert found.matches is None
-    assert found.text == "neuclip at 128 lies level with openclip at 512; one seed, so the spread is not known"
+    level = "neuclip at 128 lies level with openclip at 512"
+    assert found.text == f"{level}; one seed of neuclip at 128, so the spread is not known"
     single = {size: Spread((spread.mean,)) for size, spread in BASELINE.items()}
-    assert said(7.0, 7.0, baseline=single).text.endswith("about 256; one seed, so the spread is not known")
-    assert said(9.0, baseline=single).text.startswith("neuclip at 128 beats")
+    between = said(7.0, 7.0, baseline=single).text
+    assert between.endswith("about 256; one seed of openclip at 128 and 512, so the spread is not known")
+    beats = said(9.0, baseline=single).text
+    cells = "of neuclip at 128 and of openclip at 64, 128 and 512"
+    assert beats.startswith("neuclip at 128 beats") and beats.endswith(
+        f"; one seed {cells}, so the spread is not known"
+    )
+
+
+def test_seeds_of_other_cells_do_not_matter():
+    def one_seed_at(size):
+        return {**BASELINE, size: Spread((BASELINE[size].mean,))}
+
+    assert said(6.9, 7.1, baseline=one_seed_at(64)).text.endswith("about 256")
+    assert said(6.9, 7.1, baseline=one_seed_at(512)).text.endswith(
+        "; one seed of openclip at 512, so the spread is not known"
+    )
+    assert said(2.9, 3.1, baseline=one_seed_at(512)).text == "neuclip at 128 stays below openclip at 64"
+    assert "one seed of openclip at 64," in said(2.9, 3.1, baseline=one_seed_at(64)).text
+    assert "one seed of openclip at 64," in said(8.9, 9.1, baseline=one_seed_at(64)).text, "it beats that one too"
 
 
 def test_where_less_is_better():
     ranks = {64: Spread((9.9, 10.1)), 128: Spread((4.9, 5.1))}
     assert "beats openclip at every" in said(1.9, 2.1, baseline=ranks, up=False).text
-    assert said(19.0, 19.2, baseline=ranks, up=False).text == "neuclip at 128 stays below openclip at 64"
+    assert said(19.0, 19.2, baseline=ranks, up=False).text == "neuclip at 128 is worse than openclip at 64"
     assert said(7.4, 7.6, baseline=ranks, up=False).about == pytest.approx(2**6.5)
 
 

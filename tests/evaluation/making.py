@@ -38,7 +38,7 @@ def small_embedder(**settings: Any) -> Embedder:
     return Embedder(model, model.tokenize, model.image_size, torch.device("cpu"), batch_size=4, **settings)
 
 
-def number_array(values: Sequence[int]) -> bytes:
+def number_array(values: Sequence[object]) -> bytes:
     buffer = io.BytesIO()
     np.save(buffer, np.array(values))
     return buffer.getvalue()

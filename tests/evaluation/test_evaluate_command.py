@@ -12,7 +12,7 @@ import torch
 import fullbatch.run
 from fullbatch.cli import main
 from fullbatch.evaluation.tasks import run_tasks
-from tests.data.making import png, write_coco
+from tests.data.making import captioned, png, write_coco, write_shard
 from tests.evaluation.making import several_captions, small_embedder, write_benchmark, write_captioned
 from tests.training.small import small_config
 
@@ -106,6 +106,9 @@ WRONG = {
     "{place}/run --tasks wds:{place}/set --pretrained openai": "brings its weights",
     "{place}/weights.pt --tasks wds:{place}/set": "holds weights without their design",
     "{place}/run --tasks wds:{place}/set --cache {place}/weights.pt/x": "the folder cannot be made",
+    "{place}/run --tasks wds:{place}/set --output {place}/set": "set is a folder; name a JSON file in it",
+    "{place}/run --tasks wds:{place}/set --output {place}/weights.pt/x.json": "x.json cannot be written (",
+    "{place}/run --tasks wds:{place}/set --output /dev/null": "--output: /dev/null is no file.",
     "{place}/run --tasks wds:{place}/set --precision fp16 --device cpu": "--precision fp16 needs a GPU",
 }
 
@@ -117,6 +120,36 @@ def test_a_mistake_is_one_line(typed, trained, capsys):
     said = [line for line in err.splitlines() if line.startswith("fullbatch: ")]
     assert (status, out, len(said)) == (1, "", 1), err
     assert WRONG[typed] in said[0]
+
+
+def test_an_output_is_tried_before_the_work(trained, tmp_path, capsys, monkeypatch):
+    def never(*_, **__):
+        raise AssertionError("the work was begun")
+
+    monkeypatch.setattr("fullbatch.evaluation.tasks.run_tasks", never)
+
+    def read_only(*_, **__):  # as of a run folder of somebody else; the tests may run as root
+        raise PermissionError(13, "Permission denied", str(tmp_path))
+
+    monkeypatch.setattr("tempfile.NamedTemporaryFile", read_only)
+    status, out, err = answer(capsys, trained / "run", "--tasks", f"wds:{trained}/set", "--workers", "0")
+    assert (status, out) == (1, "")
+    assert "evaluation.json cannot be written ([Errno 13] Permission denied" in err
+    assert "name another file with --output" in err
+
+
+def test_numbers_that_cannot_be_written_are_printed(trained, tmp_path, capsys, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("fullbatch.training.run_folder.replace_text", full)
+    output = tmp_path / "new" / "out.json"
+    status, out, err = answer(
+        capsys, trained / "run", "--tasks", f"wds:{trained}/set", "--workers", "0", "--output", output
+    )
+    assert status == 1 and "accuracy" in out and "written to" not in out
+    assert f"The numbers above are in no file: {output} cannot be written ([Errno 28] No space left" in err
+    assert list((tmp_path / "new").iterdir()) == []  # what the trial wrote is gone
 
 
 def test_a_task_that_fails_is_named_and_the_others_go_on(trained, tmp_path, capsys):
@@ -165,3 +198,46 @@ def test_the_command_on_two_ranks(trained, tmp_path):
         assert done.returncode == 0, done.stderr
     one, two, cached = (json.loads((tmp_path / name).read_text()) for name in ("one.json", "two.json", "cached.json"))
     assert one == two == cached
+
+
+def test_earlier_numbers_of_the_same_weights_are_kept(tmp_path, capsys):
+    run = fullbatch.run.train(small_config(tmp_path, "openclip")).folder
+    shard, other = str(tmp_path / "shard.tar"), str(write_shard(tmp_path / "other.tar", captioned(9, (20, 16))))
+    assert main(["evaluate", str(run), "--tasks", f"retrieval:{shard}", "--cache", "none"]) == 0
+    assert main(["evaluate", str(run), "--tasks", f"retrieval:{other}", "--cache", "none"]) == 0
+    one_class = write_shard(tmp_path / "one.tar", captioned(1, (20, 16)))
+    assert main(["evaluate", str(run), "--tasks", f"retrieval:{one_class}", "--cache", "none"]) == 1
+    kept = json.loads((run / "evaluation.json").read_text())
+    assert [result["task"] for result in kept["results"]] == [f"retrieval:{shard}", f"retrieval:{other}"]
+    assert [gap["task"] for gap in kept["gaps"]] == [f"retrieval:{one_class}"]
+
+
+def test_a_row_a_caption_is_one_picture(tmp_path, capsys):
+    run = fullbatch.run.train(small_config(tmp_path, "openclip")).folder
+    rows = ["image,caption"]
+    for number in range(6):
+        (tmp_path / f"{number}.png").write_bytes(png((16, 16), number))
+        rows += [f"{number}.png,picture {number}", f"./{number}.png,also {number}"]
+    (tmp_path / "pairs.csv").write_text("\n".join(rows))
+    assert main(["evaluate", str(run), "--tasks", f"retrieval:{tmp_path / 'pairs.csv'}", "--cache", "none"]) == 0
+    (result,) = json.loads((run / "evaluation.json").read_text())["results"]
+    assert result["counts"] == {"images": 6, "captions": 12, "left_out": 0}
+
+
+def test_an_empty_class_folder_is_named(tmp_path, capsys):
+    run = fullbatch.run.train(small_config(tmp_path, "openclip")).folder
+    for number, name in enumerate(("red", "blue")):
+        (tmp_path / "classes" / name).mkdir(parents=True)
+        (tmp_path / "classes" / name / "0.png").write_bytes(png((16, 16), number))
+    (tmp_path / "classes" / "green").mkdir()
+    task = f"zero_shot:{tmp_path / 'classes'}?captions=folder"
+    assert main(["evaluate", str(run), "--tasks", task, "--cache", "none"]) == 0
+    (result,) = json.loads((run / "evaluation.json").read_text())["results"]
+    assert result["notes"] == ["1 class folder(s) hold no picture and are no candidates (first: green)"]
+
+
+def test_a_folder_of_runs_is_answered_with_one(tmp_path, capsys):
+    (tmp_path / "runs").mkdir()
+    fullbatch.run.train(small_config(tmp_path / "runs", "openclip"))
+    assert main(["evaluate", str(tmp_path / "runs"), "--tasks", "retrieval:emoji"]) == 1
+    assert f"is a folder of 1 run(s); name one, such as {tmp_path / 'runs' / 'run'}" in capsys.readouterr().err

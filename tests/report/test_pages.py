@@ -4,6 +4,7 @@ import html
 import json
 import re
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,11 +13,11 @@ from PIL import Image
 from fullbatch.cli import main
 from fullbatch.report.blocks import Page
 from fullbatch.report.collect import newest_run, read_run
-from fullbatch.report.curves import Chart, Line
+from fullbatch.report.curves import Chart, Line, charts_of
 from fullbatch.report.markup import Html
 from fullbatch.report.page import DETAILS, MAX_BYTES, fitting, render, write_page
 from fullbatch.report.pictures import Pictures
-from fullbatch.report.wording import TIMES
+from fullbatch.report.wording import TIMES, lower_is_better
 from tests.data.making import encoded
 from tests.report.making import SCRIPT
 
@@ -79,6 +80,99 @@ def test_a_comparison_is_complete(pages):
     bars = next(chart for chart in data["charts"] if chart["key"] == "points-0")["lines"][0]
     assert (bars["low"], bars["y"], bars["high"]) == ([0.09, 0.19], [0.1, 0.2], [0.11, 0.21])
     assert "samples = 160<" in text
+
+
+def comparison_on(folder, task, difference=0.03, spread=0.001, seeds=3):
+    """Two methods at one batch size, without run folders."""
+    metric = f"{task} mean_r1"
+    cell = {"batch_size": 64, "metric": metric, "sd": spread}
+    said = {
+        "name": "x", "metric": metric, "baseline": "openclip", "budget": {}, "matches": [],
+        "runs": [
+            {"name": name, "method": name, "batch_size": 64, "seed": 0, "status": "done", "results": {metric: mean}}
+            for name, mean in (("openclip", 0.05), ("neuclip", 0.08))
+        ],
+        "table": [
+            {**cell, "method": name, "mean": mean, "values": [mean] * seeds}
+            for name, mean in (("openclip", 0.05), ("neuclip", 0.08))
+        ],
+        "differences": [
+            {**cell, "method": "neuclip", "against": "openclip", "mean": difference, "values": [difference] * seeds}
+        ],
+    }  # fmt: skip
+    folder.mkdir(exist_ok=True)
+    (folder / "comparison.json").write_text(json.dumps(said))
+    return text_of(write_page([folder], folder / "page.html"))
+
+
+@pytest.mark.parametrize("path", ["/home/tobias/pairs.csv", "gibson.csv", "my loss/frank terror.csv"])
+def test_a_path_does_not_tell_what_is_better(tmp_path, path):
+    text = comparison_on(tmp_path / "race", f"retrieval:{path}")
+    assert re.findall(r'<td class="best">([^<]*?) <span', text) == ["8.00 ± 0.10%"]
+    assert "+3.00 ± 0.10<" in text and "<td>8.0%</td>" in text
+    assert lower_is_better(f"retrieval:{path} image_to_text_median_rank")
+    assert not lower_is_better(f"retrieval:{path} mean_r1") and lower_is_better("normalizer_error")
+    run = replace(read_run_of_one_line(tmp_path), evaluations=[{"step": 1, f"retrieval:{path} mean_r1": 0.1}] * 2)
+    charts = charts_of([run, run], ["a", "b"], [0, 1])
+    assert [chart.format for chart in charts if chart.key.startswith("evaluation")] == ["percent"]
+
+
+@pytest.mark.parametrize(
+    ("seeds", "errors", "clear"),
+    [
+        (2, 50.0, False),
+        (3, 4.2, False),
+        (3, 4.4, True),
+        (5, 2.7, False),
+        (5, 2.9, True),
+        (40, 2.0, False),
+        (40, 2.1, True),
+    ],
+)
+def test_a_difference_is_marked_by_students_t(tmp_path, seeds, errors, clear):
+    text = comparison_on(tmp_path / "race", "retrieval:a.csv", errors * 0.01 / seeds**0.5, 0.01, seeds)
+    cell = re.search(rf"± 1\.00<span class=\"quiet\"> \({seeds}\)</span>(.*?)</td>", text)[1]
+    assert ("●" in cell) is clear
+    assert "95 % interval (Student&#x27;s t" in text and "± 4.30 standard errors at 3" in text
+
+
+def read_run_of_one_line(folder, probes=(), audits=None):
+    run = folder / "one"
+    run.mkdir(exist_ok=True)
+    (run / "config.yaml").write_text("training:\n  batch_size: 8\n")
+    lines = [{"step": 1, "loss": 1.0}, *({"kind": "audit", **probe} for probe in probes)]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    if audits is not None:
+        (run / "audit.json").write_text(json.dumps({"checkpoints": audits}))
+    return read_run(run)
+
+
+def test_probes_and_audits_are_not_mixed(tmp_path):
+    probes = [{"step": step, "normalizer_error": 0.10, "batch_error": 0.08} for step in (10, 20, 30, 40)]
+    probed = read_run_of_one_line(tmp_path, probes)
+    assert str(probed.last_normalizer_error()) == "0.1 (probe during training, step 40)"
+    (chart,) = charts_of([probed], ["one"], [0])
+    assert chart.note.endswith("(probe during training)")
+    both = read_run_of_one_line(tmp_path, probes, [{"step": 20, "normalizer_error": 0.05, "batch_error": 0.12}])
+    assert str(both.last_normalizer_error()) == "0.05 (fullbatch audit, step 20)"
+    (chart,) = charts_of([both], ["one"], [0])
+    assert chart.note.endswith("(probe during training and fullbatch audit)")
+    assert {line.label: (list(line.x), list(line.y)) for line in chart.lines} == {
+        "the method's estimate, probe during training": ([10, 20, 30, 40], [0.10] * 4),
+        "the batch's own, probe during training": ([10, 20, 30, 40], [0.08] * 4),
+        "the method's estimate, fullbatch audit": ([20], [0.05]),
+        "the batch's own, fullbatch audit": ([20], [0.12]),
+    }
+    assert len({line.color for line in chart.lines}) == 4
+    twice = replace(both, audits=[{"step": 20, "normalizer_error": 0.05}, {"step": 40, "normalizer_error": 0.04}])
+    charts = charts_of([twice, probed], ["a", "b"], [0, 1])
+    assert [(chart.key, [line.label for line in chart.lines]) for chart in charts] == [
+        ("normalizer_error", ["a", "b"]),
+        ("normalizer_audit", ["a"]),
+    ]
+    assert "fullbatch audit" in charts[1].note and "audit" not in charts[0].note
+    page = text_of(write_page([both.path], tmp_path / "page.html", pictures=False))
+    assert "<dd>0.05 (fullbatch audit, step 20)</dd>" in page
 
 
 def test_without_pictures_no_model_is_needed(runs, tmp_path):

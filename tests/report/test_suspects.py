@@ -12,9 +12,11 @@ from fullbatch.data.loader import Pool
 from fullbatch.data.sources import open_source
 from fullbatch.report.curves import Line, thin
 from fullbatch.report.neighbours import fits_the_other, looks_alike, nearest_other
-from fullbatch.report.samples import Eye
+from fullbatch.report.samples import Embedded, Eye
 from fullbatch.report.suspects import (
     Memory,
+    _cell,
+    _copies,
     extreme_temperatures,
     find_suspects,
     read_memory,
@@ -100,6 +102,39 @@ def test_what_was_planted_is_found(found):
     assert found.gaps == []
 
 
+def copies_of_one_picture(found, captions, pictures=None):
+    """Suspects of these captions: pictures with equal letters are copies byte for byte, by default all of them."""
+    eye_less = Embedded(
+        pool=found.embedded.pool,
+        ids=list(range(len(captions))),
+        image_ND=normalize(torch.randn(len(captions), 6, generator=torch.Generator().manual_seed(0)), dim=1),
+        text_ND=normalize(torch.randn(len(captions), 6, generator=torch.Generator().manual_seed(1)), dim=1),
+        tiny_NP=torch.tensor([[ord(letter) / 100.0] * 48 for letter in pictures or "a" * len(captions)]),
+        captions=captions,
+    )
+    letters = [letter.encode() for letter in pictures or "a" * len(captions)]
+    eye_less.__dict__["origins"] = [(f"s{row}", letter) for row, letter in enumerate(letters)]
+    return {
+        suspects[0].kind: [(suspect.first, suspect.other, suspect.reason) for suspect in suspects]
+        for suspects in _copies(eye_less)
+        if suspects
+    }
+
+
+def test_three_copies_are_two_pairs_of_equal_captions(found):
+    said = "the same picture, byte for byte; the same caption, 3 times in the sample"
+    assert copies_of_one_picture(found, ["a cat"] * 3) == {"duplicate": [(0, 1, said), (1, 2, said)]}
+
+
+def test_copies_are_told_by_their_captions_not_by_their_places(found):
+    told = copies_of_one_picture(found, ["a cat", "a dog", "A cat.", "a cat"], "aaax")
+    assert [pair[:2] for pair in told["duplicate"]] == [(0, 2)]
+    assert told["duplicate"][0][2].endswith("; the same words in the caption, 3 times in the sample")
+    assert [pair[:2] for pair in told["same_picture"]] == [(1, 2)]  # and not (0, 1): 0 is 2 once more
+    assert told["same_picture"][0][2].endswith("; the captions differ")
+    assert [pair[:2] for pair in told["same_caption"]] == [(2, 3)]  # nor (0, 3)
+
+
 def test_tables_of_the_run_are_read_by_id(runs, found):
     embedded = found.embedded
     memory = read_memory(runs[1], embedded)
@@ -143,3 +178,9 @@ def test_the_table_is_safe_to_open(found, tmp_path):
     assert (first["id"], first["other_id"]) == ("25", "30")
     assert first["name"].endswith("hostile.tar:000000025")
     assert not any(cell.startswith(("=", "+", "-", "@")) for row in rows for key, cell in row.items() if key != "score")
+
+
+@pytest.mark.parametrize("text", ["=1+1", "\n=1+1", "\r=1", "\tx", "  @SUM(1)", "\uff1d1+1", "\n\uff0b1", "\ufe661+1"])
+def test_what_a_spreadsheet_might_run_is_kept_text(text):
+    assert _cell(text) == f"'{text}"
+    assert _cell(f"a {text}") == f"a {text}" and _cell("") == ""

@@ -2,10 +2,13 @@
 
 import json
 import time
+from dataclasses import replace
 
 import pytest
+import torch
 
 from fullbatch.run import train
+from fullbatch.training import checkpoint
 from fullbatch.training.stopwatch import Stopwatch
 from tests.resume.test_resume import go_on_from
 from tests.training.small import renamed, small_config
@@ -22,6 +25,45 @@ def test_what_is_paused_does_not_count(monkeypatch):
     assert watch.seconds == pytest.approx(8.0)
     now = 151.0
     assert watch.seconds == pytest.approx(9.0)
+
+
+def test_steps_that_wait_on_a_gpu_count_and_what_is_measured_there_does_not(monkeypatch):
+    now, queued = 100.0, 4.0
+
+    def synchronize(device):
+        nonlocal now, queued
+        assert device.type == "cuda"
+        now, queued = now + queued, 0.0
+
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
+    watch = Stopwatch(0.0, torch.device("cuda"))
+    now = 101.0
+    with watch.paused():
+        now, queued = now + 10.0, 3.0
+    assert watch.seconds == pytest.approx(5.0) and queued == 0.0
+
+
+def test_the_time_between_the_last_line_and_the_checkpoint_is_kept(tmp_path):
+    config = small_config(tmp_path)
+    config = replace(config, run=replace(config.run, log_every=20, save_every=15))
+    whole = train(config).folder
+    saved = checkpoint.folder_of(whole / "checkpoints", 15)
+    manifest = json.loads((saved / "manifest.json").read_text())
+    (line,) = map(json.loads, (whole / "metrics.jsonl").open())
+    assert 0.0 < manifest["seconds"] < line["seconds"]
+
+    copy = go_on_from(whole, tmp_path / "copy", step=15)
+    at = checkpoint.folder_of(copy / "checkpoints", 15) / "manifest.json"
+    at.write_text(json.dumps({**manifest, "seconds": 1000.0}))
+    train(renamed(config, "copy"), resume=copy)
+    (line,) = map(json.loads, (copy / "metrics.jsonl").open())
+    assert 1000.0 < line["seconds"] < 1060.0
+
+    older = go_on_from(whole, tmp_path / "older", step=15)
+    at = checkpoint.folder_of(older / "checkpoints", 15) / "manifest.json"
+    at.write_text(json.dumps({key: value for key, value in manifest.items() if key != "seconds"}))
+    train(renamed(config, "older"), resume=older)
 
 
 def test_a_resumed_run_counts_on(tmp_path):

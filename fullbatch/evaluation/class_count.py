@@ -1,0 +1,56 @@
+"""How many classes a task has, as far as that can be told without reading all its images."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from typing_extensions import assert_never
+
+from fullbatch.config.tasks import BenchmarkFolder, DataCompSuite, ImageNetFolder, Retrieval, ZeroShot, parse_task
+from fullbatch.data.sample import BadSample, Samples
+from fullbatch.data.sources import open_source
+from fullbatch.evaluation.benchmark_folders import Classified, open_benchmark
+from fullbatch.evaluation.measure import class_folders
+
+MOST_READ = 10_000  # samples
+
+
+@dataclass(frozen=True)
+class Counted:
+    """classes   found
+    whole     whether there are no others; counting ends early where enough are found, or samples are too many
+    """
+
+    classes: int
+    whole: bool
+
+
+def count_classes(text: str, enough: int) -> Counted:
+    """The classes of a task of classification; ``enough``: there is no need to count further."""
+    match task := parse_task(text):
+        case ZeroShot(source):
+            return _count(open_source(source), enough)
+        case ImageNetFolder(path):
+            return _count(open_source(class_folders(path)), enough)
+        case BenchmarkFolder(path):
+            found = open_benchmark(path)
+            return Counted(len(found.classes) if isinstance(found, Classified) else 0, whole=True)
+        case Retrieval() | DataCompSuite():
+            return Counted(0, whole=True)
+        case _:
+            assert_never(task)
+
+
+def _count(samples: Samples, enough: int) -> Counted:
+    """Evenly over the samples, for those of a class often lie together."""
+    names: set[str] = set()
+    count = min(len(samples), MOST_READ)
+    stride = max(1, count // (4 * enough))
+    for place in (place for start in range(stride) for place in range(start, count, stride)):
+        try:
+            names.add(samples.read(place * len(samples) // count).captions[0])
+        except BadSample:
+            continue
+        if len(names) >= enough:
+            return Counted(len(names), whole=False)
+    return Counted(len(names), whole=count == len(samples))
