@@ -54,6 +54,9 @@ def match(row: str, batch_size: int, ours: Spread, baseline: str, theirs: Mappin
     about = _crossing(sizes, means, level)
     near = [size for size in sizes if _within_spread(ours, theirs[size])]
     subject = f"{row} at {batch_size}"
+    if len(near) == len(sizes) > 1:
+        every = f"{baseline} at {_and([str(size) for size in sizes])}"
+        return Match(None, about, f"{subject} cannot be told apart from {every}: the spread is larger")
     if near:
         best = min(near, key=lambda size: (abs(theirs[size].mean - ours.mean), size))
         others = [str(size) for size in near if size != best]

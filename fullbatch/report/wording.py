@@ -113,7 +113,7 @@ def signed(difference: float, metric: str = "") -> str:
 def duration(seconds: float) -> str:
     """
     >>> duration(65), duration(7300)
-    ('1 min 5 s', '2 h 2 min')
+    ('1 min 5 s', '2 h 1 min')
     """
     if seconds < 60:
         return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"

@@ -58,6 +58,12 @@ def test_a_wide_spread_is_said():
     assert found.text == "neuclip at 128 matches openclip at 128 (and is within the spread of 512 too)"
 
 
+def test_what_is_near_to_all_says_nothing():
+    found = said(1.0, 12.0)
+    assert found.matches is None
+    assert found.text == "neuclip at 128 cannot be told apart from openclip at 64, 128 and 512: the spread is larger"
+
+
 def test_one_seed_never_matches():
     found = said(8.0)
     assert found.matches is None

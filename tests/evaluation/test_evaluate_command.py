@@ -108,7 +108,6 @@ WRONG = {
     "{place}/run --tasks wds:{place}/set --cache {place}/weights.pt/x": "the folder cannot be made",
     "{place}/run --tasks wds:{place}/set --output {place}/set": "set is a folder; name a JSON file in it",
     "{place}/run --tasks wds:{place}/set --output {place}/weights.pt/x.json": "x.json cannot be written (",
-    "{place}/run --tasks wds:{place}/set --output /dev/null": "--output: /dev/null is no file.",
     "{place}/run --tasks wds:{place}/set --precision fp16 --device cpu": "--precision fp16 needs a GPU",
 }
 
@@ -136,6 +135,14 @@ def test_an_output_is_tried_before_the_work(trained, tmp_path, capsys, monkeypat
     assert (status, out) == (1, "")
     assert "evaluation.json cannot be written ([Errno 13] Permission denied" in err
     assert "name another file with --output" in err
+
+
+def test_an_output_that_is_no_file_is_not_replaced(trained, tmp_path, capsys):
+    """A rename would put a plain file in the place of a pipe or a device."""
+    os.mkfifo(tmp_path / "pipe")
+    status, out, err = answer(capsys, trained / "run", "--tasks", f"wds:{trained}/set", "--output", tmp_path / "pipe")
+    assert (status, out) == (1, "") and "pipe is no file." in err
+    assert (tmp_path / "pipe").is_fifo()
 
 
 def test_numbers_that_cannot_be_written_are_printed(trained, tmp_path, capsys, monkeypatch):
