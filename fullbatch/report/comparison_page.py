@@ -29,6 +29,7 @@ from fullbatch.report.wording import (
 
 _MOST_METRICS = 60
 _MOST_CHARTS = 6
+_MOST_COLUMNS = 8
 _MOST_NAMES = 8
 _SEEDS_TO_TELL = 3
 # Student's t, two-sided 95 %, for 1, 2, ... degrees of freedom; the last one serves all beyond, a little too strictly
@@ -55,12 +56,12 @@ def comparison_page(found: ComparisonData) -> Page:
         curves = [chart for chart in curves if not chart.more]
     sections = [
         _verdicts(found),
-        _tables(found, methods, batch_sizes, metrics),
+        _tables(found, methods, batch_sizes, metrics, mains),
         _points_section(points),
-        _differences(found, batch_sizes, metrics),
+        _differences(found, batch_sizes, metrics, mains),
         _costs(found, methods, batch_sizes),
         curves_section(curves, [str(size) for size in batch_sizes], "One line a run; seeds share a colour."),
-        _all_runs(rows),
+        _all_runs(found, metrics),
     ]
     return Page(
         title=f"{plain(found.said.get('name') or found.path.name, 80)} · fullbatch",
@@ -181,7 +182,7 @@ def _cells(found: ComparisonData) -> dict[tuple[str, int, str], Record]:
 
 
 def _tables(
-    found: ComparisonData, methods: Mapping[str, int], batch_sizes: Sequence[int], metrics: Sequence[str]
+    found: ComparisonData, methods: Mapping[str, int], batch_sizes: Sequence[int], metrics: Sequence[str], mains: int
 ) -> Section | None:
     if not metrics:
         return Section("results", "Results", notice("No run has finished yet."))
@@ -204,10 +205,17 @@ def _tables(
             rows.append(row)
         head: list[Child] = ["method", *(f"batch {size}" for size in batch_sizes)]
         made.append(joined(node("h3", _metric_html(metric)), table(head, rows, "numbers")))
-    body = joined(made[0], folded(counted(len(made) - 1, "more metric"), *made[1:]) if len(made) > 1 else None)
+    body = _first_shown(made, mains)
     return Section(
         "results", "Results", body, "Mean ± standard deviation over seeds; ★ marks the best mean of a column."
     )
+
+
+def _first_shown(made: Sequence[Child], mains: int) -> Html:
+    """Every task's main metric, then a fold with the others."""
+    shown = max(mains, 1)
+    rest = made[shown:]
+    return joined(*made[:shown], folded(counted(len(rest), "more metric"), *rest) if rest else None)
 
 
 def _has_mean(row: Record | None) -> bool:
@@ -282,7 +290,9 @@ def _points_section(charts: Sequence[Chart]) -> Section | None:
     return Section("batch-size", "Against batch size", body, "Bars are one standard deviation over seeds.")
 
 
-def _differences(found: ComparisonData, batch_sizes: Sequence[int], metrics: Sequence[str]) -> Section | None:
+def _differences(
+    found: ComparisonData, batch_sizes: Sequence[int], metrics: Sequence[str], mains: int
+) -> Section | None:
     rows = found.rows("differences")
     made = []
     for metric in metrics:
@@ -299,7 +309,7 @@ def _differences(found: ComparisonData, batch_sizes: Sequence[int], metrics: Seq
             made.append(joined(node("h3", _metric_html(metric)), table(head, written, "numbers")))
     if not made:
         return None
-    body = joined(made[0], folded(counted(len(made) - 1, "more metric"), *made[1:]) if len(made) > 1 else None)
+    body = _first_shown(made, mains)
     lead = (
         "Seed by seed, in points: mean ± standard deviation, and the number of seeds. ● marks a mean whose 95 % "
         f"interval (Student's t, one degree of freedom fewer than seeds: ± {_T_95[1]:.2f} standard errors at 3, "
@@ -356,15 +366,18 @@ def _costs(found: ComparisonData, methods: Mapping[str, int], batch_sizes: Seque
     return Section("cost", "Time, memory, normalizer error", table(head, rows, "numbers"), "Means over seeds.")
 
 
-def _all_runs(rows: Sequence[Record]) -> Section:
-    keys = list(dict.fromkeys(key for row in rows for key in _results_of(row)))[:8]
+def _all_runs(found: ComparisonData, metrics: Sequence[str]) -> Section:
+    """With the main metrics first; a run whose folder is gone is named as such."""
+    rows = found.rows("runs")
+    there = {key for row in rows for key in _results_of(row)}
+    keys = [metric for metric in metrics if metric in there][:_MOST_COLUMNS]
     written: list[list[Child]] = []
     for row in rows:
         results = _results_of(row)
         written.append(
             [
                 plain(row.get("name"), 80),
-                plain(row.get("status"), 20),
+                plain(row.get("status"), 20) + ("" if _is_there(found, row) else ", folder gone"),
                 f"{row.get('seed', NOTHING)}",
                 value_text(row.get("steps"), "seconds"),
                 plain(setting_text(row.get("settings") or None)) if row.get("settings") else NOTHING,
@@ -373,6 +386,10 @@ def _all_runs(rows: Sequence[Record]) -> Section:
         )
     head: list[Child] = ["run", "status", "seed", "steps", "settings", *(_metric_html(key) for key in keys)]
     return Section("runs", "Every run", folded(counted(len(rows), "run"), table(head, written, "numbers")))
+
+
+def _is_there(found: ComparisonData, row: Record) -> bool:
+    return row.get("status") != "done" or str(row.get("name")) in found.runs
 
 
 def _results_of(row: Record) -> dict[str, Any]:

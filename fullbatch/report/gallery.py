@@ -141,7 +141,7 @@ def suspects_section(suspects: Suspects, shelf: Shelf, table_name: str) -> Secti
     count, of = len(suspects.embedded.ids), suspects.embedded.of
     sampled = f" {count:,} samples drawn from {of:,}: a pair is found only if both were drawn." if count < of else ""
     lead = f"Training samples worth a look{':' + sampled if sampled else f', among all {count:,}.'} "
-    lead += f"{table_name} beside this page lists them with their ids and names."
+    lead += f"{table_name} beside this page lists them, up to 1,000 of a kind, with their ids and names."
     body: list[Child] = [gaps_of(suspects.gaps)]
     empty = []
     for kind in KINDS:

@@ -13,6 +13,7 @@ from PIL import Image
 from fullbatch.cli import main
 from fullbatch.report.blocks import Page
 from fullbatch.report.collect import newest_run, read_run
+from fullbatch.report.comparison_page import _first_shown
 from fullbatch.report.curves import Chart, Line, charts_of
 from fullbatch.report.markup import Html
 from fullbatch.report.page import DETAILS, MAX_BYTES, fitting, render, write_page
@@ -103,6 +104,16 @@ def comparison_on(folder, task, difference=0.03, spread=0.001, seeds=3):
     folder.mkdir(exist_ok=True)
     (folder / "comparison.json").write_text(json.dumps(said))
     return text_of(write_page([folder], folder / "page.html"))
+
+
+def test_a_run_whose_folder_is_gone_is_named(tmp_path):
+    assert comparison_on(tmp_path / "x", "retrieval:a.csv").count("done, folder gone") == 2
+
+
+def test_every_tasks_main_number_is_shown_and_the_others_are_folded():
+    tables = [f"<p>{number}</p>" for number in range(5)]
+    body = str(_first_shown([Html(each) for each in tables], 2))
+    assert body.index("<p>1</p>") < body.index("<details") < body.index("<p>2</p>") and "3 more metrics" in body
 
 
 @pytest.mark.parametrize("path", ["/home/tobias/pairs.csv", "gibson.csv", "my loss/frank terror.csv"])
