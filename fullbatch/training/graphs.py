@@ -22,6 +22,10 @@ from fullbatch.objective.objective import Objective, Output
 REHEARSALS = 3  # plain steps before one is recorded: libraries set themselves up in them
 
 
+class CannotRecord(ValueError):
+    """The model does something in a step that a CUDA graph cannot hold, such as waiting for a number."""
+
+
 @dataclass(frozen=True)
 class Computed:
     """What a step leaves to be read: the objective's output, and the norm of the gradient where it was measured."""
@@ -97,8 +101,14 @@ class StepGraphs:
         assert self.inputs is not None
         before = [getattr(module, name) for module, name in self.counters]
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=self.stream, capture_error_mode="thread_local"):
-            computed = self.compute(self.inputs)
+        try:
+            with torch.cuda.graph(graph, stream=self.stream, capture_error_mode="thread_local"):
+                computed = self.compute(self.inputs)
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            reason = str(error).splitlines()[0]
+            raise CannotRecord(f"A step of this model cannot be recorded ({reason}); leave --graphs out.") from error
         moves = [
             (module, name, getattr(module, name) - old)
             for (module, name), old in zip(self.counters, before, strict=True)

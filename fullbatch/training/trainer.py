@@ -20,7 +20,7 @@ from fullbatch.distributed import towers
 from fullbatch.training import checkpoint
 from fullbatch.training.display import Display
 from fullbatch.training.gradient import GradientRule
-from fullbatch.training.graphs import Computed, StepGraphs
+from fullbatch.training.graphs import CannotRecord, Computed, StepGraphs
 from fullbatch.training.interruption import Interrupted, Interruption
 from fullbatch.training.optimizer import clip_gradients, set_learning_rates
 from fullbatch.training.run_folder import AUDIT, EVALUATION, Folder, Metrics
@@ -120,6 +120,8 @@ class Trainer:
         logged = (position.step + 1) % config.run.log_every == 0 or position.step + 1 == self.total_steps
         try:
             computed = self.graphs(batch, position.step) if self.graphs else self._compute(batch, logged)
+        except CannotRecord:
+            raise
         except ValueError as error:  # on a CPU the objective looks at every batch, and refuses what is not finite
             raise Diverged(f"{error} This was step {position.step + 1}; {self._advice()}") from None
         position.step += 1

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+import fullbatch.assembly
 from fullbatch.run import train
 from fullbatch.training import checkpoint
 from tests.training.small import differences, renamed, saved_state, small_config
@@ -84,3 +85,27 @@ def test_other_optimizers_are_refused(tmp_path):
     config = on_gpu(tmp_path, "openclip", graphs=True)
     with pytest.raises(ValueError, match="adam and adamw, not SGD"):
         train(replace(config, optimizer=replace(config.optimizer, optimizer="sgd")))
+
+
+class Waiting(torch.nn.Module):
+    """Reads a number off the device in every step."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x, *args, **kwargs):
+        return self.inner(x, *args, **kwargs) * (1.0 if float(x.float().sum()) else 0.0)
+
+
+def test_a_model_that_cannot_be_recorded_is_named(tmp_path, monkeypatch):
+    build = fullbatch.assembly.build_model
+
+    def waiting(*args, **kwargs):
+        model = build(*args, **kwargs)
+        model.backbone.visual = Waiting(model.backbone.visual)
+        return model
+
+    monkeypatch.setattr(fullbatch.assembly, "build_model", waiting)
+    with pytest.raises(ValueError, match="cannot be recorded .* leave --graphs out"):
+        train(on_gpu(tmp_path, "openclip", graphs=True))
