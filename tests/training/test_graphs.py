@@ -107,5 +107,5 @@ def test_a_model_that_cannot_be_recorded_is_named(tmp_path, monkeypatch):
         return model
 
     monkeypatch.setattr(fullbatch.assembly, "build_model", waiting)
-    with pytest.raises(ValueError, match="cannot be recorded .* leave --graphs out"):
+    with pytest.raises(ValueError, match=r"cannot be recorded .* leave --graphs out"):
         train(on_gpu(tmp_path, "openclip", graphs=True))
