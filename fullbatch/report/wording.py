@@ -47,7 +47,7 @@ def metric_words(key: str) -> tuple[str, str]:
 def lower_is_better(metric: str) -> bool:
     """Of a metric, or of a "TASK METRIC": by the words of the metric's own name, whatever the task's path holds.
 
-    >>> lower_is_better("retrieval:/home/tobias/loss.csv mean_r1"), lower_is_better("image_to_text_median_rank")
+    >>> lower_is_better("retrieval:data/tobias/loss.csv mean_r1"), lower_is_better("image_to_text_median_rank")
     (False, True)
     """
     own = metric.rpartition(" ")[2]
