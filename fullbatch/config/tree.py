@@ -56,8 +56,6 @@ def _typed(hint: Any, value: Any, where: str) -> Any:
         others = [option for option in get_args(hint) if option is not type(None)]
         return None if value is None else _typed(others[0], value, where) if len(others) == 1 else value
     if get_origin(hint) is Mapping:
-        if not isinstance(value, Mapping | None):
-            raise ValueError(f"{where} must map names to values, got {value!r}.")
         return {} if value is None else value
     if get_origin(hint) is tuple:
         items = value if isinstance(value, (list, tuple)) else (value,)
