@@ -117,13 +117,15 @@ def make_batches(config: RunConfig, model: TwoTowers, device: torch.device) -> B
 def _in_memory(config: RunConfig, model: TwoTowers, pool: Pool, order: Order, device: torch.device) -> InMemoryBatches:
     data = config.data
     transform = EvalTransform(model.image_size, data.max_pixels)
-    key = decoded_key(pool, data.sources, transform)
+    key = distributed.together(lambda: decoded_key(pool, data.sources, transform))
     leader = distributed.is_node_leader()  # it decodes, the others then read what it kept
     made = distributed.together(lambda: decode_all(pool, key, transform, data.workers) if leader else None)
     decoded = distributed.together(lambda: made or decode_all(pool, key, transform, data.workers))
     for name in decoded.bad:
         log.info("left a bad sample out: %s", name)
-    if len(decoded.bad) > data.max_bad * len(pool) or len(decoded.bad) == len(pool):
+    if len(decoded.bad) == len(pool):
+        raise ValueError(f"None of the {len(pool)} samples can be read; the first is {decoded.bad[0]}.")
+    if len(decoded.bad) > data.max_bad * len(pool):
         raise ValueError(
             f"{len(decoded.bad)} of {len(pool)} samples could not be read, more than --max-bad {data.max_bad:g} of "
             f"them; the first is {decoded.bad[0]}. Repair the data, or allow more."

@@ -256,5 +256,10 @@ def test_a_data_set_with_too_many_bad_samples_is_refused_before_the_first_step(t
     data = replace(config.data, data=(str(path),), in_memory=True)
     with pytest.raises(ValueError, match=r"5 of 40 samples could not be read, more than --max-bad 0\.05"):
         train(replace(config, data=data))
+    for _, members in samples:
+        members["jpg"] = b"no picture"
+    none = replace(data, data=(str(write_shard(tmp_path / "none.tar", samples)),), max_bad=1.0)
+    with pytest.raises(ValueError, match="None of the 40 samples can be read"):
+        train(renamed(replace(config, data=none), "none"))
     allowed = train(replace(config, data=replace(data, max_bad=0.2)))
     assert (allowed.folder / "log.txt").read_text().count("left a bad sample out") == 5
