@@ -54,6 +54,7 @@ from fullbatch.models.open_clip_towers import TINY
 from fullbatch.models.towers import TwoTowers
 from fullbatch.training.display import Display
 from fullbatch.training.run_folder import Folder, Metrics
+from fullbatch.training.stages import Stages
 from fullbatch.training.trainer import Trainer
 
 SAMPLES = 1_000_000  # of the data set that the random batches pretend to come from
@@ -111,7 +112,7 @@ def our_steps(method: str, model: TwoTowers, batches: list[Batch], compiled: boo
         config=config,
         folder=Folder(folder),
         batches=source,
-        total_steps=10**6,
+        stages=Stages(per_epoch=SAMPLES // size, training=10**6),
         device=device,
         model=wrapped,
         state=state,

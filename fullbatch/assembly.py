@@ -13,7 +13,7 @@ from torch import nn
 from fullbatch import distributed
 from fullbatch.config.methods import settings_of
 from fullbatch.config.run import RunConfig
-from fullbatch.config.temperature import LearnedScale, RobustGlobal
+from fullbatch.config.temperature import Constant, LearnedScale, RobustGlobal
 from fullbatch.data.decoded import decode_all, decoded_key
 from fullbatch.data.in_memory import InMemoryBatches, resident
 from fullbatch.data.loader import Pool, TrainingBatches, open_pool
@@ -27,6 +27,7 @@ from fullbatch.objective.parts import Context
 from fullbatch.training.average import WeightAverage
 from fullbatch.training.optimizer import make_optimizer, make_temperature_optimizer
 from fullbatch.training.schedule import phases
+from fullbatch.training.stages import Stages
 from fullbatch.training.state import Position, TrainingState
 
 log = logging.getLogger("fullbatch")
@@ -45,7 +46,7 @@ class Parts:
     model: TwoTowers
     wrapped: nn.Module
     batches: Batches
-    total_steps: int
+    stages: Stages
     state: TrainingState
 
 
@@ -60,8 +61,8 @@ def assemble(config: RunConfig, device: torch.device, design: Path | None = None
     torch.manual_seed(config.training.seed)
     model = rebuild_model(config.model, design) if design else build_model(config.model, config.data.image_size)
     batches = make_batches(config, model, device)
-    total_steps = steps_of(config, batches)
-    phases(config.schedule, total_steps, batches.steps_per_epoch)  # is the run long enough for its warm-up?
+    stages = Stages.of(config, batches.steps_per_epoch)
+    phases(config.schedule, stages.training, stages.per_epoch)  # is the run long enough for its warm-up?
     state, wrapped = make_state(config, model, batches, device)
     split = config.training.micro_batch is not None or distributed.world().size > 1
     if split and (names := batch_norm_names(model)):
@@ -71,7 +72,7 @@ def assemble(config: RunConfig, device: torch.device, design: Path | None = None
             len(names),
             names[0],
         )
-    return Parts(device, model, wrapped, batches, total_steps, state)
+    return Parts(device, model, wrapped, batches, stages, state)
 
 
 def pick_device(config: RunConfig) -> torch.device:
@@ -134,18 +135,11 @@ def _in_memory(config: RunConfig, model: TwoTowers, pool: Pool, order: Order, de
     return InMemoryBatches(pool, order, config.training.batch_size, kept, data.crop, data.flip, distributed.world())
 
 
-def steps_of(config: RunConfig, batches: Batches) -> int:
-    training = config.training
-    if training.samples is not None:
-        return -(-training.samples // training.batch_size)
-    return training.epochs * batches.steps_per_epoch
-
-
 def build_objective(config: RunConfig, model: TwoTowers, batches: Batches) -> Objective:
-    """With pretrained weights a learned temperature starts where theirs ended, unless the user sets it."""
+    """With pretrained weights the temperature starts, or stays, where theirs ended, unless the user sets it."""
     described = config.objective
     method, settings = described.build(), dict(described.settings)
-    if isinstance(method.temperature, (LearnedScale, RobustGlobal)):
+    if isinstance(method.temperature, (Constant, LearnedScale, RobustGlobal)):
         start = {"temperature": model.initial_temperature, "bias": model.initial_bias}
         for name, value in start.items():
             if value is not None and name not in settings and name in settings_of(method):
@@ -161,6 +155,12 @@ def build_objective(config: RunConfig, model: TwoTowers, batches: Batches) -> Ob
         dataset=batches.pool.fingerprint,
     )
     return Objective(replace(described, settings=settings).build(), context)
+
+
+def fresh_objective(config: RunConfig, model: TwoTowers, batches: Batches) -> Objective:
+    """One that remembers nothing, to take the memory of another away; it has no table in a shared place."""
+    alone = replace(config.objective, table_storage="rank")
+    return build_objective(replace(config, objective=alone), model, batches)
 
 
 def make_state(

@@ -12,6 +12,7 @@ from fullbatch.run import Trained
 
 def print_results(trained: Trained, console: Console) -> None:
     print_measured(trained.results, console)
+    print_cost(trained.results.get("cost", {}), console)
     _say(console, f"\nrun folder: {trained.folder}")
 
 
@@ -34,6 +35,28 @@ def print_measured(measured: Mapping[str, Any], console: Console) -> None:
         if result["examples"]:
             _print_examples(result, console)
             break
+
+
+def print_cost(cost: Mapping[str, Any], console: Console) -> None:
+    """A line: stage by stage, how long it took, and on how many devices."""
+    stages = cost.get("stages", [])
+    if not stages:
+        return
+    parts = [f"{stage['stage']} {_duration(stage['seconds'])}" for stage in stages]
+    hours = sum(stage["device_hours"] for stage in stages)
+    _say(console, f"\ncost: {', '.join(parts)}; {hours:.3g} device-hours")
+
+
+def _duration(seconds: float) -> str:
+    """
+    >>> _duration(7.26), _duration(75.0), _duration(7265.0)
+    ('7.3 s', '1:15', '2:01:05')
+    """
+    if seconds < 60.0:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
 def _print_gaps(gaps: list[dict[str, str]], console: Console) -> None:

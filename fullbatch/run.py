@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -14,18 +14,22 @@ from pathlib import Path
 from typing import Any
 
 from fullbatch import distributed
-from fullbatch.assembly import Parts, assemble, pick_device
+from fullbatch.assembly import Parts, assemble, fresh_objective, pick_device
 from fullbatch.config.run import RunConfig
+from fullbatch.config.temperature import Constant
 from fullbatch.data.in_memory import InMemoryBatches
 from fullbatch.evaluation.embed import Embedder
 from fullbatch.evaluation.probe import Probe, plan_audits
+from fullbatch.evaluation.result import Measured
 from fullbatch.evaluation.tasks import check_tasks, run_tasks, tasks_of
+from fullbatch.models.adapters import plain_state
 from fullbatch.models.build import rebuild_model
 from fullbatch.models.export import Format, export, write_design
 from fullbatch.models.towers import TwoTowers
 from fullbatch.training import checkpoint
+from fullbatch.training.cost import cost_of
 from fullbatch.training.display import Display
-from fullbatch.training.run_folder import Folder, Metrics, check_same_run, replace_text
+from fullbatch.training.run_folder import Folder, Metrics, check_same_run, read_lines, replace_text
 from fullbatch.training.trainer import Trainer
 
 log = logging.getLogger("fullbatch")
@@ -41,8 +45,17 @@ class Trained:
     results: Mapping[str, Any]
 
 
-def train(config: RunConfig, resume: str | Path | None = None) -> Trained:
+def train(
+    config: RunConfig,
+    resume: str | Path | None = None,
+    on_evaluation: Callable[[Parts, Measured], None] | None = None,
+    command: str = "train",
+) -> Trained:
     """Train as ``config`` says; with ``resume``, go on with the run in that folder from its last good checkpoint.
+
+    ``on_evaluation`` is called on every rank after each evaluation, while the model still holds the weights that were
+    measured, which are the averaged ones where there is an average; once more if the run is killed before it is noted.
+    ``command`` is the one that goes on with the run.
 
     >>> trained = train(RunConfig.of(data=["cc3m/{00000..00331}.tar"], batch_size=256))  # doctest: +SKIP
     """
@@ -60,14 +73,14 @@ def train(config: RunConfig, resume: str | Path | None = None) -> Trained:
                 write_design(parts.model, folder.model)
         else:
             check_same_run(folder.read_config(), config)
-            parts = assemble(config, device, folder.model)
+            parts = assemble(config, device, folder.model if checkpoint.checkpoints(folder.checkpoints) else None)
             _restore(parts, folder, display)
         if first:
             folder.write_config(config)
         distributed.host_barrier()
         with _written_to(folder.log if first else None, kept):
             _announce(config, parts, display)
-            _train(config, parts, folder, display)
+            _train(config, parts, folder, display, on_evaluation, command)
         results = json.loads(folder.results.read_text()) if folder.results.is_file() else {}
         return Trained(folder.path, results)
 
@@ -81,7 +94,7 @@ def _restore(parts: Parts, folder: Folder, display: Display) -> None:
         raise ValueError(f"Every checkpoint in {folder.checkpoints} is damaged; start a new run.")
     if found is not None:
         parts.state.restore(checkpoint.read(found, checked=True))
-        step, total = parts.state.position.step, parts.total_steps
+        step, total = parts.state.position.step, parts.stages.total
         if step > total:
             raise ValueError(
                 f"The run is at step {step} already, beyond the {total} that --epochs or --samples ask for."
@@ -94,7 +107,14 @@ def _restore(parts: Parts, folder: Folder, display: Display) -> None:
         checkpoint.clean(folder.checkpoints, found)
 
 
-def _train(config: RunConfig, parts: Parts, folder: Folder, display: Display) -> None:
+def _train(
+    config: RunConfig,
+    parts: Parts,
+    folder: Folder,
+    display: Display,
+    on_evaluation: Callable[[Parts, Measured], None] | None,
+    command: str,
+) -> None:
     first, state, tasks = distributed.world().rank == 0, parts.state, tasks_of(config)
     embedder = Embedder(
         parts.wrapped,
@@ -110,12 +130,14 @@ def _train(config: RunConfig, parts: Parts, folder: Folder, display: Display) ->
     def evaluate() -> dict[str, Any]:
         with state.average.in_use() if state.average is not None else nullcontext():
             measured = run_tasks(tasks, embedder, config.evaluation.templates)
+            if on_evaluation is not None:
+                on_evaluation(parts, measured)
         if first:
             replace_text(folder.results, json.dumps({"step": state.position.step, **measured.as_dict()}, indent=1))
         return dict(measured.main_values)
 
     batch_size, pool = config.training.batch_size, parts.batches.pool
-    plan = plan_audits(config.evaluation, batch_size, parts.total_steps, len(pool))
+    plan = plan_audits(config.evaluation, batch_size, parts.stages.total, len(pool))
     in_memory = parts.batches if isinstance(parts.batches, InMemoryBatches) else None
     probe = None if plan is None else Probe(plan, embedder, pool, batch_size, config.training.seed, in_memory)
     metrics = Metrics(folder, config, first, state.position.step)
@@ -123,7 +145,7 @@ def _train(config: RunConfig, parts: Parts, folder: Folder, display: Display) ->
         config=config,
         folder=folder,
         batches=parts.batches,
-        total_steps=parts.total_steps,
+        stages=parts.stages,
         device=parts.device,
         model=parts.wrapped,
         state=state,
@@ -132,12 +154,23 @@ def _train(config: RunConfig, parts: Parts, folder: Folder, display: Display) ->
         evaluate=evaluate if tasks else None,
         audit=None if probe is None else partial(probe.audit, state.objective),
         audit_due=(lambda step: False) if plan is None else plan.due,
+        fresh_objective=partial(fresh_objective, config, parts.model, parts.batches),
+        command=command,
     )
     try:
         trainer.run()
     finally:
         metrics.close()
+    if first:
+        _add_cost(folder, distributed.world().size)
     distributed.host_barrier()
+
+
+def _add_cost(folder: Folder, devices: int) -> None:
+    """To the numbers of the last evaluation, or alone where there was none."""
+    written = json.loads(folder.results.read_text()) if folder.results.is_file() else {"results": []}
+    cost = cost_of(read_lines(folder.metrics), devices)
+    replace_text(folder.results, json.dumps({**written, "cost": cost}, indent=1))
 
 
 def _announce(config: RunConfig, parts: Parts, display: Display) -> None:
@@ -147,7 +180,8 @@ def _announce(config: RunConfig, parts: Parts, display: Display) -> None:
     display.say(
         f"{config.objective.method}, {parts.model.design.name}, {weights / 1e6:.1f} M weights, "
         f"{parts.batches.order.num_samples:,} samples, batch {config.training.batch_size}{ranks}, "
-        f"{parts.total_steps:,} steps"
+        f"{parts.stages.training:,} steps"
+        + (f" after {parts.stages.recovery:,} with frozen weights" if parts.stages.recovery else "")
     )
 
 
@@ -210,14 +244,30 @@ def load_trained(path: Path, average: bool = True) -> Loaded:
     folder = Folder(found.parent.parent)
     config = folder.read_config()
     parts = checkpoint.read(found, ("model", "average", "objective", "position"))
-    model = rebuild_model(config.model, folder.model)
-    model.load_state_dict(parts["model"])
-    if average and "average" in parts:
-        model.load_state_dict(parts["average"], strict=False)
-    learned, bias = (parts["objective"].get(name) for name in ("temperatures.both.log_temperature", "bias"))
-    logged = parts["position"]["temperature"]
-    temperature = math.exp(learned) if learned is not None else logged if math.isfinite(logged) else 0.07
-    return Loaded(model.eval(), config, parts["position"]["step"], temperature, None if bias is None else float(bias))
+    return as_loaded(config, folder.model, parts, average)
+
+
+def as_loaded(config: RunConfig, design: Path, parts: Mapping[str, Any], average: bool = True) -> Loaded:
+    """From the parts of a run's state, and where it wrote its model's design."""
+    model = rebuild_model(config.model.without_lora(), design)
+    averages = parts.get("average", {}) if average else {}
+    model.load_state_dict(plain_state({**parts["model"], **averages}, config.model.lora_scale))
+    temperature, bias = _temperature(config, model, parts), parts["objective"].get("bias")
+    own = model.initial_bias if bias is None else float(bias)
+    return Loaded(model.eval(), config, parts["position"]["step"], temperature, own)
+
+
+def _temperature(config: RunConfig, model: TwoTowers, parts: Mapping[str, Any]) -> float:
+    """Where it is learned, what it has become; a constant one is the user's, the weights' or the method's."""
+    learned = parts["objective"].get("temperatures.both.log_temperature")
+    if learned is not None:
+        return math.exp(learned)
+    rule = config.objective.build().temperature
+    if isinstance(rule, Constant):
+        given = rule.temperature if "temperature" in config.objective.settings else model.initial_temperature
+        return rule.temperature if given is None else given
+    logged = float(parts["position"]["temperature"])
+    return logged if math.isfinite(logged) else 0.07
 
 
 def export_run(run: Path, output: Path, format: Format, average: bool = True) -> Path:

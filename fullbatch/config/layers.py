@@ -14,6 +14,7 @@ RIVALS = (
     ("epochs", "samples"),
     ("warmup_steps", "warmup_epochs", "warmup_share"),
     ("cooldown_steps", "cooldown_epochs"),
+    ("recovery_epochs", "recovery_steps"),
 )
 
 

@@ -78,11 +78,12 @@ class Optimizer:
 
 @dataclass(frozen=True)
 class Schedule:
-    """The learning rate over a run: a linear warm-up from 0 to the peak, a descent, a cool-down at ``min_lr``.
+    """The learning rate over a run: a linear warm-up to the peak, a descent, a cool-down at ``min_lr``.
 
     schedule         the descent: cosine, tanh (late and steep), linear, or constant
     warmup_steps, warmup_epochs, warmup_share       length of the warm-up, in one unit or another (a share of the run);
                      none of them: none
+    warmup_from      the rate that the warm-up rises from
     min_lr           where the descent ends, at most the peak
     cooldown_steps, cooldown_epochs   length of the cool-down at the end of the run; neither: none
     """
@@ -91,6 +92,7 @@ class Schedule:
     warmup_steps: int | None = None
     warmup_epochs: float | None = None
     warmup_share: float | None = None
+    warmup_from: float = 0.0
     min_lr: float = 0.0
     cooldown_steps: int | None = None
     cooldown_epochs: float | None = None
@@ -98,6 +100,7 @@ class Schedule:
     def __post_init__(self) -> None:
         require_choice(self, "schedule", _SCHEDULES)
         _require_at_least_zero(self, "min_lr")
+        _require_at_least_zero(self, "warmup_from")
         for phase in ("warmup", "cooldown"):
             steps, epochs = f"{phase}_steps", f"{phase}_epochs"
             if getattr(self, steps) is not None:

@@ -12,6 +12,7 @@ from fullbatch.config.methods import METHODS, settings_of
 from fullbatch.config.model import Model
 from fullbatch.config.objective import Objective
 from fullbatch.config.optimization import Optimizer, Schedule
+from fullbatch.config.recovery import Recovery
 from fullbatch.config.training import Evaluation, RunFolder, Training
 from fullbatch.config.tree import from_dict
 from fullbatch.config.words import listed, nearest
@@ -27,6 +28,7 @@ class RunConfig:
     training: Training = Training()
     optimizer: Optimizer = Optimizer()
     schedule: Schedule = Schedule()
+    recovery: Recovery = Recovery()
     evaluation: Evaluation = Evaluation()
     run: RunFolder = RunFolder()
 
@@ -35,6 +37,9 @@ class RunConfig:
             raise ValueError(
                 f"Schedule.min_lr must not exceed Optimizer.lr, got {self.schedule.min_lr} > {self.optimizer.lr}."
             )
+        pairs, batch = self.recovery.recovery_batch, self.training.batch_size
+        if pairs is not None and pairs % batch:
+            raise ValueError(f"Recovery.recovery_batch must be a multiple of batch_size ({batch}), got {pairs}.")
 
     @classmethod
     def of(cls, **settings: Any) -> RunConfig:

@@ -80,6 +80,7 @@ class Evaluation:
                      "imagenet:FOLDER", "wds:FOLDER" (CLIP_benchmark's layout), "datacomp:ROOT" (its 38 sets);
                      None: the tasks of the built-in set when training on it, else none
     evaluate_every   epochs between evaluations; 0: only at the end
+    evaluate_start   measure before the first step too: what pretrained weights are worth
     templates        prompts for zero-shot, {} stands for the class name; "openai" and "simple" are open_clip's 80
                      and 7; None: the task's own, or "{}", "a picture of {}", "an image about {}" where it has none
     eval_batch       pairs a rank embeds at a time
@@ -92,6 +93,7 @@ class Evaluation:
 
     evaluate: tuple[str, ...] | None = None
     evaluate_every: int = 0
+    evaluate_start: bool = False
     templates: tuple[str, ...] | None = None
     eval_batch: int = 256
     audit_every: int | None = None
@@ -105,6 +107,7 @@ class Evaluation:
         for task in self.evaluate or ():
             parse_task(task)
         require_count(self, "evaluate_every", 0)
+        require_choice(self, "evaluate_start", (True, False))
         if self.templates is not None:
             check_templates(self.templates)
         require_count(self, "eval_batch", 1)

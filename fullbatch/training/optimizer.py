@@ -160,7 +160,8 @@ def set_learning_rates(
 ) -> float:
     """Give every group the rate of this step and return the encoders'.
 
-    ``temperature`` is tau now, or lately: see ``temperature_learning_rate``.
+    ``temperature`` is tau now, or lately: see ``temperature_learning_rate``.  Steps are counted from the first that
+    moves the weights; see ``freeze_learning_rates`` for those before.
     """
     clock = (step, total_steps, steps_per_epoch)
     rate = learning_rate(schedule, config.lr, *clock)
@@ -177,6 +178,19 @@ def set_learning_rates(
             case other:
                 raise AssertionError(f"a group that learns {other!r} has no rate")
     return rate
+
+
+def freeze_learning_rates(encoders: torch.optim.Optimizer, objective: torch.optim.Optimizer | None) -> float:
+    """Rates of a step of the recovery: at 0 an optimizer gathers its moments and moves nothing.
+
+    What describes the frozen model rather than being part of it, NeuCLIP's prototypes and TempNet's net, learns on at
+    its peak rate: it is new, and settles in this stage as the tables do.
+    """
+    for group in encoders.param_groups:
+        _set_rate(group, 0.0)
+    for group in objective.param_groups if objective is not None else ():
+        _set_rate(group, 0.0 if group["learns"] == "temperature" else group["peak"])
+    return 0.0
 
 
 def _set_rate(group: dict[str, Any], rate: float) -> None:

@@ -5,7 +5,7 @@ runs/NAME/
   environment.json   versions, machine, command
   metrics.jsonl      a line every few steps, and a line an evaluation and an audit
   log.txt            warnings, samples that could not be read
-  results.json       the last evaluation
+  results.json       the last evaluation, and what the run cost
   model/             the model's design and tokenizer, without weights
   checkpoints/       step-000000100/ ...
   tensorboard/
@@ -53,11 +53,14 @@ class Folder:
             name = f"{config.objective.method}-{model}-b{config.training.batch_size}-{time.strftime('%Y%m%d-%H%M%S')}"
         return cls(Path(config.run.runs) / name)
 
-    def create(self) -> None:
+    def require_new(self) -> None:
         if self.checkpoints.exists() or self.config.exists():
             raise ValueError(
                 f"The run folder {self.path} exists already: go on with `--resume {self.path}`, or give another --name."
             )
+
+    def create(self) -> None:
+        self.require_new()
         self.checkpoints.mkdir(parents=True)
 
     def write_config(self, config: RunConfig) -> None:
@@ -74,6 +77,7 @@ class Folder:
 _FIXED = (
     ("objective", ("method", "pairwise", "normalizer", "temperature_rule")),
     ("model", ("model", "image_tower", "text_tower", "embed_dim", "lock_image", "lock_text")),
+    ("model", ("lora_rank", "lora_alpha", "lora_towers")),
     ("training", ("batch_size", "seed", "parallel", "ema")),
     ("optimizer", ("optimizer",)),
 )

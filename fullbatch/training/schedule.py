@@ -58,7 +58,7 @@ def learning_rate(schedule: Schedule, peak: float, step: int, total_steps: int, 
         raise ValueError(f"Schedule.min_lr must be at most the peak rate ({peak}), got {schedule.min_lr}.")
     warmup, descent, cooldown = phases(schedule, total_steps, steps_per_epoch)
     if step < warmup:
-        return peak * (step + 1) / warmup
+        return schedule.warmup_from + (peak - schedule.warmup_from) * (step + 1) / warmup
     if cooldown and step >= warmup + descent:
         return schedule.min_lr
     progress = min((step - warmup) / descent, 1.0) if descent else 1.0

@@ -6,6 +6,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,13 +18,15 @@ from fullbatch.config.run import RunConfig
 from fullbatch.data.in_memory import InMemoryBatches
 from fullbatch.data.loader import Batch, TrainingBatches
 from fullbatch.distributed import towers
+from fullbatch.objective.objective import Objective
 from fullbatch.training import checkpoint
 from fullbatch.training.display import Display
 from fullbatch.training.gradient import GradientRule
 from fullbatch.training.graphs import CannotRecord, Computed, StepGraphs
 from fullbatch.training.interruption import Interrupted, Interruption
-from fullbatch.training.optimizer import clip_gradients, set_learning_rates
+from fullbatch.training.optimizer import clip_gradients, freeze_learning_rates, set_learning_rates
 from fullbatch.training.run_folder import AUDIT, EVALUATION, Folder, Metrics
+from fullbatch.training.stages import Stages, statistics_kept
 from fullbatch.training.state import TrainingState
 from fullbatch.training.stopwatch import Stopwatch
 
@@ -43,12 +46,14 @@ class Trainer:
     """model     as wrapped for the ranks; ``state.model`` is the bare one
     evaluate  measures the model and returns a line for the log; None: there is nothing to measure
     audit     measures the normalizers, likewise, after the steps that ``audit_due`` names
+    fresh_objective   makes one without memory, for a recovery that does not carry it over
+    command   that goes on with such a run
     """
 
     config: RunConfig
     folder: Folder
     batches: TrainingBatches | InMemoryBatches
-    total_steps: int
+    stages: Stages
     device: torch.device
     model: nn.Module
     state: TrainingState
@@ -57,6 +62,8 @@ class Trainer:
     evaluate: Callable[[], Mapping[str, Any]] | None
     audit: Callable[[], Mapping[str, Any]] | None = None
     audit_due: Callable[[int], bool] = lambda step: False
+    fresh_objective: Callable[[], Objective] | None = None
+    command: str = "train"
 
     def __post_init__(self) -> None:
         training = self.config.training
@@ -67,19 +74,21 @@ class Trainer:
         self.stopwatch = Stopwatch(self.metrics.seconds, self.device)
         self.unreported: list[str] = []  # bad samples this rank met since the ranks last counted
         self.first_rank = distributed.world().rank == 0
-        self.graphs: StepGraphs | None = None
-        if training.graphs:
-            seed = self.gradient.seed_dropout
-            self.graphs = StepGraphs(self._compute, seed, self.state.objective, self._optimizers(), self.device)
+        self.graphs = self._make_graphs()
+
+    def _make_graphs(self) -> StepGraphs | None:
+        if not self.config.training.graphs:
+            return None
+        seed = self.gradient.seed_dropout
+        return StepGraphs(self._compute, seed, self.state.objective, self._optimizers(), self.device)
 
     def run(self) -> None:
         position = self.state.position
-        steps = range(position.step, self.total_steps)
-        with Interruption() as interruption, self.display.running(position.step, self.total_steps):
+        with Interruption() as interruption, self.display.running(position.step, self.stages.total):
             self.audit_if_due()  # the run may have ended between a save and what is measured after it
             self.evaluate_if_due()
             self.stopwatch.restart(self.metrics.seconds)
-            batches = self.batches.stream(steps, self.config.data.workers, self.device)
+            batches = self.stages.stream(self.batches, position.step, self.config.data.workers, self.device)
             try:
                 for batch in batches:
                     line = self.train_step(batch)
@@ -98,35 +107,30 @@ class Trainer:
 
     @property
     def go_on(self) -> str:
-        return f"fullbatch train --resume {self.folder.path}"
+        return f"fullbatch {self.command} --resume {self.folder.path}"
 
     # -- one step ---------------------------------------------------------------------------------------------------
 
     def train_step(self, batch: Batch) -> dict[str, Any] | None:
         """One update; the line for the log if it is this step's turn."""
-        state, position, config = self.state, self.state.position, self.config
-        per_epoch = self.batches.steps_per_epoch
-        rate = set_learning_rates(
-            state.optimizer,
-            state.temperature_optimizer,
-            config.optimizer,
-            config.schedule,
-            position.step,
-            self.total_steps,
-            per_epoch,
-            position.temperature,
-        )
-        state.objective.set_epoch(position.step // per_epoch)
-        logged = (position.step + 1) % config.run.log_every == 0 or position.step + 1 == self.total_steps
+        state, position, config, stages = self.state, self.state.position, self.config, self.stages
+        recovers, stage = stages.recovers(position.step), stages.name(position.step)
+        if stages.recovery and position.step == stages.recovery:
+            self._begin_tuning()
+        rate = self._set_rates()
+        state.objective.set_epoch(stages.epoch(position.step))
+        ends = position.step + 1 in (stages.recovery, stages.total)
+        logged = ends or (position.step + 1) % config.run.log_every == 0
         try:
-            computed = self.graphs(batch, position.step) if self.graphs else self._compute(batch, logged)
+            with statistics_kept(state.model) if recovers else nullcontext():
+                computed = self.graphs(batch, position.step) if self.graphs else self._compute(batch, logged)
         except CannotRecord:
             raise
         except ValueError as error:  # on a CPU the objective looks at every batch, and refuses what is not finite
             raise Diverged(f"{error} This was step {position.step + 1}; {self._advice()}") from None
         position.step += 1
-        if state.average is not None:
-            state.average.update(position.step)
+        if state.average is not None and not recovers:
+            state.average.update(stages.trained(position.step))
         output, norm = computed.output, computed.norm
         self.unreported += [str(error) for error in batch.bad]
         if not logged:
@@ -135,13 +139,48 @@ class Trainer:
         loss = float(distributed.mean_over_ranks(output.loss))
         return {
             "step": position.step,
-            "epoch": position.step / per_epoch,
-            "samples": position.step * config.training.batch_size,
+            **({"stage": stage} if stages.recovery else {}),
+            "epoch": stages.batches(position.step) / stages.per_epoch,
+            "samples": self._samples_read,
             "loss": loss,
             "lr": rate,
             "gradient_norm": float(norm) if norm is not None else math.nan,
             **{name: value for name, value in numbers.items() if name != "epoch"},
         }
+
+    def _set_rates(self) -> float:
+        state, position, stages = self.state, self.state.position, self.stages
+        if stages.recovers(position.step):
+            return freeze_learning_rates(state.optimizer, state.temperature_optimizer)
+        return set_learning_rates(
+            state.optimizer,
+            state.temperature_optimizer,
+            self.config.optimizer,
+            self.config.schedule,
+            stages.trained(position.step),
+            stages.training,
+            stages.per_epoch,
+            position.temperature,
+        )
+
+    def _begin_tuning(self) -> None:
+        """Before the first step that moves the weights: leave behind what is not to be carried over."""
+        state, carry = self.state, self.config.recovery.carry
+        if carry in ("memory", "none"):
+            for optimizer in self._optimizers():
+                optimizer.state.clear()
+        if carry in ("moments", "none"):
+            assert self.fresh_objective is not None
+            self.gradient.seed_dropout(state.position.step)  # for nets that start at random
+            state.objective.load_state_dict(self.fresh_objective().state_dict())
+            for group in state.temperature_optimizer.param_groups if state.temperature_optimizer is not None else ():
+                for parameter in group["params"] if group["learns"] != "temperature" else ():
+                    state.temperature_optimizer.state.pop(parameter, None)  # type: ignore[union-attr]
+        self.graphs = self._make_graphs()  # of steps of another size, on other memory
+
+    @property
+    def _samples_read(self) -> int:
+        return self.stages.batches(self.state.position.step) * self.config.training.batch_size
 
     def _compute(self, batch: Batch, measured: bool = True) -> Computed:
         """Gradient and update: all that the device does in a step, but for the averaged weights."""
@@ -217,7 +256,7 @@ class Trainer:
     def _check_bad_share(self) -> int:
         self._report_bad()
         bad, allowed = self.state.position.bad, self.config.data.max_bad
-        tried = self.state.position.step * self.config.training.batch_size + bad
+        tried = self._samples_read + bad
         if tried >= FEWEST_FOR_SHARE and bad > allowed * tried:
             raise ValueError(
                 f"{bad} of {tried} samples could not be read, more than --max-bad {allowed:g} of them; "
@@ -228,7 +267,7 @@ class Trainer:
     def save_if_due(self, interruption: Interruption) -> bool:
         """Save by step, by the clock or on a signal; whether to stop."""
         run, step = self.config.run, self.state.position.step
-        by_step = step == self.total_steps or (run.save_every is not None and step % run.save_every == 0)
+        by_step = step == self.stages.total or (run.save_every is not None and step % run.save_every == 0)
         by_clock = stop = False
         if distributed.world().size == 1 or step % AGREE_EVERY == 0 or by_step:
             waited = time.monotonic() - self.saved_at
@@ -237,7 +276,7 @@ class Trainer:
             distributed.together(self.writer.check)
         if by_step or by_clock or stop:
             self.save()
-        return stop and step < self.total_steps
+        return stop and step < self.stages.total
 
     def save(self) -> None:
         self._check_health(0.0)  # a spoilt state must not take a good one's place
@@ -255,9 +294,13 @@ class Trainer:
                 self.metrics.write({"step": step, **self.audit()}, AUDIT)
 
     def evaluate_if_due(self) -> None:
-        """At the end and every few epochs, once each."""
-        step, every = self.state.position.step, self.config.evaluation.evaluate_every * self.batches.steps_per_epoch
-        due = step == self.total_steps or bool(every and step and step % every == 0)
+        """At the end, every few epochs, and if asked before the first step: once each."""
+        settings, step = self.config.evaluation, self.state.position.step
+        trained, every = self.stages.trained(step), settings.evaluate_every * self.stages.per_epoch
+        due = step == self.stages.total or bool(every and trained and trained % every == 0)
+        due = due or (step == 0 and settings.evaluate_start)
         if self.evaluate is not None and due and distributed.from_first_rank(self.metrics.evaluated) != step:
             with self.stopwatch.paused():
-                self.metrics.write({"step": step, **self.evaluate()}, EVALUATION)
+                started = time.monotonic()
+                values = self.evaluate()
+                self.metrics.write({"step": step, **values, "seconds": time.monotonic() - started}, EVALUATION)

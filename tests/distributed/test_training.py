@@ -10,6 +10,7 @@ import torch
 
 import fullbatch as fb
 from fullbatch.assembly import assemble
+from fullbatch.config.recovery import Recovery
 from fullbatch.config.training import Evaluation
 from fullbatch.run import train
 from fullbatch.training import checkpoint
@@ -48,6 +49,15 @@ def check_curves(one, two):
 @pytest.mark.parametrize("method", METHODS)
 def test_two_ranks_reproduce_one(tmp_path, two_ranks, method):
     config = small_config(tmp_path, method)
+    one = train(config).folder
+    two_ranks.run(on_rank, renamed(config, "two"), None)
+    check_curves(one, tmp_path / "two")
+
+
+@pytest.mark.parametrize(("method", "pairs"), [("tuneclip", 16), ("neuclip", 8)])
+def test_a_recovery_before_it(tmp_path, two_ranks, method, pairs):
+    recovery = Recovery(recovery_steps=6, recovery_batch=pairs)
+    config = replace(small_config(tmp_path, method, steps=14), recovery=recovery)
     one = train(config).folder
     two_ranks.run(on_rank, renamed(config, "two"), None)
     check_curves(one, tmp_path / "two")

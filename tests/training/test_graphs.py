@@ -8,6 +8,8 @@ import pytest
 import torch
 
 import fullbatch.assembly
+from fullbatch.config.recovery import Recovery
+from fullbatch.models.build import build_model
 from fullbatch.run import train
 from fullbatch.training import checkpoint
 from tests.training.small import differences, renamed, saved_state, small_config
@@ -79,6 +81,20 @@ def test_the_averaged_weights_and_clipping_go_on(tmp_path):
     ours, theirs = (saved_state(run, 40)["average"] for run in (graphs, plain))
     for name, value in theirs.items():
         assert torch.allclose(ours[name], value, rtol=1e-2, atol=1e-3), name
+
+
+@pytest.mark.parametrize(("carry", "pairs"), [("all", 8), ("none", 16)])
+@pytest.mark.parametrize("method", ["tuneclip", "neuclip"])
+def test_a_recovery_before_it(tmp_path, method, carry, pairs):
+    """Frozen steps are recorded as such, and recorded anew when the weights begin to move."""
+    recovery = Recovery(recovery_steps=20, recovery_batch=pairs, carry=carry)
+    config = replace(on_gpu(tmp_path, method), recovery=recovery)
+    plain = train(config).folder
+    graphs = train(renamed(replace(config, training=replace(config.training, graphs=True)), "graphs")).folder
+    assert losses(graphs) == pytest.approx(losses(plain), rel=2e-3, abs=2e-3)
+    torch.manual_seed(config.training.seed)
+    base, frozen = build_model(config.model).state_dict(), saved_state(graphs, 20)["model"]
+    assert differences(base, frozen) == []
 
 
 def test_other_optimizers_are_refused(tmp_path):

@@ -1,0 +1,105 @@
+"""The steps of a run: those of the recovery, with frozen weights, then those that train.
+
+Both read one stream of batches, so that the second stage goes on in the data's order, and epochs count on, where the
+first one ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from fullbatch.config.run import RunConfig
+from fullbatch.data.in_memory import InMemoryBatches
+from fullbatch.data.loader import Batch, TrainingBatches
+
+RECOVERY, TUNING, TRAINING = "recovery", "tuning", "training"
+
+
+@dataclass(frozen=True)
+class Stages:
+    """per_epoch   batches an epoch
+    training    steps that move the weights
+    recovery    steps before them that do not
+    joined      batches that a step of the recovery takes together
+    """
+
+    per_epoch: int
+    training: int
+    recovery: int = 0
+    joined: int = 1
+
+    @classmethod
+    def of(cls, config: RunConfig, per_epoch: int) -> Stages:
+        """At least one step of training, and of the recovery where there is any."""
+        training, recovery = config.training, config.recovery
+        steps = training.epochs * per_epoch
+        if training.samples is not None:
+            steps = -(-training.samples // training.batch_size)
+        joined = (recovery.recovery_batch or training.batch_size) // training.batch_size
+        frozen = recovery.recovery_steps or 0
+        if recovery.recovery_epochs:
+            frozen = max(1, round(recovery.recovery_epochs * per_epoch / joined))
+        return cls(per_epoch, steps, frozen, joined)
+
+    @property
+    def total(self) -> int:
+        return self.recovery + self.training
+
+    def recovers(self, step: int) -> bool:
+        """Whether the weights stay as they are in step ``step`` (the first is 0)."""
+        return step < self.recovery
+
+    def trained(self, step: int) -> int:
+        """How many of the first ``step`` steps have moved the weights."""
+        return max(0, step - self.recovery)
+
+    def batches(self, step: int) -> int:
+        """How many batches the first ``step`` steps have read."""
+        return min(step, self.recovery) * self.joined + self.trained(step)
+
+    def epoch(self, step: int) -> int:
+        """Of the data, which both stages count together: gamma starting again at 1 would forget what was recovered."""
+        return self.batches(step) // self.per_epoch
+
+    def name(self, step: int) -> str:
+        """Of the stage that step ``step`` belongs to."""
+        if not self.recovery:
+            return TRAINING
+        return RECOVERY if self.recovers(step) else TUNING
+
+    def stream(
+        self, batches: TrainingBatches | InMemoryBatches, step: int, workers: int, device: torch.device
+    ) -> Generator[Batch, None, None]:
+        """A batch a step, from ``step`` to the end."""
+        single = batches.stream(range(self.batches(step), self.batches(self.total)), workers, device)
+        try:
+            for each in range(step, self.total):
+                yield joined([next(single) for _ in range(self.joined if self.recovers(each) else 1)])
+        finally:
+            single.close()
+
+
+def joined(batches: list[Batch]) -> Batch:
+    """Several batches as one; on several ranks its rows come in another order than on one."""
+    if len(batches) == 1:
+        return batches[0]
+    ids, images, tokens = (torch.cat([getattr(one, name) for one in batches]) for name in ("ids", "images", "tokens"))
+    return Batch(ids, images, tokens, tuple(bad for one in batches for bad in one.bad))
+
+
+@contextmanager
+def statistics_kept(model: nn.Module) -> Iterator[None]:
+    """BatchNorm normalises by the batch as ever, but its running statistics stay as they are."""
+    tracking = [module for module in model.modules() if getattr(module, "track_running_stats", False)]
+    for module in tracking:
+        module.track_running_stats = False  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        for module in tracking:
+            module.track_running_stats = True  # type: ignore[assignment]
