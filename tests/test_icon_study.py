@@ -14,7 +14,7 @@ sys.path.insert(0, str(ROOT / "benchmarks" / "icons"))
 import figures  # noqa: E402
 import study  # noqa: E402
 
-PILOT = ROOT / "docs" / "studies" / "icons" / "pilot"
+STUDY = ROOT / "docs" / "studies" / "icons"
 
 
 def test_every_method_gets_the_same_number_of_tuning_runs():
@@ -50,13 +50,15 @@ def test_the_best_of_what_ended_well_is_chosen():
 
 
 def test_the_tables_are_those_of_the_kept_runs():
-    cells = figures.cells_of(figures.read_runs(PILOT / "icons"))
-    text = (PILOT / "tables.md").read_text()
-    page = (PILOT.parent / "README.md").read_text()
+    cells = figures.cells_of(figures.read_runs(STUDY / "icons"))
+    text = (STUDY / "tables.md").read_text()
+    pages = [path.read_text().replace("**", "") for path in (STUDY / "README.md", ROOT / "README.md")]
     for line in figures.score_table(cells).splitlines()[2:]:
-        assert line in text and line.replace("**", "") in page.replace("**", "")
+        assert line in text and all(line in page for page in pages)
+    for line in figures.error_table(cells).splitlines()[2:]:
+        assert line in text and line in pages[0]
     neuclip = [run.score for run in cells["neuclip", 128]]
-    lines = json.loads((PILOT / "icons" / "comparison.json").read_text())["runs"]
+    lines = json.loads((STUDY / "icons" / "comparison.json").read_text())["runs"]
     kept = [
         100 * next(value for key, value in run["results"].items() if key.endswith("mean_r1"))
         for run in lines

@@ -107,7 +107,8 @@ class StepGraphs:
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
-            reason = str(error).splitlines()[0]
+            cause = error.__context__ or error  # ending a recording that broke off raises another error on top
+            reason = str(cause).splitlines()[0]
             raise CannotRecord(f"A step of this model cannot be recorded ({reason}); leave --graphs out.") from error
         moves = [
             (module, name, getattr(module, name) - old)
