@@ -14,6 +14,7 @@ from fullbatch.objective.parts import Context
 from fullbatch.recipes import DEFAULT_RECIPE, RECIPES, recipe_summary, recipe_text
 from fullbatch.training.optimizer import make_optimizer, make_temperature_optimizer
 from fullbatch.training.schedule import phases
+from tests.models.siglip import write_tokenizer
 
 # NeuCLIP, Tables 1, 3 and 5: pairs, batch, samples seen, lr, lr of tau, weight decay, warm-up steps, rho, ms a step
 NEUCLIP = {
@@ -23,7 +24,14 @@ NEUCLIP = {
     "dfn192m-vit-b-16": (192_000_000, 5120, 1.3e9, 3.125e-4, 3.9e-5, 0.2, 500, 11.0, 944.41),
     "dfn1b-vit-b-16": (1_000_000_000, 5120, 3.0e9, 3.125e-4, 3.9e-5, 0.2, 500, 11.0, 944.41),
 }
-PAIRS = {"course-report": 100_000, "emoji": 2_841, **{name: row[0] for name, row in NEUCLIP.items()}}
+# TuneCLIP, Tables 16 and 18: hours with frozen weights, hours after
+TUNECLIP = {"tuneclip": (4.27, 4.35), "tuneclip-siglip": (4.52, 4.75)}
+PAIRS = {
+    "course-report": 100_000,
+    "emoji": 2_841,
+    **{name: row[0] for name, row in NEUCLIP.items()},
+    **dict.fromkeys(TUNECLIP, 12_000_000),
+}
 
 
 def config_of(name):
@@ -51,9 +59,9 @@ def test_a_recipe_opens_with_what_one_asks_first(name):
     lines = recipe_text(name).splitlines()
     assert lines[0].startswith("# ") and lines[0].endswith(".") and len(lines[0]) <= 120
     head = "\n".join(line for line in lines if line.startswith("#"))
-    assert re.search(r"^# command    .*fullbatch train", head, re.MULTILINE)
+    assert re.search(rf"^# command    .*fullbatch {'finetune' if name in TUNECLIP else 'train'}", head, re.MULTILINE)
     if name != DEFAULT_RECIPE:
-        assert f"--recipe {name} --data " in head
+        assert re.search(rf"--recipe {name} [^#]*(\n# +)?--data ", head)
         for word in ("source", "hardware", "hours", "result"):
             assert re.search(rf"^# {word:<8}   \S", head, re.MULTILINE), word
         assert "not run by us" in head
@@ -86,6 +94,39 @@ def test_hours_are_steps_times_the_papers_milliseconds(name):
     assert hours == pytest.approx(steps * milliseconds / 3.6e6, abs=0.05)
 
 
+@pytest.mark.parametrize("name", TUNECLIP)
+def test_tuneclip_is_the_papers(name):
+    config = config_of(name)
+    assert config.objective.build() == METHODS["tuneclip"]
+    assert "temperature" not in config.objective.settings  # it is the checkpoint's
+    assert config.objective.settings == {"margin": 0.1, "gamma": 0.9, "gamma_epochs": 4}
+    training, optimizer, recovery = config.training, config.optimizer, config.recovery
+    assert (training.batch_size, training.epochs, training.precision) == (2048, 5, "bf16")
+    assert (recovery.recovery_epochs, recovery.recovery_batch, recovery.carry) == (5, None, "all")
+    assert (optimizer.optimizer, optimizer.lr, optimizer.weight_decay) == ("adamw", 1e-5, 0.02)
+    assert (optimizer.beta1, optimizer.beta2) == (0.9, 0.98)
+    assert (config.schedule.schedule, config.schedule.min_lr) == ("cosine", 0.0)
+    assert config.evaluation.evaluate_start and config.evaluation.evaluate_every == 1
+    assert config.model.pretrained is None  # the user's to name
+
+
+def test_frozen_steps_displace_the_recipes_epochs():
+    config, _ = train_config(["--recipe", "tuneclip", "--recovery-steps", "7"])
+    assert (config.recovery.recovery_epochs, config.recovery.recovery_steps) == (None, 7)
+
+
+@pytest.mark.parametrize("name", TUNECLIP)
+def test_tuneclips_steps_and_hours(name):
+    said = re.search(
+        r"# hours      ([\d.]+) on them, ([\d.]+) with frozen weights and ([\d.]+) after .*: ([\d,]+) steps",
+        recipe_text(name),
+    )
+    whole, frozen, after, steps = (float(number.replace(",", "")) for number in said.groups())
+    assert (frozen, after) == TUNECLIP[name] and whole == pytest.approx(frozen + after)
+    _, tuning, per_epoch = steps_of(name)
+    assert steps == tuning + config_of(name).recovery.recovery_epochs * per_epoch
+
+
 def test_the_published_rule_can_be_had_as_the_recipes_say():
     config, _ = train_config(
         ["--recipe", "cc3m-rn50", "--settings.prototype-lr", "1.0", "--settings.reset-accumulator", "1.0"]
@@ -98,16 +139,18 @@ def test_the_schedule_fits_the_samples_seen(name):
     schedule, total, per_epoch = steps_of(name)
     warmup, descent, cooldown = phases(schedule, total, per_epoch)
     assert warmup + descent + cooldown == total
-    assert 0 < warmup < 0.2 * total
+    assert warmup == 0 if name in TUNECLIP else 0 < warmup < 0.2 * total
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_its_parts_can_be_made(name):
-    arguments = ["--recipe", name, *(["--tokenizer", "ViT-B-32"] if name == "course-report" else [])]
-    config, _ = train_config(arguments)
+def test_its_parts_can_be_made(name, tmp_path):
+    tokenizers = {"course-report": "ViT-B-32", "tuneclip-siglip": str(tmp_path)}  # in place of those on the hub
+    if name == "tuneclip-siglip":
+        write_tokenizer(tmp_path)
+    config, _ = train_config(["--recipe", name, *(["--tokenizer", tokenizers[name]] if name in tokenizers else [])])
     with torch.device("meta"):  # the shapes without the memory
         model = build_model(config.model, config.data.image_size)
-    widths = {"RN50": 1024, "ViT-B-32": 512, "ViT-B-16": 512, "tiny": 128}
+    widths = {"RN50": 1024, "ViT-B-32": 512, "ViT-B-16": 512, "ViT-B-16-SigLIP": 768, "tiny": 128}
     assert model.width == (256 if config.model.is_pair else widths[config.model.model])
     assert make_optimizer(model, config.optimizer, "cpu").param_groups[0]["lr"] == config.optimizer.lr
     context = Context(width=model.width, num_samples=min(PAIRS[name], 100_000))

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Literal
 
-from fullbatch.config.checks import require, require_choice, require_count
+from fullbatch.config.checks import require, require_choice, require_count, require_positive, require_share
 
 _TEXTS = ("pretrained", "image_tower", "text_tower", "tokenizer")
 _SWITCHES = ("image_weights", "text_weights", "lock_image", "lock_text", "checkpoint_activations")
@@ -31,6 +32,11 @@ class Model:
     unlocked_image_groups   of a locked image tower, the last groups of layers that learn all the same
     unlocked_text_layers    of a locked text tower, the last layers that learn all the same
     checkpoint_activations  recompute activations in the backward pass: less memory, a third more time
+    lora_rank               LoRA (by peft): the tower's weights stay, and adapters of this rank beside the linear maps
+                            of its layers learn, and a projection onto a new width; None: none
+    lora_alpha              an adapter's change counts lora_alpha / lora_rank times; None: 2 * lora_rank
+    lora_dropout            of what an adapter reads
+    lora_towers             "both", "image" or "text"; the other tower learns whole, unless it is locked
     """
 
     model: str = DEFAULT_MODEL
@@ -47,6 +53,10 @@ class Model:
     unlocked_image_groups: int = 0
     unlocked_text_layers: int = 0
     checkpoint_activations: bool = False
+    lora_rank: int | None = None
+    lora_alpha: float | None = None
+    lora_dropout: float = 0.0
+    lora_towers: Literal["both", "image", "text"] = "both"
 
     def __post_init__(self) -> None:
         require(isinstance(self.model, str) and bool(self.model), self, "model", "name a model or a JSON config")
@@ -65,6 +75,7 @@ class Model:
         for switch, count in (("lock_image", "unlocked_image_groups"), ("lock_text", "unlocked_text_layers")):
             hint = f"it counts the exceptions to {switch}, so set {switch} too"
             require(getattr(self, switch) or getattr(self, count) == 0, self, count, f"be 0 without {switch}", hint)
+        self._check_lora()
 
     def _check_pair(self) -> None:
         hint = "the image and the text tower are given together, instead of model"
@@ -78,6 +89,37 @@ class Model:
         for field in ("image_weights", "text_weights"):
             hint = "it belongs to image_tower and text_tower; an open_clip model takes `pretrained`"
             require(not getattr(self, field), self, field, "be False", hint)
+
+    def _check_lora(self) -> None:
+        require_choice(self, "lora_towers", ("both", "image", "text"))
+        require_share(self, "lora_dropout")
+        if self.lora_alpha is not None:
+            require_positive(self, "lora_alpha")
+        if self.lora_rank is not None:
+            require_count(self, "lora_rank", 1)
+        for field, without in (("lora_alpha", None), ("lora_dropout", 0.0), ("lora_towers", "both")):
+            left_out = self.lora_rank is not None or getattr(self, field) == without
+            require(left_out, self, field, "be left out without lora_rank")
+        for tower, switch in (("image", "lock_image"), ("text", "lock_text")):
+            other = "text" if tower == "image" else "image"
+            hint = f"adapters keep the tower's weights as they are; for the other tower alone set lora_towers: {other}"
+            clash = self.has_lora(tower) and getattr(self, switch)
+            require(not clash, self, switch, f"be False where the {tower} tower has adapters", hint)
+
+    def has_lora(self, tower: str) -> bool:
+        """Whether the "image" or the "text" tower has adapters."""
+        return self.lora_rank is not None and self.lora_towers in ("both", tower)
+
+    def without_lora(self) -> Model:
+        """The same model as it is once its adapters are added to its weights."""
+        return replace(self, lora_rank=None, lora_alpha=None, lora_dropout=0.0, lora_towers="both")
+
+    @property
+    def lora_scale(self) -> float:
+        """What an adapter's change is multiplied by."""
+        if self.lora_rank is None or self.lora_alpha is None:
+            return 2.0
+        return self.lora_alpha / self.lora_rank
 
     @property
     def is_pair(self) -> bool:

@@ -12,6 +12,7 @@ from torch import nn
 from typing_extensions import assert_never
 
 from fullbatch.config.model import DEFAULT_MODEL, Model
+from fullbatch.models.adapters import add_adapters
 from fullbatch.models.design import Design, OpenClipDesign, PairDesign
 from fullbatch.models.hub import first_line
 from fullbatch.models.load import Saved, find_saved
@@ -59,9 +60,11 @@ def build_model(config: Model, image_size: int | None = None) -> TwoTowers:
         case _:
             assert_never(design)
     if saved is not None and saved.temperature is not None:
-        temperature, bias = saved.temperature, saved.bias
+        temperature, bias = saved.temperature, bias if saved.bias is None else saved.bias
 
     locked = _lock(backbone, design.name, config)
+    if config.lora_rank is not None:
+        add_adapters(backbone, config, design.name)
     if config.checkpoint_activations:
         _checkpoint_activations(backbone, design.name)
     return TwoTowers(
@@ -75,6 +78,7 @@ def build_model(config: Model, image_size: int | None = None) -> TwoTowers:
         locked=locked,
         initial_temperature=temperature,
         initial_bias=bias,
+        adapter_scale=config.lora_scale,
     )
 
 
@@ -92,6 +96,16 @@ def rebuild_model(config: Model, folder: Path) -> TwoTowers:
         text_weights=False,
     )
     return build_model(bare)
+
+
+def require_temperature(model: TwoTowers, source: str) -> float:
+    """The temperature that came with the weights in ``source``; for a method that is to keep it, nothing stands in."""
+    if model.initial_temperature is None:
+        raise ValueError(
+            f"{source} has no logit_scale, so that the temperature it was trained with is not known; "
+            "give it by --settings.temperature (CLIP's end at 0.01, a logit_scale of 100)."
+        )
+    return model.initial_temperature
 
 
 def _design(config: Model, saved: Saved | None) -> Design:
@@ -126,14 +140,14 @@ def _tokenizer(config: Model, design: Design, saved: Saved | None) -> Tokenizer:
 
 
 def _lock(backbone: Any, name: str, config: Model) -> list[nn.Module]:
-    """Freeze the towers that are to stay, and name their modules."""
+    """Freeze the towers that are to stay, or that only adapters are to move, and name their modules."""
     locked: list[nn.Module] = []
-    if config.lock_image:
+    if config.lock_image or config.has_lora("image"):
         groups = config.unlocked_image_groups
         with _supported(name, "unlock a part of its image tower", "--unlocked-image-groups 0"):
             backbone.lock_image_tower(unlocked_groups=groups)
         locked.append(backbone.visual)
-    if config.lock_text:
+    if config.lock_text or config.has_lora("text"):
         layers = config.unlocked_text_layers
         with _supported(name, "unlock a part of its text tower", "--unlocked-text-layers 0"):
             backbone.lock_text_tower(unlocked_layers=layers)

@@ -29,10 +29,12 @@ def export(model: TwoTowers, path: Path, format: Format, temperature: float, bia
                  configs.  FOLDER: config and weights for ``open_clip.create_model_and_transforms("local-dir:FOLDER")``
     huggingface  FOLDER: for ``transformers.CLIPModel.from_pretrained(FOLDER)``, with tokenizer and image processor
     safetensors  FILE.safetensors or FOLDER: any model; build_model(Model(pretrained=PATH)) makes it again
+
+    ``bias`` is that of the objective; None where it has none: then the bias that came with the weights stays.
     """
     if not (math.isfinite(temperature) and temperature > 0.0):
         raise ValueError(f"export needs a positive temperature, got {temperature}.")
-    path = Path(path)
+    path, bias = Path(path), model.initial_bias if bias is None else bias
     match format:
         case "open_clip":
             _export_open_clip(model, path, temperature, bias)
@@ -80,8 +82,9 @@ def _export_safetensors(model: TwoTowers, path: Path, temperature: float, bias: 
     design = model.design
     if isinstance(design, OpenClipDesign):
         state, design = open_clip_state(model, temperature, bias), _with_bias(design, bias)
+        bias = float(state["logit_bias"]) if "logit_bias" in state else None
     else:
-        state = model.backbone.state_dict()
+        state = model.plain_weights()
     if path.suffix == ".safetensors":
         path.parent.mkdir(parents=True, exist_ok=True)
     else:
@@ -94,20 +97,27 @@ def _export_safetensors(model: TwoTowers, path: Path, temperature: float, bias: 
 
 
 def write_design(model: TwoTowers, folder: Path) -> None:
-    """What a run needs to build its model again, wherever the pretrained weights it came from may be by then."""
+    """What a run needs to build its model again, wherever the pretrained weights it came from may be by then.
+
+    Their temperature and bias are written too: a method with a constant temperature goes on with it.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     if model.tokenize.hugging_face is not None:
         model.tokenize.hugging_face.save_pretrained(folder)
-    (folder / DESIGN).write_text(to_json(model.design, tokenizer=model.tokenize.given), encoding="utf-8")
+    start = {"temperature": model.initial_temperature, "bias": model.initial_bias}
+    (folder / DESIGN).write_text(to_json(model.design, tokenizer=model.tokenize.given, **start), encoding="utf-8")
 
 
 def open_clip_state(model: TwoTowers, temperature: float, bias: float | None) -> dict[str, Tensor]:
-    """The weights under open_clip's names, with the temperature and bias of the objective that trained them."""
-    state: dict[str, Tensor] = dict(model.backbone.state_dict())
+    """The weights under open_clip's names, with the temperature and bias of the objective that trained them.
+
+    Without a bias (None) an architecture that has one keeps what it has.
+    """
+    state = model.plain_weights()
     scale = state["logit_scale"]
     state["logit_scale"] = torch.full_like(scale, -math.log(temperature))
-    if bias is not None or "logit_bias" in state:
-        state["logit_bias"] = torch.full_like(scale, bias or 0.0)
+    if bias is not None:
+        state["logit_bias"] = torch.full_like(scale, bias)
     return state
 
 

@@ -23,6 +23,12 @@ def require_transformers(wish: str) -> None:
         raise ValueError(f"{wish} needs the package transformers; install it with: pip install 'fullbatch[text]'.")
 
 
+def require_peft(wish: str) -> None:
+    """peft is an extra too."""
+    if importlib.util.find_spec("peft") is None:
+        raise ValueError(f"{wish} needs the package peft; install it with: pip install 'fullbatch[lora]'.")
+
+
 def first_line(error: BaseException, limit: int = 160) -> str:
     lines = str(error).strip().splitlines() or [type(error).__name__]
     line = lines[0].split(". ")[0].strip().rstrip(".:;")

@@ -142,7 +142,7 @@ def _clip_config(model: TwoTowers) -> Any:
 
 def _clip_state(model: TwoTowers, temperature: float) -> dict[str, Tensor]:
     # open_clip's CustomTextCLIP keeps the same text tower one level deeper.
-    source: dict[str, Tensor] = {k.removeprefix("text."): v for k, v in model.backbone.state_dict().items()}
+    source: dict[str, Tensor] = {k.removeprefix("text."): v for k, v in model.plain_weights().items()}
     state = {"logit_scale": torch.tensor(-math.log(temperature))}
     blocks = [(mine, theirs) for mine, theirs in _blocks() if f"{mine}ln_1.weight" in source]
     state |= {theirs: source[mine] for mine, theirs in _copied(blocks)}

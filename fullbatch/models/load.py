@@ -71,7 +71,7 @@ def _saved_folder(folder: Path) -> Saved:
     tokenizer = str(folder) if any((folder / name).is_file() for name in _TOKENIZER_FILES) else None
     if (folder / DESIGN).is_file():
         design, extra = from_json((folder / DESIGN).read_text(encoding="utf-8"))
-        return Saved(None, design, tokenizer or extra.get("tokenizer"))
+        return Saved(None, design, tokenizer or extra.get("tokenizer"), extra.get("temperature"), extra.get("bias"))
     if (folder / EXPORTED).is_file():
         return _saved_file(folder / EXPORTED, tokenizer)
     weights = next((folder / name for name in OPEN_CLIP_WEIGHTS if (folder / name).is_file()), None)

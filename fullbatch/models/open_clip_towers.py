@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from fullbatch.config.words import listed, nearest
-from fullbatch.models.design import OpenClipDesign
+from fullbatch.models.design import OPENAI_MEAN, OPENAI_STD, OpenClipDesign
 from fullbatch.models.hub import fetched, first_line
 from fullbatch.models.weights import load_weights
 
@@ -34,7 +34,20 @@ def design_named(model: str) -> OpenClipDesign:
     if name not in known:
         guess = nearest(name, ["tiny", *known])
         raise ValueError(f"--model {model!r} is neither 'tiny', nor a .json file, nor an open_clip config{guess}")
-    return OpenClipDesign(name, open_clip.get_model_config(name))
+    return OpenClipDesign(name, open_clip.get_model_config(name), *_normalisation(name))
+
+
+def _normalisation(name: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and deviation of pixels as all weights that open_clip knows for a model want them (SigLIP's: 0.5).
+
+    open_clip notes them by the tag alone; the same weights given as a file shall see the same pixels.
+    """
+    import open_clip
+    from open_clip.pretrained import get_pretrained_cfg
+
+    noted = [get_pretrained_cfg(name, tag) for tag in open_clip.list_pretrained_tags_by_model(name)]
+    pairs = {(tuple(n.get("mean") or OPENAI_MEAN), tuple(n.get("std") or OPENAI_STD)) for n in noted}
+    return pairs.pop() if len(pairs) == 1 else (OPENAI_MEAN, OPENAI_STD)
 
 
 def read_config(path: Path) -> dict[str, Any]:
@@ -112,8 +125,13 @@ def tag_weights(design: OpenClipDesign, tag: str) -> tuple[OpenClipDesign, Path]
     return dataclasses.replace(design, config=config, mean=tuple(mean), std=tuple(std)), path
 
 
-def load_open_clip(model: nn.Module, state: dict[str, Tensor], source: str, name: str) -> tuple[float, float | None]:
-    """Load open_clip weights, old layouts and other image sizes included; returns their temperature and bias."""
+def load_open_clip(
+    model: nn.Module, state: dict[str, Tensor], source: str, name: str
+) -> tuple[float | None, float | None]:
+    """Load open_clip weights, old layouts and other image sizes included; returns their temperature and bias.
+
+    None is returned for what they do not have: towers are complete without it, and the objective has its own.
+    """
     from open_clip.convert import convert_state_dict
     from open_clip.model import convert_to_custom_text_state_dict, resize_pos_embed, resize_text_pos_embed
 
@@ -121,23 +139,28 @@ def load_open_clip(model: nn.Module, state: dict[str, Tensor], source: str, name
     if "positional_embedding" in state and not hasattr(model, "positional_embedding"):
         state = convert_to_custom_text_state_dict(state)
     state.pop("text.transformer.embeddings.position_ids", None)  # saved by old versions of transformers
-    bias = state.get("logit_bias")
+    scale, bias = _number(state, "logit_scale"), _number(state, "logit_bias")
     for key in ("logit_scale", "logit_bias"):
         own: Tensor | None = getattr(model, key)
         if own is None:
             state.pop(key, None)
         elif key in state and state[key].numel() == 1:
             state[key] = state[key].reshape(own.shape)
-        elif key == "logit_bias":
-            state[key] = own.new_zeros(own.shape)
+        elif key not in state:
+            state[key] = own.detach().clone() if key == "logit_scale" else own.new_zeros(own.shape)
     try:
         resize_pos_embed(state, model)
         resize_text_pos_embed(state, model)
     except (KeyError, AttributeError, RuntimeError, AssertionError):
         pass  # no positions that can be resized: load_weights says what does not fit
     load_weights(model, state, source, name)
-    temperature = math.exp(-float(model.state_dict()["logit_scale"].reshape(-1)[0]))
-    return temperature, None if bias is None else float(bias.reshape(-1)[0])
+    if scale is None:
+        warnings.warn(f"{source} has no logit_scale: a temperature does not come with it.", stacklevel=2)
+    return None if scale is None else math.exp(-scale), bias
+
+
+def _number(state: dict[str, Tensor], key: str) -> float | None:
+    return float(state[key]) if key in state and state[key].numel() == 1 else None
 
 
 def registered_name(design: OpenClipDesign) -> str | None:

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fullbatch.distributed.towers import weights_of
+from fullbatch.models.adapters import plain_state
 from fullbatch.models.design import Design
 from fullbatch.models.recording import being_recorded
 from fullbatch.models.tokenizers import Tokenizer
@@ -27,6 +29,7 @@ class TwoTowers(nn.Module):
     image_size           pixels a side
     tokenize             list of captions -> (B, L) of token ids; a plain object that pickles without the model
     initial_temperature  the one that came with pretrained weights, else None; likewise initial_bias
+    adapter_scale        what LoRA's changes are multiplied by; without adapters of no account
     """
 
     mean_C11: Tensor
@@ -45,11 +48,13 @@ class TwoTowers(nn.Module):
         locked: Iterable[nn.Module] = (),
         initial_temperature: float | None = None,
         initial_bias: float | None = None,
+        adapter_scale: float = 1.0,
     ) -> None:
         super().__init__()
         self.backbone: Any = backbone
         self.design, self.tokenize, self.width, self.image_size = design, tokenize, width, image_size
         self.initial_temperature, self.initial_bias = initial_temperature, initial_bias
+        self.adapter_scale = adapter_scale
         self.register_buffer("mean_C11", 255.0 * torch.tensor(list(mean)).view(-1, 1, 1), persistent=False)
         self.register_buffer("std_C11", 255.0 * torch.tensor(list(std)).view(-1, 1, 1), persistent=False)
         self._locked = list(locked)
@@ -87,6 +92,11 @@ class TwoTowers(nn.Module):
 
     def encode_text(self, tokens_BL: Tensor) -> Tensor:
         return _unit_rows(self.backbone.encode_text(tokens_BL))
+
+    def plain_weights(self) -> dict[str, Tensor]:
+        """The backbone's weights, whole, LoRA's changes added: those of an ordinary model.  Every rank must ask."""
+        state = {key.removeprefix("backbone."): value for key, value in weights_of(self).items()}
+        return plain_state(state, self.adapter_scale)
 
     def train(self, mode: bool = True) -> TwoTowers:
         super().train(mode)

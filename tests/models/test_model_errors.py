@@ -1,12 +1,13 @@
 """Mistakes in naming a model: one sentence with what is allowed and what to do, and never a hub's stack of errors."""
 
 import dataclasses
+import math
 
 import pytest
 import torch
 
 from fullbatch.config.model import Model
-from fullbatch.models.build import build_model
+from fullbatch.models.build import build_model, require_temperature
 from fullbatch.models.export import export
 
 
@@ -112,6 +113,37 @@ def test_checkpoints_that_do_not_fit(tmp_path, write_config):
     (tmp_path / "w.npz").write_bytes(b"")
     with pytest.raises(ValueError, match=r"must end in \.safetensors"):
         build_model(Model(path, pretrained=str(tmp_path / "w.npz")))
+
+
+def test_a_checkpoint_of_another_size(tmp_path, write_config):
+    """Patches of another size: positions could be resized, weights cannot; the message has shapes."""
+    torch.save(build_model(Model(write_config())).backbone.state_dict(), tmp_path / "w.pt")
+    for vision in ({"patch_size": 8}, {"width": 48}, {"layers": 3}):
+        with pytest.raises(
+            ValueError, match=r"w\.pt does not fit the model .*small\.json.* in \d+ of its weights"
+        ) as caught:
+            build_model(Model(write_config(vision), pretrained=str(tmp_path / "w.pt")))
+        assert "\n" not in str(caught.value)
+        assert "instead of" in str(caught.value) or "is missing" in str(caught.value)
+
+
+def test_a_checkpoint_without_a_scale(tmp_path, write_config):
+    """The towers are whole; a method that keeps the temperature of its weights asks for it."""
+    path, file = write_config(), tmp_path / "w.pt"
+    state = build_model(Model(path)).backbone.state_dict()
+    del state["logit_scale"]
+    torch.save(state, file)
+    with pytest.warns(UserWarning, match=r"w\.pt has no logit_scale"):
+        model = build_model(Model(path, pretrained=str(file)))
+    assert model.initial_temperature is None
+    assert torch.equal(model.backbone.visual.proj, state["visual.proj"])
+    with pytest.raises(ValueError, match=r"^w\.pt has no logit_scale.*give it by --settings\.temperature"):
+        require_temperature(model, "w.pt")
+    torch.save({**state, "logit_scale": torch.zeros(2)}, file)
+    with pytest.raises(ValueError, match=r"logit_scale is \(2,\) instead of \(\)"):
+        build_model(Model(path, pretrained=str(file)))
+    torch.save({**state, "logit_scale": torch.tensor([4.0])}, file)
+    assert require_temperature(build_model(Model(path, pretrained=str(file))), "w.pt") == pytest.approx(math.exp(-4.0))
 
 
 def test_checkpoints_with_code_are_not_run(tmp_path, write_config):
