@@ -18,19 +18,21 @@ from fullbatch.config.words import listed, nearest
 USAGE = """\
 usage: fullbatch COMMAND [OPTIONS]
 
-  train      train a CLIP-style model; with no options: NeuCLIP on the built-in emoji, in minutes on a CPU
-  evaluate   zero-shot, retrieval and DataComp numbers of a run, a checkpoint or an open_clip model
-  audit      how wrong the normalizers of a run were, checkpoint by checkpoint
-  compare    race methods x batch sizes x seeds on the same data, model and budget
-  report     one self-contained page about a run, or comparing several
-  export     write a trained model for open_clip, Hugging Face transformers, or as safetensors
-  recipes    list the recipes, or show one: fullbatch recipes NAME
+  train        train a CLIP-style model; with no options: NeuCLIP on the built-in emoji, in minutes on a CPU
+  finetune     fine-tune a pretrained model without losing what it knows: TuneCLIP, measured before and after
+  interpolate  what the weights between a base and a tuned model are worth, and the best of them
+  evaluate     zero-shot, retrieval and DataComp numbers of a run, a checkpoint or an open_clip model
+  audit        how wrong the normalizers of a run were, checkpoint by checkpoint
+  compare      race methods x batch sizes x seeds on the same data, model and budget
+  report       one self-contained page about a run, or comparing several
+  export       write a trained model for open_clip, Hugging Face transformers, or as safetensors
+  recipes      list the recipes, or show one: fullbatch recipes NAME
 
 `fullbatch COMMAND --help` shows a command's options; `fullbatch train --method sogclr --help` a method's settings.
 """
 
 # Each is the function of its name in the file of its name in fullbatch/commands.
-COMMANDS = ("train", "evaluate", "audit", "compare", "report", "export", "recipes")
+COMMANDS = ("train", "finetune", "interpolate", "evaluate", "audit", "compare", "report", "export", "recipes")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -15,6 +15,7 @@ from fullbatch.config.optimization import OPTIMIZERS
 from fullbatch.config.run import RunConfig
 from fullbatch.config.tree import from_dict
 
+TRAIN = "Train a CLIP-style model. Also: --recipe NAME, --config FILE.yaml, --resume RUN_FOLDER."
 # Texts of which only some are allowed, shown as choices.
 _CHOICES: dict[str, tuple[str, ...]] = {
     "method": tuple(METHODS),
@@ -44,7 +45,7 @@ def field_help(kind: type) -> dict[str, str]:
     return found
 
 
-def flags_of(base: RunConfig) -> Any:
+def flags_of(base: RunConfig, about: str = TRAIN) -> Any:
     """A class for tyro with the tree's groups; the method's own settings are in the group ``settings``."""
     groups: list[Any] = []
     for field in dataclasses.fields(base):
@@ -55,7 +56,7 @@ def flags_of(base: RunConfig) -> Any:
             settings = _settings_class(base)
             groups.append(("settings", settings, dataclasses.field(default=settings())))
     made = dataclasses.make_dataclass("Train", groups, frozen=True)
-    made.__doc__ = "Train a CLIP-style model. Also: --recipe NAME, --config FILE.yaml, --resume RUN_FOLDER."
+    made.__doc__ = about
     return made
 
 
@@ -92,12 +93,14 @@ def _settings_class(base: RunConfig) -> type:
     return made
 
 
-def config_from_flags(base: RunConfig, arguments: Sequence[str]) -> RunConfig:
-    """``base`` with what the flags change."""
-    shown = flags_of(base)
+def config_from_flags(
+    base: RunConfig, arguments: Sequence[str], command: str = "train", about: str = TRAIN
+) -> RunConfig:
+    """``base`` with what the flags of ``fullbatch COMMAND`` change."""
+    shown = flags_of(base, about)
     given = [argument.split("=", 1)[0][2:].replace("-", "_") for argument in arguments if argument.startswith("--")]
     _refuse_repeated(base, given)
-    parsed: Any = tyro.cli(shown, args=list(arguments), prog="fullbatch train")
+    parsed: Any = tyro.cli(shown, args=list(arguments), prog=f"fullbatch {command}")
     values = {field.name: dataclasses.asdict(getattr(parsed, field.name)) for field in dataclasses.fields(parsed)}
     settings = values.pop("settings")
     before = dataclasses.asdict(shown().settings)

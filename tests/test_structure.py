@@ -10,7 +10,7 @@ import fullbatch as fb
 ROOT = Path(fb.__file__).parent
 ORDER = [  # a room imports from rooms before it
     "config", "distributed", "data", "models", "kernels", "objective", "training", "evaluation", "recipes", "assembly",
-    "run", "audit", "comparison", "report", "results", "flags", "commands", "cli", "__main__",
+    "run", "audit", "finetuning", "comparison", "report", "results", "flags", "commands", "cli", "__main__",
 ]  # fmt: skip
 FILES = sorted(ROOT.rglob("*.py"))
 

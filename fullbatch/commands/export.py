@@ -13,7 +13,10 @@ import tyro
 class _Export:
     """Write a trained model for other programs."""
 
-    run: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(help="a run folder, or one of its checkpoints")]
+    run: Annotated[
+        tyro.conf.Positional[Path],
+        tyro.conf.arg(help="a run folder, one of its checkpoints, or what was exported as safetensors"),
+    ]
     output: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(help="the file or folder to write")]
     format: Annotated[
         Literal["open_clip", "huggingface", "safetensors"],
@@ -24,7 +27,15 @@ class _Export:
 
 def export(arguments: list[str]) -> int:
     options = tyro.cli(_Export, args=arguments, prog="fullbatch export")
+    from fullbatch.config.model import Model
+    from fullbatch.finetuning.base import open_model
+    from fullbatch.models.export import export as write
+    from fullbatch.models.load import EXPORTED
     from fullbatch.run import export_run
 
-    print(export_run(options.run, options.output, options.format, options.average))
+    if options.run.is_file() or (options.run / EXPORTED).is_file():
+        opened = open_model(Model(str(options.run)))
+        print(write(opened.model, options.output, options.format, opened.temperature, opened.bias))
+    else:
+        print(export_run(options.run, options.output, options.format, options.average))
     return 0

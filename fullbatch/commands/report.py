@@ -23,7 +23,10 @@ class _Report:
     pictures: Annotated[bool, tyro.conf.arg(help="embed data with the model for picture grids and suspects")] = True
     samples: Annotated[
         int | None,
-        tyro.conf.arg(help="embed at most so many samples of a data set; None: 4,000 on a CPU, 20,000 on a GPU"),
+        tyro.conf.arg(
+            help="embed at most so many samples of a data set; None: 4,000 on a CPU, 20,000 on a GPU, "
+            "for several runs 2,000 and 15,000"
+        ),
     ] = None
     baseline: Annotated[Path | None, tyro.conf.arg(help="a run folder to compare with")] = None
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +16,33 @@ from fullbatch.config.layers import AXES, RIVALS, giving_way, layered
 from fullbatch.config.run import RunConfig
 from fullbatch.config.tree import from_dict, merged, read_yaml, to_dict
 from fullbatch.data.builtin import BUILTIN
-from fullbatch.flags import config_from_flags
+from fullbatch.flags import TRAIN, config_from_flags
 from fullbatch.recipes import DEFAULT_RECIPE, recipe_values
 
 
-def train_config(arguments: Sequence[str], values: Mapping[str, Any] | None = None) -> tuple[RunConfig, str | None]:
+@dataclass(frozen=True)
+class Command:
+    """A command that takes a run's flags.
+
+    about    the first line of its help
+    recipe   what it starts from where the user names neither recipe nor config; None: the demo's, where there is no
+             data of the user's own
+    """
+
+    name: str = "train"
+    about: str = TRAIN
+    recipe: str | None = None
+
+
+def train_config(
+    arguments: Sequence[str], values: Mapping[str, Any] | None = None, command: Command = Command()
+) -> tuple[RunConfig, str | None]:
     """The config of ``fullbatch train ARGUMENTS``, and the run folder to resume if one is named.
 
     Later wins: the defaults, the recipe, the config file (or the resumed run's config), the flags.
     ``values`` stand in a config file's place.
     """
-    first = argparse.ArgumentParser(prog="fullbatch train", add_help=False, allow_abbrev=False)
+    first = argparse.ArgumentParser(prog=f"fullbatch {command.name}", add_help=False, allow_abbrev=False)
     for name in ("recipe", "config", "resume", *AXES, *(name for names in RIVALS for name in names)):
         first.add_argument(f"--{name.replace('_', '-')}", f"--{name}", dest=name)
     first.add_argument("--data", nargs="+")
@@ -37,7 +54,8 @@ def train_config(arguments: Sequence[str], values: Mapping[str, Any] | None = No
         raise ValueError("--epochs and --samples both say how long to train; give one of them.")
     own_data = any(Source.parse(text).path not in BUILTIN for text in chosen.data or ())
     own_values = chosen.config or chosen.resume or values is not None
-    recipe = chosen.recipe or (None if own_values or own_data else DEFAULT_RECIPE)
+    usual = command.recipe or (None if own_data else DEFAULT_RECIPE)
+    recipe = chosen.recipe or (None if own_values else usual)
     values = layered(recipe_values(recipe) if recipe else {}, values or {})
     if chosen.config:
         values = layered(values, read_yaml(Path(chosen.config)))
@@ -47,9 +65,12 @@ def train_config(arguments: Sequence[str], values: Mapping[str, Any] | None = No
         values = layered(values, to_dict(Folder(Path(chosen.resume)).read_config()))
     axes = {axis: None if value == "None" else value for axis in AXES if (value := getattr(chosen, axis)) is not None}
     lengths = {name: getattr(chosen, name) for names in RIVALS for name in names}
-    values = giving_way(values, {"objective": axes, "training": lengths, "schedule": lengths})
+    over = {"objective": axes, "training": lengths, "schedule": lengths, "recovery": lengths}
+    values = giving_way(values, over)
     base = from_dict(RunConfig, merged(values, {"objective": axes}) if axes else values)
-    config = config_from_flags(base, _without(arguments, ("--recipe", "--config", "--resume")))
+    config = config_from_flags(
+        base, _without(arguments, ("--recipe", "--config", "--resume")), command.name, command.about
+    )
     if chosen.resume and (config.run.runs, config.run.name) != (base.run.runs, base.run.name):
         raise ValueError(f"--resume goes on in {chosen.resume}; leave --name and --runs out.")
     return config, chosen.resume
@@ -72,8 +93,11 @@ def _without(arguments: Sequence[str], flags: tuple[str, ...]) -> list[str]:
 def train(arguments: list[str]) -> int:
     config, resume = train_config(arguments)
     from fullbatch import run
+    from fullbatch.finetuning.record import FILE
     from fullbatch.results import print_results
 
+    if resume is not None and (Path(resume) / FILE).is_file():
+        raise ValueError(f"{resume} fine-tunes a model; go on with `fullbatch finetune --resume {resume}`.")
     trained = run.train(config, resume)
     if int(os.environ.get("RANK", "0")) == 0:
         print_results(trained, Console(highlight=False))

@@ -1,0 +1,157 @@
+"""Fine-tune a pretrained model and say whether it became better: measure, recover, tune, measure, compare."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from fullbatch import distributed
+from fullbatch.assembly import pick_device
+from fullbatch.config.model import DEFAULT_MODEL, Model
+from fullbatch.config.run import RunConfig
+from fullbatch.evaluation.tasks import BUILTIN_TASKS, check_tasks
+from fullbatch.finetuning.base import open_model, starting_from, write_model
+from fullbatch.finetuning.folders import settle
+from fullbatch.finetuning.keeper import Keeper
+from fullbatch.finetuning.record import BASE, FILE, TUNED, Record, read_record, write_record
+from fullbatch.finetuning.verdict import MEAN, Verdict, check_metric, check_tolerance
+from fullbatch.run import Trained, train
+from fullbatch.training import checkpoint
+from fullbatch.training.display import Display
+from fullbatch.training.run_folder import Folder
+
+TOLERANCE = 0.01
+
+
+@dataclass(frozen=True)
+class Finetuned:
+    """trained   the run's folder and results.json
+    record    what was measured
+    verdict   whether the tuned model takes the base's place, and why not
+    model     the folder to take: the run's tuned/ or base/
+    """
+
+    trained: Trained
+    record: Record
+    verdict: Verdict
+    model: Path
+
+
+def finetune(
+    config: RunConfig, metric: str | None = None, tolerance: float | None = None, resume: str | Path | None = None
+) -> Finetuned:
+    """Fine-tune ``config.model``; with ``resume``, go on with the run in that folder.
+
+    metric      what decides which epoch is best, "mean" or "TASK METRIC"; None: the resumed run's, else "mean"
+    tolerance   how far a task may fall before the base is kept; None: the resumed run's, else 0.01
+    """
+    if tolerance is not None:
+        check_tolerance(tolerance)
+    if resume is not None:
+        read_record(Path(resume))  # is it a run of this kind at all?
+    config = measuring(config)
+    tasks = config.evaluation.evaluate or ()
+    with distributed.ranks(pick_device(config)) as world:
+        first = world.rank == 0
+
+        def say(text: str) -> None:
+            Display(first, config.run.quiet).say(text)  # anew: a progress bar puts itself in front of stderr
+
+        if metric is not None:
+            check_metric(metric, tasks)
+        distributed.together(lambda: check_tasks(tasks))
+        if resume is None:
+            config = replace(config, run=replace(config.run, name=distributed.from_first_rank(_name(config))))
+        folder = Folder.of(config) if resume is None else Folder(Path(resume))
+        if resume is None:
+            distributed.together(lambda: folder.require_new() if first else None)
+            record = Record(_named(config.model), metric or MEAN, TOLERANCE if tolerance is None else tolerance)
+        else:
+            found = distributed.together(lambda: _resumed(folder, metric, tolerance) if first else None)
+            record = distributed.from_first_rank(found)
+        if not (config.recovery.recovery_epochs or config.recovery.recovery_steps):
+            say("no recovery: the optimizer starts cold")
+        with _swept(folder, first):
+            if resume is None:
+                distributed.together(lambda: _write_base(config, folder, record) if first else None)
+            config = replace(config, model=starting_from(config.model, folder.path / BASE))
+            keeper = Keeper(folder, config, record, say)
+            trained = train(config, resume, keeper, command="finetune")
+        ended = keeper.record.verdict()
+        if first:
+            write_record(folder.path, keeper.record, ended, trained.results.get("cost"))
+        distributed.host_barrier()
+    model = folder.path / (TUNED if ended.outcome == "tuned" else BASE)
+    return Finetuned(trained, keeper.record, ended, model)
+
+
+def measuring(config: RunConfig) -> RunConfig:
+    """Before the first step and after each epoch, on the user's tasks or those of the built-in set."""
+    evaluation = config.evaluation
+    tasks = BUILTIN_TASKS["emoji"] if evaluation.evaluate is None else evaluation.evaluate
+    if not tasks:
+        raise ValueError("--evaluate must name at least one task: unmeasured, nobody knows whether tuning did harm.")
+    every = evaluation.evaluate_every or 1
+    return replace(config, evaluation=replace(evaluation, evaluate=tasks, evaluate_every=every, evaluate_start=True))
+
+
+def _named(model: Model) -> str:
+    """What the user called it."""
+    name = f"{model.image_tower} + {model.text_tower}" if model.is_pair else model.model
+    if model.pretrained is None:
+        return name
+    return model.pretrained if name == DEFAULT_MODEL else f"{name} ({model.pretrained})"
+
+
+def _name(config: RunConfig) -> str:
+    """Of the run's folder: the user's, or after the model and the time."""
+    if config.run.name:
+        return config.run.name
+    model = config.model
+    path = Path(model.image_tower or (model.pretrained if model.model == DEFAULT_MODEL else None) or model.model)
+    if path.parent.name == "checkpoints":
+        path = path.parent.parent
+    plain = path.resolve().stem if path.is_file() else path.resolve().name
+    return f"finetune-{plain}-{time.strftime('%Y%m%d-%H%M%S')}"
+
+
+def _write_base(config: RunConfig, folder: Folder, record: Record) -> None:
+    """The run starts from its own copy of the base, whatever becomes of the original."""
+    given = config.objective.settings.get("temperature")
+    write_model(open_model(config.model, config.data.image_size, given), folder.path / BASE)
+    write_record(folder.path, record)
+
+
+def _resumed(folder: Folder, metric: str | None, tolerance: float | None) -> Record:
+    for name in (BASE, TUNED):
+        settle(folder.path / name)
+    record = read_record(folder.path)
+    if metric is not None and metric != record.metric:
+        if len(record.epochs) > 1:
+            raise ValueError(
+                f"--resume cannot change the metric (it was {record.metric!r}): {folder.path / TUNED} holds the best "
+                "epoch by that one. Start a new run."
+            )
+        record = replace(record, metric=metric, epochs=(), best_step=None)
+    good = checkpoint.last_good(folder.checkpoints)
+    record = record.until(0 if good is None else int(good.name.rsplit("-", 1)[-1]))
+    return record if tolerance is None else replace(record, tolerance=tolerance)
+
+
+@contextmanager
+def _swept(folder: Folder, first: bool) -> Iterator[None]:
+    """A run that was refused before it began leaves nothing behind."""
+    try:
+        yield
+    except BaseException:
+        if first and not folder.config.exists() and not folder.checkpoints.exists():
+            settle(folder.path / BASE)
+            shutil.rmtree(folder.path / BASE, ignore_errors=True)
+            (folder.path / FILE).unlink(missing_ok=True)
+            if folder.path.is_dir() and not any(folder.path.iterdir()):
+                folder.path.rmdir()
+        raise

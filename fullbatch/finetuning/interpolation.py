@@ -1,0 +1,182 @@
+"""Weights between the base and the tuned model, and what each is worth (WiSE-FT, Wortsman et al. 2022).
+
+interpolation.json   {"base", "tuned", "metric", "tolerance", "points": [{"alpha", "values", "score", "regressed"}],
+                     "best_alpha", "written"}
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fullbatch.evaluation.embed import Embedder
+from fullbatch.evaluation.tasks import run_tasks
+from fullbatch.finetuning.base import Opened
+from fullbatch.finetuning.verdict import changes_between, score_of, values_of
+from fullbatch.models.design import OpenClipDesign
+from fullbatch.models.open_clip_towers import START_SCALE
+from fullbatch.training.run_folder import replace_text
+
+FILE, INTERPOLATED = "interpolation.json", "interpolated"
+ALPHAS = tuple(round(0.1 * tenth, 1) for tenth in range(11))
+_SCALARS = ("backbone.logit_scale", "backbone.logit_bias")  # of the loss; they are mixed beside the weights
+
+
+@dataclass(frozen=True)
+class Point:
+    """alpha      0 is the base, 1 the tuned model
+    regressed  the tasks that fell by more than the tolerance
+    """
+
+    alpha: float
+    values: Mapping[str, float]
+    score: float | None
+    regressed: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Curve:
+    """chances   "TASK METRIC" -> what guessing gives"""
+
+    points: tuple[Point, ...]
+    chances: Mapping[str, float]
+
+    @property
+    def best(self) -> Point:
+        """The highest score without a task that paid for it, and of equal ones the nearest to the base, which always
+        qualifies."""
+        safe = [point for point in self.points if point.score is not None and not point.regressed]
+        return max(safe, key=lambda point: (point.score, -point.alpha), default=self.points[0])
+
+
+def check_alphas(alphas: Sequence[float]) -> tuple[float, ...]:
+    """Sorted, without repeats, and with 0: what the others are compared with."""
+    for alpha in alphas:
+        if not 0.0 <= alpha <= 1.0:
+            raise ValueError(f"--alphas must lie in [0, 1], got {alpha}; 0 is the base, 1 the tuned model.")
+    return tuple(sorted({0.0, *alphas}))
+
+
+class Between:
+    """Models on the line from ``base`` to ``tuned``: one set of towers, whose weights are replaced."""
+
+    def __init__(self, base: Opened, tuned: Opened) -> None:
+        _require_alike(base, tuned)
+        self.base, self.tuned = base, tuned
+        self._ends = [_weights(opened) for opened in (base, tuned)]
+        self.model = tuned.model
+
+    def at(self, alpha: float) -> Opened:
+        """``model`` with the weights (1 - alpha) base + alpha tuned; the ends are theirs to the bit."""
+        start, end = self._ends
+        own = self.model.state_dict()
+        mixed = {name: mix(start[name], end[name], alpha) if name in start else own[name] for name in own}
+        self.model.load_state_dict(mixed)
+        logs = [math.log(opened.temperature) for opened in (self.base, self.tuned)]
+        temperature = math.exp((1.0 - alpha) * logs[0] + alpha * logs[1])
+        if alpha in (0.0, 1.0):
+            temperature = (self.base, self.tuned)[int(alpha)].temperature
+        return Opened(self.model, temperature, _mixed_bias(self.base.bias, self.tuned.bias, alpha))
+
+
+def mix(base: Tensor, tuned: Tensor, alpha: float) -> Tensor:
+    """In float32, or wider where the weights are; counts (BatchNorm's batches) are the tuned model's."""
+    if not tuned.is_floating_point():
+        return tuned if alpha else base
+    wide = torch.promote_types(torch.float32, tuned.dtype)
+    if alpha in (0.0, 1.0):
+        return (tuned if alpha else base).to(wide)
+    return (1.0 - alpha) * base.to(wide) + alpha * tuned.to(wide)
+
+
+def _weights(opened: Opened) -> dict[str, Tensor]:
+    """A copy on the host, since the towers are written over."""
+    state = opened.model.state_dict()
+    return {name: value.detach().to("cpu", copy=True) for name, value in state.items() if name not in _SCALARS}
+
+
+def _mixed_bias(base: float | None, tuned: float | None, alpha: float) -> float | None:
+    if base is None and tuned is None:
+        return None
+    return (1.0 - alpha) * (base or 0.0) + alpha * (tuned or 0.0)
+
+
+def _require_alike(base: Opened, tuned: Opened) -> None:
+    one, other = base.model, tuned.model
+    shapes = [{name: tuple(value.shape) for name, value in _named(opened)} for opened in (base, tuned)]
+    differing = [name for name in sorted({*shapes[0], *shapes[1]}) if shapes[0].get(name) != shapes[1].get(name)]
+    if differing:
+        first = differing[0]
+        raise ValueError(
+            f"The two models are of different architectures ({one.design.name} and {other.design.name}): they differ "
+            f"in {len(differing)} weights, first {first}: {shapes[0].get(first)} and {shapes[1].get(first)}. "
+            "Only a model and what was tuned from it have weights in between."
+        )
+    if _plain_design(one.design) != _plain_design(other.design):
+        raise ValueError(
+            f"The two models have the same weights but another design ({one.design.name} and {other.design.name}): "
+            "their activations or normalisation differ, so that nothing in between means anything."
+        )
+
+
+def _named(opened: Opened) -> list[tuple[str, Tensor]]:
+    return [(name, value) for name, value in opened.model.state_dict().items() if name not in _SCALARS]
+
+
+def _plain_design(design: Any) -> Any:
+    """Without the name it goes by, and where its logit scale and bias start."""
+    if isinstance(design, OpenClipDesign):
+        config = {key: value for key, value in design.config.items() if key not in START_SCALE}
+        return dataclasses.replace(design, name="", config=config)
+    return design
+
+
+def measure_curve(
+    between: Between,
+    alphas: Sequence[float],
+    embedder: Embedder,
+    tasks: Sequence[str],
+    templates: tuple[str, ...] | None,
+    metric: str,
+    tolerance: float,
+    say: Callable[[Point], None] = lambda point: None,
+) -> Curve:
+    """``embedder`` holds ``between.model`` and keeps no embeddings: the weights under it change."""
+    assert embedder.cache is None and embedder.model is between.model and alphas[0] == 0.0
+    points: list[Point] = []
+    chances: dict[str, float] = {}
+    for alpha in alphas:
+        between.at(alpha)
+        measured = run_tasks(tasks, embedder, templates)
+        values = values_of(measured, metric)
+        base = points[0].values if points else values
+        chances = {f"{result.task} {result.main}": result.chance for result in measured.results}
+        changes = changes_between(base, values, chances, tolerance)
+        fallen = tuple(dict.fromkeys(change.task for change in changes if change.regressed))
+        points.append(Point(alpha, values, score_of(values, metric, base), fallen))
+        say(points[-1])
+    return Curve(tuple(points), chances)
+
+
+def write_curve(
+    path: Path, curve: Curve, base: str, tuned: str, metric: str, tolerance: float, written: str | None
+) -> None:
+    points = [asdict(replace(point, values=dict(point.values))) for point in curve.points]
+    said = {
+        "base": base,
+        "tuned": tuned,
+        "metric": metric,
+        "tolerance": tolerance,
+        "points": points,
+        "best_alpha": curve.best.alpha,
+        "written": written,
+    }
+    replace_text(path, json.dumps(said, indent=1) + "\n")

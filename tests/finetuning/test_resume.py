@@ -1,0 +1,167 @@
+"""Stopped in either stage, or killed while it keeps the best weights: it ends where the undisturbed run did."""
+
+import multiprocessing
+import os
+import random
+import shutil
+import signal
+
+import pytest
+
+from fullbatch.cli import main
+from fullbatch.config.model import Model
+from fullbatch.finetuning import folders, keeper
+from fullbatch.finetuning.finetune import finetune
+from fullbatch.models.build import build_model
+from fullbatch.training import checkpoint
+from fullbatch.training.interruption import Interrupted
+from fullbatch.training.trainer import Trainer
+from tests.finetuning.making import said, tuning_config
+from tests.training.small import differences, renamed, saved_state
+
+END = 20
+
+
+def models(run):
+    return {name: build_model(Model(pretrained=str(run / name))).state_dict() for name in ("base", "tuned")}
+
+
+def check_same_end(one, other):
+    assert said(one) == said(other)
+    assert differences(models(one), models(other)) == []
+    assert differences(saved_state(one, END), saved_state(other, END)) == []
+    assert not [path.name for path in other.iterdir() if path.name.startswith(".")]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory, base):
+    config = tuning_config(tmp_path_factory.mktemp("whole"), base)
+    return config, finetune(config).trained.folder
+
+
+class Stopped(Exception):
+    pass
+
+
+@pytest.mark.parametrize("step", [2, 5, 11, 18])
+def test_stopped_in_either_stage(tmp_path, whole, monkeypatch, step):
+    """A recovery of 5 steps, epochs that end at 10, 15 and 20, checkpoints every 4."""
+    config, run = whole
+    original = Trainer.train_step
+
+    def train_step(trainer, batch):
+        if trainer.state.position.step == step:
+            raise Stopped
+        return original(trainer, batch)
+
+    copy = renamed(config, f"stopped-{step}")
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "train_step", train_step)
+        with pytest.raises(Stopped):
+            finetune(copy)
+    stopped = run.parent / f"stopped-{step}"
+    assert said(stopped)["outcome"] is None
+    finetune(copy, resume=stopped)
+    check_same_end(run, stopped)
+
+
+@pytest.mark.parametrize(("part", "call"), [("replace_folder", 1), ("write_record", 1), ("write_record", 2)])
+def test_stopped_while_the_best_is_kept(whole, monkeypatch, part, call):
+    config, run = whole
+    original = getattr(keeper, part)
+    calls = 0
+
+    def once(*args):
+        nonlocal calls
+        calls += 1
+        if calls == call and part == "write_record":
+            raise Stopped
+        original(*args)
+        if calls == call:
+            raise Stopped
+
+    copy = renamed(config, f"kept-{part}-{call}")
+    with monkeypatch.context() as patch:
+        patch.setattr(keeper, part, once)
+        with pytest.raises(Stopped):
+            finetune(copy)
+    finetune(copy, resume=run.parent / copy.run.name)
+    check_same_end(run, run.parent / copy.run.name)
+
+
+def test_a_signal_says_how_to_go_on(whole, monkeypatch):
+    config, run = whole
+    original = Trainer.train_step
+
+    def train_step(trainer, batch):
+        if trainer.state.position.step == 7:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return original(trainer, batch)
+
+    copy = renamed(config, "signal")
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "train_step", train_step)
+        with pytest.raises(Interrupted, match=r"fullbatch finetune --resume \S+signal"):
+            finetune(copy)
+    assert checkpoint.last_good(run.parent / "signal" / "checkpoints").name.endswith("8")
+    finetune(copy, resume=run.parent / "signal")
+    check_same_end(run, run.parent / "signal")
+
+
+def test_a_finished_run_says_it_again(whole, capsys):
+    _, run = whole
+    before = said(run)
+    assert main(["finetune", "--resume", str(run)]) == 0
+    assert said(run) == before and f"Take {run / 'tuned'}." in capsys.readouterr().out
+
+
+def test_a_tolerance_may_change_and_a_metric_may_not(whole, tmp_path):
+    config, run = whole
+    copy = shutil.copytree(run, tmp_path / "copy")
+    config = renamed(config, "copy")
+    assert finetune(config, tolerance=0.5, resume=copy).record.tolerance == 0.5
+    with pytest.raises(ValueError, match="--resume cannot change the metric"):
+        finetune(config, metric=f"{config.evaluation.evaluate[0]} mean_r1", resume=copy)
+
+
+def go(config, resume, die_in_call):
+    """In a process of its own, which kills itself in that call of a step or of a part of keeping and saving."""
+    import torch
+
+    torch.set_num_threads(1)
+    calls = 0
+
+    def counted(function):
+        def wrapper(*args, **kwargs):
+            nonlocal calls
+            calls += 1
+            if calls == die_in_call:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return function(*args, **kwargs)
+
+        return wrapper
+
+    Trainer.train_step = counted(Trainer.train_step)
+    checkpoint.torch.save = counted(checkpoint.torch.save)
+    for module, names in ((folders, ("_sync", "settle")), (keeper, ("replace_folder", "write_record", "export"))):
+        for name in names:
+            setattr(module, name, counted(getattr(module, name)))
+    finetune(config, resume=resume)
+
+
+@pytest.mark.slow
+def test_killed_many_times(whole):
+    config, run = whole
+    config, killed, rng = renamed(config, "killed"), run.parent / "killed", random.Random(3)
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["fullbatch.finetuning.finetune", "open_clip", "tests.finetuning.making"])
+    kills = 0
+    for die_in_call in [*(rng.randint(1, 20) for _ in range(20)), 0]:
+        begun = (killed / "config.yaml").exists()
+        process = context.Process(target=go, args=(config, killed if begun else None, die_in_call))
+        process.start()
+        process.join(120)
+        assert process.exitcode in (0, -signal.SIGKILL)
+        kills += process.exitcode != 0
+    assert process.exitcode == 0 and kills >= 6
+    check_same_end(run, killed)
