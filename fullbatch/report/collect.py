@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from fullbatch.config.run import RunConfig
-from fullbatch.config.tree import merged, read_yaml, to_dict
+from fullbatch.config.tree import from_dict, merged, read_yaml, to_dict
+from fullbatch.finetuning import interpolation, record
 from fullbatch.report.wording import is_number
 from fullbatch.training.run_folder import EVALUATION, Folder, read_lines
+from fullbatch.training.stages import RECOVERY, Stages
 
 COMPARISON = "comparison.json"
 AUDIT = "audit"  # the kind of a line of metrics.jsonl
@@ -41,6 +43,9 @@ class RunData:
     results      of the last evaluation, and what `fullbatch evaluate` found since; ``results_step`` is when
     averages     over the tasks of a suite, as text
     unmeasured   tasks without a number, and why
+    finetune     finetune.json as it stands, of a run that `fullbatch finetune` made; else empty
+    interpolation   interpolation.json likewise
+    cost         by stage, as results.json or finetune.json has it
     warnings     lines of log.txt
     gaps         what is missing or cannot be read, to be said on the page
     """
@@ -59,6 +64,9 @@ class RunData:
     environment: Record
     warnings: Sequence[str]
     gaps: Sequence[str]
+    finetune: Record = field(default_factory=dict)
+    interpolation: Record = field(default_factory=dict)
+    cost: Record = field(default_factory=dict)
 
     def setting(self, group: str, name: str) -> Any:
         return self.settings[group].get(name)
@@ -80,14 +88,28 @@ class RunData:
         return int(self.last.get("step", 0))
 
     @property
+    def pairs_seen(self) -> int:
+        """A step of the recovery may see more than a batch."""
+        seen = self.last.get("samples")
+        return int(seen) if is_number(seen) and seen is not None else self.steps * self.batch_size
+
+    @property
+    def recovery_steps(self) -> int:
+        """How many of the steps so far had frozen weights."""
+        return max((line["step"] for line in self.training if line.get("stage") == RECOVERY), default=0)
+
+    @property
     def planned_steps(self) -> int | None:
-        """How many steps the config asks for, as far as the log tells."""
-        if (samples := self.setting("training", "samples")) is not None:
-            return -(-int(samples) // self.batch_size)
+        """How many steps the config asks for, as far as the log tells: of the recovery and of training."""
         epoch = self.last.get("epoch")
-        if not epoch:
+        per_epoch = round(self.pairs_seen / self.batch_size / float(epoch)) if epoch else None
+        try:
+            config = from_dict(RunConfig, self.settings)
+        except ValueError:  # settings of another version
             return None
-        return int(self.setting("training", "epochs")) * round(self.steps / float(epoch))
+        if per_epoch is None and (config.training.samples is None or config.recovery.recovery_epochs):
+            return None
+        return Stages.of(config, per_epoch or 1).total
 
     def clock(self) -> list[tuple[int, float]]:
         """(step, seconds of training so far); from the throughput where the run did not write the time itself."""
@@ -126,7 +148,8 @@ def read_run(path: Path) -> RunData:
     if not lines:
         gaps.append(f"There are no curves: {folder.metrics.name} holds no line yet.")
     results, steps, averages, unmeasured = _results(path, gaps)
-    audits = _records(_read_json(path / "audit.json", gaps), "checkpoints")
+    audits = records_of(_read_json(path / "audit.json", gaps), "checkpoints")
+    finetune = _read_json(path / record.FILE, gaps)
     return RunData(
         path=path,
         name=path.resolve().name,
@@ -142,7 +165,14 @@ def read_run(path: Path) -> RunData:
         environment=_read_json(path / "environment.json", gaps),
         warnings=_warnings(folder.log),
         gaps=gaps,
+        finetune=finetune,
+        interpolation=_read_json(path / interpolation.FILE, gaps),
+        cost=_mapping(finetune.get("cost")) or _mapping(_read_json(path / "results.json", []).get("cost")),
     )
+
+
+def _mapping(found: object) -> Record:
+    return found if isinstance(found, dict) else {}
 
 
 def _results(path: Path, gaps: list[str]) -> tuple[list[Record], list[int], list[tuple[str, str]], list[str]]:
@@ -153,11 +183,11 @@ def _results(path: Path, gaps: list[str]) -> tuple[list[Record], list[int], list
     averages: dict[str, str] = {}
     unmeasured: dict[str, str] = {}
     for file in files:
-        for result in _records(file, "results"):
+        for result in records_of(file, "results"):
             results[str(result.get("task"))] = result
-        for average in _records(file, "averages"):
+        for average in records_of(file, "averages"):
             averages[str(average.get("name"))] = str(average.get("text"))
-        for gap in _records(file, "gaps"):
+        for gap in records_of(file, "gaps"):
             unmeasured[str(gap.get("task"))] = f"{gap.get('task')} is {gap.get('kind')}: {gap.get('reason')}"
     if not results:
         gaps.append("There are no results: the run has not been evaluated (see --evaluate of fullbatch train).")
@@ -166,7 +196,7 @@ def _results(path: Path, gaps: list[str]) -> tuple[list[Record], list[int], list
     return list(results.values()), steps, list(averages.items()), left
 
 
-def _records(file: Record, key: str) -> list[Record]:
+def records_of(file: Record, key: str) -> list[Record]:
     found = file.get(key)
     return [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
 
@@ -223,7 +253,7 @@ class ComparisonData:
     runs: Mapping[str, RunData]
 
     def rows(self, key: str) -> list[Record]:
-        return _records(self.said, key)
+        return records_of(self.said, key)
 
 
 def is_comparison(path: Path) -> bool:

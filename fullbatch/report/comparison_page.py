@@ -9,7 +9,7 @@ from typing import Any
 
 from fullbatch.report.blocks import Page, Section, best, chart_place, curves_section, folded, listing, notice, table
 from fullbatch.report.collect import ComparisonData, Record
-from fullbatch.report.curves import COLORS, DASHES, Chart, Line, charts_of, clock_of
+from fullbatch.report.curves import COLORS, DASHES, Chart, Line, charts_of, for_script
 from fullbatch.report.markup import Child, Html, joined, node, plain
 from fullbatch.report.wording import (
     MINUS,
@@ -68,10 +68,7 @@ def comparison_page(found: ComparisonData) -> Page:
         header=_header(found, methods, batch_sizes),
         sections=[section for section in sections if section is not None],
         charts=[*points, *curves],
-        runs=[
-            {"batch": run.batch_size, "clock": clock_of(run), "filter": str(row.get("batch_size"))}
-            for row, run in shown
-        ],
+        runs=[for_script(run, row.get("batch_size")) for row, run in shown],
         filters=[str(size) for size in batch_sizes],
         shared=True,
     )

@@ -12,9 +12,11 @@ from fullbatch.report.collect import AUDITED, PROBED, Record, RunData
 from fullbatch.report.wording import is_number, is_share, metric_name, metric_words
 
 Format = Literal["number", "percent"]
+Shape = Literal["doubling", "even", "area"]
 COLORS = 7  # the page has as many; then they come again, dashed
 DASHES = 4
 BASELINE = -1  # a colour of its own
+SEEN = ", which the run trains on"
 
 
 @dataclass(frozen=True)
@@ -33,8 +35,20 @@ class Line:
 
 
 @dataclass(frozen=True)
+class Mark:
+    """A level to compare with, across the whole chart."""
+
+    label: str
+    y: float
+
+
+@dataclass(frozen=True)
 class Chart:
-    """x        "step", with steps, samples and time to choose from, or what the axis says, on a log2 scale"""
+    """x        "step", with steps, samples and time to choose from, or what the axis says
+    shape    where x is no step: points on a log2 axis, points on an even one, or filled curves on an even one
+    marks    levels across it
+    top      what the y axis reaches at least, so that charts side by side have the same one
+    """
 
     key: str
     title: str
@@ -44,6 +58,9 @@ class Chart:
     log: bool = False
     x: str = "step"
     more: bool = False
+    shape: Shape = "doubling"
+    marks: Sequence[Mark] = ()
+    top: float | None = None
 
     def thinned(self, most: int) -> Chart:
         return replace(self, lines=[thin(line, most) for line in self.lines])
@@ -55,6 +72,9 @@ class Chart:
             "format": self.format,
             "log": self.log,
             "x": self.x,
+            "shape": self.shape,
+            "top": self.top,
+            "marks": [{"label": mark.label, "y": float(f"{mark.y:.5g}")} for mark in self.marks],
             "lines": [_line_dict(line) for line in self.lines],
         }
 
@@ -94,7 +114,7 @@ _MAIN: tuple[tuple[str, str, str, bool], ...] = (
     ("positive_similarity", "Similarity of true pairs", "mean cosine of a picture and its caption", False),
 )
 _IGNORED = frozenset(
-    ("step", "epoch", "samples", "seconds", "tau_min", "tau_max", "kind") + tuple(name for name, *_ in _MAIN)
+    ("step", "stage", "epoch", "samples", "seconds", "tau_min", "tau_max", "kind") + tuple(name for name, *_ in _MAIN)
 )
 
 
@@ -164,14 +184,21 @@ def _errors_chart(key: str, sources: str, lines: Sequence[Line]) -> Chart:
 
 
 def _evaluations(runs: Sequence[RunData], labels: Sequence[str], colors: Sequence[int]) -> list[Chart]:
-    """One run: its tasks in one chart.  Several: a chart a task."""
+    """One run: its tasks in one chart; a fine-tuning has a chart a task, elsewhere.  Several: a chart a task.
+
+    A metric is called "TASK METRIC"; what else stands in such a line (step, kind, seconds) has no blank.
+    """
     keys = list(dict.fromkeys(key for run in runs for line in run.evaluations for key in line if " " in key))
     if len(runs) == 1:
+        if runs[0].finetune:
+            return []
+        seen = [trained_on(runs[0], key) for key in keys]
         lines = [
-            Line(_short(key), number % (COLORS * DASHES), 0, *_points(runs[0].evaluations, key))
-            for number, key in enumerate(keys)
+            Line(short_name(key) + SEEN * ours, number % (COLORS * DASHES), 0, *_points(runs[0].evaluations, key))
+            for number, (key, ours) in enumerate(zip(keys, seen, strict=True))
         ]
-        return [Chart("evaluation", "Evaluation", "on data the run does not train on", lines, "percent")]
+        note = "on data the run does not train on" if not any(seen) else "on the data named"
+        return [Chart("evaluation", "Evaluation", note, lines, "percent")]
     charts = []
     for number, key in enumerate(keys):
         format_: Format = "percent" if is_share(key) else "number"
@@ -180,18 +207,42 @@ def _evaluations(runs: Sequence[RunData], labels: Sequence[str], colors: Sequenc
         ]
         title, note = metric_words(key)
         shown = [line for line in lines if line.x]
+        note += SEEN * any(trained_on(run, key) for run in runs)
         charts.append(Chart(f"evaluation-{number}", title or note, note, shown, format_))
     return charts
 
 
-def _short(key: str) -> str:
+def trained_on(run: RunData, key: str) -> bool:
+    """Whether a "TASK METRIC" is measured on what the run trains on: beside other tasks it shows memory from skill."""
+    source = key.rpartition(" ")[0].partition(":")[2]
+    return bool(source) and source in map(str, run.setting("data", "data") or ())
+
+
+def short_name(key: str) -> str:
     source, what = metric_words(key)
     return f"{source}, {what}" if source else what
 
 
-def clock_of(run: RunData, most: int = 100) -> tuple[list[int], list[float]]:
-    """Steps and seconds, from which page.js reads the time of any step."""
+def for_script(run: RunData, filter: object = None) -> dict[str, Any]:
+    """What page.js knows of a run; the curves can be narrowed to runs of one ``filter``, by default the batch size."""
+    name = str(run.batch_size if filter is None else filter)
+    return {"batch": run.batch_size, "clock": clock_of(run), "filter": name, "recovery": run.recovery_steps}
+
+
+def clock_of(run: RunData, most: int = 100) -> tuple[list[int], list[float], list[int]]:
+    """Steps, seconds and pairs seen, from which page.js reads the time and the pairs of any step.
+
+    The last step of the recovery is always among them, for its steps may see more pairs than others.
+    """
     clock = run.clock()
     stride = max(1, math.ceil(len(clock) / most))
-    kept = sorted({0, *range(0, len(clock), stride), len(clock) - 1}) if clock else []
-    return [0, *(clock[at][0] for at in kept)], [0.0, *(round(clock[at][1], 3) for at in kept)]
+    ends = [at for at, (step, _) in enumerate(clock) if step == run.recovery_steps]
+    kept = sorted({0, *range(0, len(clock), stride), *ends, len(clock) - 1}) if clock else []
+    pairs = [
+        line["samples"] if is_number(line.get("samples")) else line["step"] * run.batch_size for line in run.training
+    ]
+    return (
+        [0, *(clock[at][0] for at in kept)],
+        [0.0, *(round(clock[at][1], 3) for at in kept)],
+        [0, *(int(pairs[at]) for at in kept)],
+    )

@@ -59,19 +59,19 @@
     return { low, high, ticks, place: (value) => Math.log(value / low) / Math.log(high / low) };
   };
 
-  const secondsAt = (run, step) => {
-    const [steps, seconds] = run.clock;
+  const clocked = (steps, values, step) => {  // seconds, or pairs, at a step: from the nearest known ones
     let after = steps.findIndex((each) => each >= step);
     if (after < 0) after = steps.length - 1;
-    if (after <= 0 || steps[after] === step) return seconds[Math.max(after, 0)] ?? 0;
+    if (after <= 0 || steps[after] === step) return values[Math.max(after, 0)] ?? 0;
     const share = (step - steps[after - 1]) / (steps[after] - steps[after - 1] || 1);
-    return seconds[after - 1] + share * (seconds[after] - seconds[after - 1]);
+    return values[after - 1] + share * (values[after] - values[after - 1]);
   };
-  const alongX = (line, step) => {
-    if (line.run < 0 || state.x === "step") return step;
-    const run = data.runs[line.run];
-    return state.x === "samples" ? step * run.batch : secondsAt(run, step);
+  const alongRun = (run, step) => {
+    const [steps, seconds, pairs] = run.clock;
+    if (state.x === "step") return step;
+    return state.x === "samples" ? clocked(steps, pairs, step) : clocked(steps, seconds, step);
   };
+  const alongX = (line, step) => (line.run < 0 ? step : alongRun(data.runs[line.run], step));
   const smoothed = (values) => {
     const keep = Math.max(0, 1 - 1 / Math.max(2, values.length / 20));
     let total = 0, weight = 0;
@@ -94,6 +94,13 @@
       new ResizeObserver(() => requestAnimationFrame(() => this.draw())).observe(this.place);
     }
     isPoints() { return this.chart.x !== "step"; }
+    isArea() { return this.isPoints() && this.chart.shape === "area"; }
+    isEven() { return !this.isPoints() || this.chart.shape !== "doubling"; }
+    shades() {  // where steps left the weights as they were
+      if (this.isPoints()) return [];
+      const runs = new Set(this.visible().map((line) => data.runs[line.run]).filter((run) => run && run.recovery));
+      return [...new Set([...runs].map((run) => alongRun(run, run.recovery)))];
+    }
     visible() {
       return this.chart.lines.filter((line) =>
         !state.hidden.has(line.label) && (line.run < 0 || !state.filter || data.runs[line.run].filter === state.filter));
@@ -117,7 +124,8 @@
         canvas.append(svg("text", { x: width / 2, y: HEIGHT / 2, "text-anchor": "middle", class: "empty" }, why));
         this.shown = null; return;
       }
-      const values = lines.flatMap((each) => [...each.y, ...(state.smooth ? each.raw : []), ...each.low, ...each.high]).filter((v) => !this.log || v > 0);
+      const values = lines.flatMap((each) => [...each.y, ...(state.smooth ? each.raw : []), ...each.low, ...each.high])
+        .concat(this.chart.marks.map((mark) => mark.y), this.chart.top ? [this.chart.top] : []).filter((v) => !this.log || v > 0);
       const xs = lines.flatMap((each) => each.x);
       let low = Math.min(...values), high = Math.max(...values);
       if (!this.log && high > low) { const pad = (high - low) * 0.06; const above = low >= 0; low -= pad; high += pad; if (above && low < 0) low = 0; }
@@ -126,13 +134,19 @@
       const labels = yScale.ticks.map((tick) => formatted(tick, this.chart.format));
       const left = 12 + 6.4 * Math.max(...labels.map((label) => label.length)), right = 14, top = 10, bottom = 36;
       const points = this.isPoints(), inner = width - left - right;
+      const even = this.isEven(), edge = this.isArea() || !points ? 0 : 14;
       const xLow = points ? Math.min(...xs) : 0, xHigh = Math.max(...xs);
       const [unit, unitName] = state.x === "time" && !points ? timeUnit(xHigh) : [1, ""];
       const count = Math.max(3, Math.floor(inner / 85));
-      const xScale = points ? logarithmic(xLow, xHigh) : linear(xLow / unit, xHigh / unit, count);
-      const xTicks = points ? [...new Set(xs)].sort((a, b) => a - b) : xScale.ticks;
-      const atX = (x) => left + (points ? 14 + (inner - 28) * xScale.place(x) : inner * xScale.place(x / unit));
+      const xScale = even ? linear(xLow / unit, xHigh / unit, count) : logarithmic(xLow, xHigh);
+      const xTicks = even ? xScale.ticks : [...new Set(xs)].sort((a, b) => a - b);
+      const atX = (x) => left + edge + (inner - 2 * edge) * xScale.place(x / unit);
       const atY = (y) => top + (HEIGHT - top - bottom) * (1 - yScale.place(y));
+      for (const end of this.shades()) {
+        const right = Math.min(atX(end), left + inner);
+        canvas.append(svg("rect", { class: "frozen", x: left, y: top, width: Math.max(right - left, 0), height: HEIGHT - top - bottom }));
+        if (right - left > 58) canvas.append(svg("text", { x: left, y: top - 2 }, "recovery"));
+      }
       yScale.ticks.forEach((tick, at) => {
         const y = atY(tick);
         if (y < top - 1 || y > HEIGHT - bottom + 1) return;
@@ -142,13 +156,19 @@
       canvas.append(svg("line", { class: "axis", x1: left, x2: width - right, y1: HEIGHT - bottom, y2: HEIGHT - bottom }));
       let free = -Infinity;
       for (const tick of xTicks) {
-        const x = atX(points ? tick : tick * unit);
+        const x = atX(tick * unit);
         if (x < free || x > width - right + 4) continue;
         free = x + 34;
         canvas.append(svg("text", { x, y: HEIGHT - bottom + 15, "text-anchor": "middle" }, plainNumber(tick)));
       }
       const name = points ? this.chart.x : { step: "step", samples: "pairs seen", time: `time (${unitName})` }[state.x];
       canvas.append(svg("text", { x: width - right, y: HEIGHT - 5, "text-anchor": "end" }, name));
+      for (const mark of this.chart.marks) {
+        if (this.log && !(mark.y > 0)) continue;
+        const y = atY(mark.y);
+        canvas.append(svg("line", { class: "mark cb d1", x1: left, x2: width - right, y1: y, y2: y }));
+        canvas.append(svg("text", { x: width - right, y: y - 4, "text-anchor": "end" }, `${mark.label} ${formatted(mark.y, this.chart.format)}`));
+      }
       for (const each of lines) this.drawLine(canvas, each, atX, atY, points, lines.length <= 8);
       this.overlay = svg("g"); canvas.append(this.overlay);
       this.shown = { lines, atX, atY, left, right: width - right, width, unit, unitName };
@@ -157,11 +177,12 @@
       const look = colorClass(each.line.color), color = look.split(" ")[0];
       const path = (ys) => each.x.map((x, at) => `${at ? "L" : "M"}${atX(x).toFixed(1)} ${atY(ys[at]).toFixed(1)}`).join("");
       const floor = (y, at) => (this.log && !(y > 0) ? each.y[at] : y);
-      if (each.low.length && !points && banded) {
+      const area = this.isArea();
+      if (each.low.length && (area || (!points && banded))) {
         const back = each.x.map((x, at) => `L${atX(x).toFixed(1)} ${atY(floor(each.low[at], at)).toFixed(1)}`).reverse().join("");
         canvas.append(svg("path", { class: `band ${color}`, d: `${path(each.high)}${back}Z` }));
       }
-      if (points)
+      if (points && !area)
         each.low.forEach((low, at) => {
           if (each.high[at] === low) return;
           const x = atX(each.x[at]), a = atY(floor(low, at)), b = atY(each.high[at]);
@@ -169,7 +190,7 @@
         });
       if (state.smooth && !points) canvas.append(svg("path", { class: `line raw ${color}`, d: path(each.raw) }));
       canvas.append(svg("path", { class: `line ${look}`, d: path(each.y) }));
-      if (points || each.x.length < 2 || (each.x.length < 16 && each.line.color >= 0))
+      if (!area && (points || each.x.length < 2 || (each.x.length < 16 && each.line.color >= 0)))
         each.x.forEach((x, at) => canvas.append(svg("circle", { class: `dot ${color}`, cx: atX(x), cy: atY(each.y[at]), r: points ? 4 : 3 })));
     }
     words(lines) {
@@ -248,7 +269,7 @@
     const chart = byKey.get(figure.dataset.chart);
     if (!chart) continue;
     plots.push(new Plot(figure, chart));
-    if (!data.shared) fillLegend(figure.querySelector(".legend"), chart.lines);
+    if (!data.shared || !figure.closest("section").querySelector(".legend.shared")) fillLegend(figure.querySelector(".legend"), chart.lines);
   }
   if (data.shared)
     for (const place of document.querySelectorAll(".legend.shared")) {

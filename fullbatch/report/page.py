@@ -72,7 +72,7 @@ def write_page(
             raise ValueError("A comparison has its own baseline; leave --baseline out.")
         page = comparison_page(read_comparison(paths[0]))
     elif len(paths) > 1:
-        page = several_page([read_run(path) for path in paths], other)
+        page = several_page([read_run(path) for path in paths], other, pictures, samples)
     else:
         run = read_run(paths[0])
         target.parent.mkdir(parents=True, exist_ok=True)

@@ -17,14 +17,17 @@ from fullbatch.report.blocks import (
     settings_section,
     table,
 )
-from fullbatch.report.collect import Record, RunData
-from fullbatch.report.curves import BASELINE, charts_of, clock_of
+from fullbatch.report.collect import Record, RunData, records_of
+from fullbatch.report.costs import cost_section
+from fullbatch.report.curves import BASELINE, Chart, charts_of, for_script
+from fullbatch.report.finetuning import finetuning_of
 from fullbatch.report.gallery import Shelf, grids_section, no_pictures, suspects_section
 from fullbatch.report.grids import make_grid, open_task, sources_to_show
 from fullbatch.report.markup import Child, Html, joined, node, plain
 from fullbatch.report.pictures import Pictures
-from fullbatch.report.samples import Eye
+from fullbatch.report.similarity_view import similarities_section, similarity_charts
 from fullbatch.report.suspects import find_suspects, training_pool, write_suspects
+from fullbatch.report.views import UNUSABLE, eye_of, shown_model, views_of_run
 from fullbatch.report.wording import (
     NOTHING,
     TIMES,
@@ -49,27 +52,30 @@ def run_page(run: RunData, baseline: RunData | None, beside: Path, pictures: boo
     """``beside`` is the folder the page goes to, where the table of suspects is written too."""
     runs = [run] if baseline is None else [run, baseline]
     labels = [run.name] if baseline is None else [run.name, f"{baseline.name} (baseline)"]
-    charts = charts_of(runs, labels, [0, BASELINE][: len(runs)])
+    curves = charts_of(runs, labels, [0, BASELINE][: len(runs)])
     shelf = Shelf(Pictures(int(run.setting("data", "max_pixels") or 1)))
-    sections = [results_section(run, baseline), curves_section(charts)]
+    tuning = finetuning_of(run)
+    sections = [results_section(run, baseline), curves_section(curves)]
+    charts = list(curves)
+    if tuning is not None:
+        sections.insert(0, tuning.section)
+        charts += tuning.charts
     if pictures:
-        sections += picture_sections(run, shelf, beside, samples)
+        seen, drawn = picture_sections(run, shelf, beside, samples)
+        sections += seen
+        charts += drawn
     else:
         sections.append(no_pictures("Pictures were left out (--no-pictures)."))
-    sections.append(settings_section(run))
+    sections += [cost_section([run]), settings_section(run)]
     return Page(
         title=f"{run.name} · fullbatch",
         header=header(run, baseline),
         sections=[section for section in sections if section is not None],
         charts=charts,
-        runs=[_for_script(each) for each in runs],
+        runs=[for_script(each) for each in runs],
         pictures=shelf.pictures,
         shared=len(runs) > 1,
     )
-
-
-def _for_script(run: RunData) -> dict[str, object]:
-    return {"batch": run.batch_size, "clock": clock_of(run), "filter": str(run.batch_size)}
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -77,7 +83,8 @@ def _for_script(run: RunData) -> dict[str, object]:
 
 
 def header(run: RunData, baseline: RunData | None) -> Html:
-    model = run.setting("model", "image_tower") or run.setting("model", "model")
+    named = run.finetune.get("model")  # the config of a fine-tuning names its own folder base/
+    model = named or run.setting("model", "image_tower") or run.setting("model", "model")
     data = ", ".join(map(str, run.setting("data", "data") or ()))
     clock = run.clock()
     facts: list[tuple[str, str]] = [
@@ -86,7 +93,7 @@ def header(run: RunData, baseline: RunData | None) -> Html:
         ("data", plain(data, 120)),
         ("batch size", f"{run.batch_size:,}"),
         ("steps", _steps(run)),
-        ("pairs seen", f"{run.steps * run.batch_size:,}{_epochs(run)}"),
+        ("pairs seen", f"{run.pairs_seen:,}{_epochs(run)}"),
         ("training time", duration(clock[-1][1]) if clock else NOTHING),
     ]
     error = run.last_normalizer_error()
@@ -96,7 +103,7 @@ def header(run: RunData, baseline: RunData | None) -> Html:
         node("p", "fullbatch · one run", class_="eyebrow"),
         node("h1", plain(run.name, 120)),
         node("dl", [node("div", node("dt", name), node("dd", value)) for name, value in facts], class_="facts"),
-        headlines(run, baseline),
+        tuned_headlines(run) or headlines(run, baseline),
         gaps_of(run.gaps),
     )
 
@@ -132,6 +139,32 @@ def headlines(run: RunData, baseline: RunData | None) -> Html | None:
                 node("span", f"{kind} {plain(metric_name(metric), 40)}", class_="what"),
                 node("span", plain(source, 60), class_="source"),
                 node("span", below, class_="against") if below else None,
+            )
+        )
+    return node("ul", cards, class_="headlines") if cards else None
+
+
+def tuned_headlines(run: RunData) -> Html | None:
+    """Of a fine-tuning: what its result is worth, against the base."""
+    result = run.finetune.get("result")
+    cards = []
+    for task in records_of(run.finetune, "tasks")[:_HEADLINES]:
+        metric, change = str(task.get("metric", "")), task.get("change")
+        kind, source = task_name(str(task.get("task")))
+        against = "the base is kept"
+        if result != "base":
+            against = (
+                f"{signed(float(change), metric)} against the base"
+                if is_number(change) and change is not None
+                else NOTHING
+            )
+        cards.append(
+            node(
+                "li",
+                node("span", value_text(task.get("base" if result == "base" else "tuned"), metric), class_="big"),
+                node("span", f"{kind} {plain(metric_name(metric), 40)}", class_="what"),
+                node("span", plain(source, 60), class_="source"),
+                node("span", against, class_="against"),
             )
         )
     return node("ul", cards, class_="headlines") if cards else None
@@ -209,12 +242,15 @@ def _all_metrics(results: Sequence[Record]) -> Html:
 # pictures
 
 
-def picture_sections(run: RunData, shelf: Shelf, beside: Path, samples: int | None) -> list[Section | None]:
+def picture_sections(
+    run: RunData, shelf: Shelf, beside: Path, samples: int | None
+) -> tuple[list[Section | None], list[Chart]]:
     """What needs the model and the data; where either is missing, the page says why."""
+    shown = shown_model(run)
     try:
-        eye = Eye.of_run(run.path)
-    except (ValueError, OSError, RuntimeError, ImportError) as error:
-        return [no_pictures(f"There are no pictures, because the model cannot be loaded: {plain(error)}")]
+        eye = eye_of(run, shown)
+    except UNUSABLE as error:
+        return [no_pictures(f"There are no pictures, because the model cannot be loaded: {plain(error)}")], []
     most = samples if samples is not None else eye.most_samples
     grids, gaps = [], []
     for task, source in sources_to_show(eye.config):
@@ -229,10 +265,16 @@ def picture_sections(run: RunData, shelf: Shelf, beside: Path, samples: int | No
         return [
             grids_section(grids, shelf, gaps) if grids or gaps else None,
             Section("suspects", "Suspected false negatives and duplicates", notice(missing)),
-        ]
+        ], []
     if not grids and not gaps:
         grids = [make_grid("the training data", training)]
         gaps = ["The run has no retrieval or zero-shot task, so these are pictures it was trained on."]
     found = find_suspects(run.path, eye, training)
     write_suspects(beside / SUSPECTS, found)
-    return [grids_section(grids, shelf, gaps), suspects_section(found, shelf, SUSPECTS)]
+    views, unseen = views_of_run(run, shown, training, most)
+    charts = similarity_charts(views)
+    return [
+        grids_section(grids, shelf, gaps),
+        suspects_section(found, shelf, SUSPECTS),
+        similarities_section(views, charts, unseen),
+    ], charts

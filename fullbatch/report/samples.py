@@ -15,14 +15,17 @@ import torch
 from torch import Tensor
 from torch.nn.functional import adaptive_avg_pool2d
 
+from fullbatch.config.model import Model
 from fullbatch.config.run import RunConfig
 from fullbatch.config.training import Precision
 from fullbatch.data.loader import EvaluationBatches, Part, Pool, load
 from fullbatch.data.sample import BadSample, RawSample
 from fullbatch.data.transforms import EvalTransform
+from fullbatch.models.build import build_model
 from fullbatch.models.precision import in_precision
 from fullbatch.models.towers import TwoTowers
 from fullbatch.run import load_trained
+from fullbatch.training.run_folder import Folder
 
 TINY = 16  # pixels a side of the pictures that near-identical ones are found by
 _MANY = 2000  # samples that are worth starting workers for
@@ -70,6 +73,10 @@ class Embedded:
         return found
 
 
+def _device() -> torch.device:
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
 @dataclass(frozen=True)
 class Eye:
     """A run's model, ready to look at pictures and captions."""
@@ -82,9 +89,15 @@ class Eye:
 
     @classmethod
     def of_run(cls, run: Path) -> Eye:
+        """The model of the run's last good checkpoint."""
         loaded = load_trained(run)
-        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        return cls(loaded.model.to(device), loaded.config, loaded.step, loaded.temperature, device)
+        return cls(loaded.model.to(_device()), loaded.config, loaded.step, loaded.temperature, _device())
+
+    @classmethod
+    def of_export(cls, run: Path, name: str, step: int) -> Eye:
+        """The model that a fine-tuning exported to this folder of its own, as it was at ``step``."""
+        model = build_model(Model(pretrained=str(run / name))).eval().to(_device())
+        return cls(model, Folder(run).read_config(), step, model.initial_temperature or 0.07, _device())
 
     @property
     def most_samples(self) -> int:

@@ -18,21 +18,29 @@ from fullbatch.report.blocks import (
     warnings_of,
 )
 from fullbatch.report.collect import RunData
-from fullbatch.report.curves import COLORS, DASHES, charts_of, clock_of
+from fullbatch.report.costs import cost_section
+from fullbatch.report.curves import COLORS, DASHES, charts_of, for_script
 from fullbatch.report.markup import Child, Html, joined, node, plain
+from fullbatch.report.similarity_view import similarities_section, similarity_charts
+from fullbatch.report.views import views_of_runs
 from fullbatch.report.wording import NOTHING, duration, is_number, lower_is_better, percent, setting_text, value_text
 
 
-def several_page(runs: Sequence[RunData], baseline: RunData | None) -> Page:
+def several_page(runs: Sequence[RunData], baseline: RunData | None, pictures: bool, samples: int | None) -> Page:
+    """Without ``pictures`` no model is loaded, so there are no similarities either."""
     if baseline is not None and all(baseline.path.resolve() != run.path.resolve() for run in runs):
         runs = [*runs, baseline]
     labels = distinct_names(runs)
     colors = [number % (COLORS * DASHES) for number in range(len(runs))]
-    charts = charts_of(runs, labels, colors)
+    curves = charts_of(runs, labels, colors)
+    views, gaps = views_of_runs(runs, labels, samples) if pictures else ([], [])
+    drawn = similarity_charts(views)
     sections = [
         Section("runs", "Runs", _runs_table(runs, labels)),
         _results(runs, labels, baseline),
-        curves_section(charts),
+        curves_section(curves),
+        similarities_section(views, drawn, gaps),
+        cost_section(runs, labels),
         _settings(runs, labels),
         Section("environment", "Environment and warnings", _environments(runs, labels)),
     ]
@@ -40,8 +48,8 @@ def several_page(runs: Sequence[RunData], baseline: RunData | None) -> Page:
         title=f"{len(runs)} runs · fullbatch",
         header=_header(runs, labels),
         sections=[section for section in sections if section is not None],
-        charts=charts,
-        runs=[{"batch": run.batch_size, "clock": clock_of(run), "filter": str(run.batch_size)} for run in runs],
+        charts=[*curves, *drawn],
+        runs=[for_script(run) for run in runs],
         shared=True,
     )
 
@@ -81,7 +89,7 @@ def _runs_table(runs: Sequence[RunData], labels: Sequence[str]) -> Html:
                 run.method,
                 f"{run.batch_size:,}",
                 f"{run.steps:,}",
-                f"{run.steps * run.batch_size:,}",
+                f"{run.pairs_seen:,}",
                 duration(clock[-1][1]) if clock else NOTHING,
                 value_text(run.last.get("tau"), "loss"),
                 NOTHING if error is None else str(error),

@@ -9,7 +9,11 @@ from typing import Any
 
 import fullbatch as fb
 from fullbatch.config.data import Data
+from fullbatch.config.model import Model
 from fullbatch.config.training import Evaluation
+from fullbatch.models.build import build_model
+from fullbatch.models.export import export
+from fullbatch.run import export_run
 from tests.data.making import captioned, write_shard
 from tests.training.small import small_config
 
@@ -61,6 +65,75 @@ def hostile_run(folder: Path, method: str = "sogclr", name: str = "run", **train
     with (run / "log.txt").open("a") as file:
         file.write(f"2026-01-01 00:00:00,000 WARNING {SCRIPT} of a sample's name\n" * 100)
     return run
+
+
+def cost_of(stages: dict[str, tuple[int | None, float]], devices: int = 1) -> dict[str, Any]:
+    """As results.json has it: of each stage its steps, of eight pairs each, and its seconds."""
+    written = [
+        {
+            "stage": name,
+            "steps": steps,
+            "samples": None if steps is None else 8 * steps,
+            "seconds": seconds,
+            "device_hours": devices * seconds / 3600.0,
+        }
+        for name, (steps, seconds) in stages.items()
+    ]
+    return {"devices": devices, "stages": written}
+
+
+def finetuned_run(folder: Path, name: str = "tuned-run", outcome: str = "tuned", method: str = "tuneclip") -> Path:
+    """A run as `fullbatch finetune` leaves it: eight steps of recovery and twelve of tuning, in three epochs."""
+    run = hostile_run(folder, method, name=name)
+    export(build_model(Model("tiny")), run / "base", "safetensors", 0.07, None)
+    export_run(run, run / "tuned", "safetensors")
+    lines = []
+    for line in map(json.loads, (run / "metrics.jsonl").read_text().splitlines()):
+        if "kind" not in line:
+            line["stage"] = "recovery" if line["step"] <= 8 else "tuning"
+        elif line["kind"] == "evaluation":
+            line["seconds"] = 0.25
+        lines.append(json.dumps(line))
+    (run / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    (task,) = (json.loads((run / "results.json").read_text())["results"][0]["task"],)
+    keys = {f"{task} mean_r1": 0.30, "zero_shot:<i>birds</i>.csv accuracy": 0.60, "wds:cars median_rank": 9.0}
+    kept = outcome == "tuned"
+    epochs = []
+    for epoch, step in enumerate((0, 12, 16, 20)):
+        moved = 0.02 * epoch
+        values = dict(zip(keys, (0.30 + moved, 0.60 - moved / (4 if kept else 1), 9.0 - epoch), strict=True))
+        epochs.append({"step": step, "epoch": epoch, "values": values, "score": 0.45 + moved / 4})
+    tasks = [
+        {
+            "task": key.rpartition(" ")[0], "metric": key.rpartition(" ")[2], "base": base,
+            "tuned": epochs[2]["values"][key], "change": epochs[2]["values"][key] - base,
+            "chance": None if "rank" in key else 0.025,
+            "regressed": not kept and key.startswith("zero_shot"),
+        }
+        for key, base in keys.items()
+    ]  # fmt: skip
+    cost = cost_of({"evaluation": (None, 2.0), "recovery": (8, 1.5), "tuning": (12, 100.0)}, devices=2)
+    said = {
+        "model": f"ViT-B-32 {SCRIPT}", "metric": "mean", "tolerance": 0.01, "epochs": epochs, "best_step": 16,
+        "tasks": tasks, "outcome": outcome, "result": "tuned" if kept else "base", "cost": cost,
+        "reasons": [] if kept else [f"{SCRIPT} fell from 60.00% to 56.00%", "cars fell too"],
+    }  # fmt: skip
+    (run / "finetune.json").write_text(json.dumps(said))
+    return run
+
+
+def interpolated(run: Path) -> None:
+    """interpolation.json beside finetune.json, as `fullbatch interpolate` writes it."""
+    said = json.loads((run / "finetune.json").read_text())
+    base, tuned = (said["epochs"][at]["values"] for at in (0, 2))
+    points = []
+    for alpha in (0.0, 0.25, 0.5, 0.75, 1.0):
+        values = {key: (1.0 - alpha) * base[key] + alpha * tuned[key] for key in base}
+        lost = [SCRIPT] if alpha > 0.5 else []
+        points.append({"alpha": alpha, "values": values, "score": 0.45 + 0.02 * alpha, "regressed": lost})
+    folders = {"base": str(run / "base"), "tuned": str(run / "tuned")}
+    found = {**folders, "metric": "mean", "tolerance": 0.01, "points": points, "best_alpha": 0.5}
+    (run / "interpolation.json").write_text(json.dumps({**found, "written": "interpolated"}))
 
 
 def comparison_of(folder: Path, runs: list[Path]) -> Path:

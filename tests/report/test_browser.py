@@ -1,6 +1,7 @@
 """The pages in a real browser: nothing leaves them, nothing fails in them, and what can be pressed works."""
 
 import shutil
+from itertools import pairwise
 
 import pytest
 
@@ -8,6 +9,9 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shuti
 if CHROMIUM is None:
     pytest.skip("no browser is installed (apt-get install chromium)", allow_module_level=True)
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+
+
+SORTS = ("run", "several", "comparison", "tuned", "mixed", "tunings")
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +62,7 @@ class Visit:
         self.context.close()
 
 
-@pytest.mark.parametrize("sort", ["run", "several", "comparison"])
+@pytest.mark.parametrize("sort", SORTS)
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_it_renders_and_nothing_leaves_it(browser, pages, sort, scheme):
     with Visit(browser, pages[sort], color_scheme=scheme) as visit:
@@ -71,7 +75,7 @@ def test_it_renders_and_nothing_leaves_it(browser, pages, sort, scheme):
         assert visit.wrong == []
 
 
-@pytest.mark.parametrize("sort", ["run", "several", "comparison"])
+@pytest.mark.parametrize("sort", SORTS)
 def test_a_phone_shows_it_without_scrolling_sideways(browser, pages, sort):
     with Visit(browser, pages[sort], viewport={"width": 360, "height": 740}, is_mobile=True, has_touch=True) as visit:
         visit.unfold()
@@ -139,4 +143,44 @@ def test_a_comparison_narrows_its_curves_to_a_batch_size(browser, pages):
         assert visit.lines() == 0
         assert "nothing to show" in visit.page.locator("figure[data-chart=loss] svg").first.text_content()
         assert visit.page.locator("figure[data-chart='points-0'] circle").count() == 4
+        assert visit.wrong == []
+
+
+def test_a_fine_tuning_shows_where_it_began(browser, pages):
+    with Visit(browser, pages["tuned"]) as visit:
+        page = visit.page
+        task = page.locator("figure[data-chart='task-0']")
+        assert "base 30%" in task.locator("svg").first.text_content()
+        assert "recovery" in task.locator("svg").first.text_content()
+        for chart in ("task-0", "loss"):
+            shade = page.locator(f"figure[data-chart='{chart}'] rect.frozen")
+            line = page.locator(f"figure[data-chart='{chart}'] line.axis")
+            share = shade.bounding_box()["width"] / line.bounding_box()["width"]
+            assert share == pytest.approx(8 / 20, abs=0.02)
+        for value in ("samples", "time"):
+            page.locator(f"[data-choice=x] [data-value={value}]").click()
+            assert task.locator("rect.frozen").bounding_box()["width"] > 0
+        assert visit.wrong == []
+
+
+@pytest.mark.parametrize("sort", ["tuned", "tunings"])
+def test_distributions_are_filled_and_can_be_hidden(browser, pages, sort):
+    with Visit(browser, pages[sort]) as visit:
+        figure = visit.page.locator("figure[data-chart='similarity-image_to_text-0']")
+        assert figure.locator("path.band").count() == figure.locator("path.line").count() == 3
+        assert figure.locator("circle, rect.frozen").count() == 0
+        figure.locator(".legend button").first.click()
+        assert figure.locator("path.line").count() == 2
+        figure.locator(".plot").hover()
+        tip = figure.locator(".tip").inner_text()
+        assert "similarity" in tip and "nearest negatives" in tip and "%" in tip
+        assert visit.wrong == []
+
+
+def test_mixtures_lie_on_an_even_axis(browser, pages):
+    with Visit(browser, pages["mixed"]) as visit:
+        dots = visit.page.locator("figure[data-chart=mixtures] circle")
+        places = [float(dots.nth(at).get_attribute("cx")) for at in range(5)]
+        gaps = [after - before for before, after in pairwise(places)]
+        assert min(gaps) == pytest.approx(max(gaps), abs=0.1)
         assert visit.wrong == []

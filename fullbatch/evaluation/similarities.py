@@ -1,0 +1,135 @@
+"""How similar true pairs are, and how similar the negatives near and far: TuneCLIP Figure 11.
+
+The nearest negatives of a web data set are mostly false ones, captions that would be right too.  A loss that keeps
+pushing them away widens their distribution; one that stops at a margin leaves them near the positives.
+"""
+
+# N: pairs   A: anchors at hand   D: width   M: negatives of an anchor, N - 1   K: bins
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fullbatch.objective.checks import check_shapes, check_unit_rows
+
+BINS = 1600  # over [-1, 1], the same for every model, so that distributions can be laid over each other
+NEAREST = 5
+FAR = (90, 100)  # ranks, counted from 1: what the paper takes for true negatives
+FEWEST_FOR_FAR = 2 * FAR[1] + 1  # with fewer pairs these ranks are in the lower half
+FEWEST = 2 * NEAREST + 2
+_ENTRIES = 1 << 22  # similarities sorted at a time
+
+
+@dataclass(frozen=True)
+class Distribution:
+    """count       how many similarities
+    mean, deviation   of them, as of the whole population
+    bins_K      how many fall into each of the bins
+    """
+
+    count: int
+    mean: float
+    deviation: float
+    bins_K: Tensor
+
+
+@dataclass(frozen=True)
+class Similarities:
+    """Of one direction: for each anchor its own partner, and the partners of others by rank.
+
+    positives   s_ii
+    nearest     the 5 most similar negatives of each anchor
+    far         those at ranks 90 to 100; None where there are too few pairs for them to be far
+    lower       the less similar half of all negatives
+    """
+
+    positives: Distribution
+    nearest: Distribution
+    far: Distribution | None
+    lower: Distribution
+
+
+class _Tally:
+    """Sums and bins, in float64, as blocks of values come in."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.count = 0
+        self.total = torch.zeros(2, dtype=torch.float64, device=device)
+        self.bins_K = torch.zeros(BINS, dtype=torch.int64, device=device)
+
+    def add(self, values: Tensor) -> None:
+        flat = values.flatten().double()
+        self.count += len(flat)
+        self.total += torch.stack([flat.sum(), flat.square().sum()])
+        places = ((flat + 1.0) * (BINS / 2)).long().clamp_(0, BINS - 1)
+        self.bins_K += places.bincount(minlength=BINS)
+
+    def distribution(self) -> Distribution:
+        mean, square = (self.total / self.count).tolist()
+        return Distribution(self.count, mean, max(square - mean * mean, 0.0) ** 0.5, self.bins_K.cpu())
+
+
+@torch.no_grad()
+def similarity_distributions(anchor_ND: Tensor, other_ND: Tensor, chunk: int | None = None) -> Similarities:
+    """Row i of both tables is a pair; every other row is a negative, also one that bears the same caption.
+
+    Called with (image, text) each picture looks for captions, with (text, image) each caption for pictures.  Of the
+    N x N similarities ``chunk`` rows exist at a time.
+
+    >>> from torch.nn.functional import normalize
+    >>> image, noise = torch.randn(2, 64, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    >>> found = similarity_distributions(normalize(image, dim=1), normalize(image + 0.1 * noise, dim=1))
+    >>> found.positives.mean > found.nearest.mean > found.lower.mean
+    True
+    """
+    check_shapes(anchor_ND, other_ND, None)
+    for name, rows in (("anchor", anchor_ND), ("other", other_ND)):
+        check_unit_rows(name, rows)
+    count = len(anchor_ND)
+    if count < FEWEST:
+        raise ValueError(f"at least {FEWEST} pairs are needed to tell near negatives from far ones, got {count}")
+    tallies = [_Tally(anchor_ND.device) for _ in range(4)]
+    positives, nearest, far, lower = tallies
+    for own_A1, ranked_AM in _ranked(anchor_ND, other_ND, chunk or max(1, _ENTRIES // count)):
+        positives.add(own_A1)
+        nearest.add(ranked_AM[:, :NEAREST])
+        far.add(ranked_AM[:, FAR[0] - 1 : FAR[1]])
+        lower.add(ranked_AM[:, (count - 1) // 2 :])
+    return Similarities(
+        positives.distribution(),
+        nearest.distribution(),
+        far.distribution() if count >= FEWEST_FOR_FAR else None,
+        lower.distribution(),
+    )
+
+
+def _ranked(anchor_ND: Tensor, other_ND: Tensor, chunk: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Each anchor's similarity to its own, and to all others from the most similar on."""
+    for start in range(0, len(anchor_ND), chunk):
+        sim_AN = anchor_ND[start : start + chunk] @ other_ND.T
+        here_A1 = torch.arange(start, start + len(sim_AN), device=sim_AN.device)[:, None]
+        own_A1 = sim_AN.gather(1, here_A1)
+        sim_AN.scatter_(1, here_A1, -torch.inf)
+        yield own_A1, sim_AN.sort(dim=1, descending=True).values[:, :-1]
+
+
+def merged_bins(found: list[Distribution], most: int = 80) -> tuple[list[float], list[list[float]]]:
+    """The middles of at most ``most`` bins that span all of them, and the share of each distribution in each bin."""
+    together_K = torch.stack([each.bins_K for each in found]).sum(dim=0)
+    used = together_K.nonzero()[:, 0]
+    first, last = int(used[0]), int(used[-1]) + 1
+    width = -(-(last - first) // (most - 2))
+    first -= width  # an empty bin on either side, so that curves come down to zero
+    bins = -(-(last - first) // width) + 1
+    rows = []
+    for each in found:
+        padded = torch.zeros(bins * width, dtype=torch.float64)
+        low, high = max(first, 0), min(first + bins * width, BINS)
+        padded[low - first : high - first] = each.bins_K[low:high].double()
+        rows.append((padded.view(bins, width).sum(dim=1) / each.count).tolist())
+    middles = [(first + (place + 0.5) * width) * 2.0 / BINS - 1.0 for place in range(bins)]
+    return middles, rows

@@ -1,0 +1,170 @@
+"""The false-negative view, TuneCLIP Figure 11: similarities of true pairs, near and far negatives, model by model."""
+
+# N: pairs   D: width
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from fullbatch.evaluation.retrieval import equal_captions, recalls
+from fullbatch.evaluation.similarities import (
+    FAR,
+    NEAREST,
+    Distribution,
+    Similarities,
+    merged_bins,
+    similarity_distributions,
+)
+from fullbatch.report.blocks import Section, chart_place, folded, gaps_of, table
+from fullbatch.report.curves import Chart, Line
+from fullbatch.report.markup import Child, Html, joined, node, plain
+from fullbatch.report.samples import Embedded
+from fullbatch.report.wording import MINUS, NOTHING, percent
+
+MOST_PAIRS = 15_000  # as many as the paper takes
+Direction = Literal["image_to_text", "text_to_image"]
+_DIRECTIONS: tuple[tuple[Direction, str], ...] = (
+    ("image_to_text", "picture → captions"),
+    ("text_to_image", "caption → pictures"),
+)
+_NAMES = ("positives", f"{NEAREST} nearest negatives", f"negatives {FAR[0]} to {FAR[1]}", "farther half of negatives")
+_FAR_COLUMN = 2  # empty for a small sample
+
+
+@dataclass(frozen=True)
+class View:
+    """One model's similarities on a sample of training pairs.
+
+    label     of the model: "base", "tuned", or a run's name
+    found     by direction
+    recall    R@1 among the sample, by direction; equal captions are equally right
+    pairs, of   how many pairs were looked at, of how many there are
+    same      which data and pairs these were: only views of the same ones compare
+    """
+
+    label: str
+    found: dict[Direction, Similarities]
+    recall: dict[Direction, float]
+    pairs: int
+    of: int
+    same: tuple[str, int]
+
+
+def view_of(label: str, embedded: Embedded, most: int = MOST_PAIRS) -> View:
+    """Evenly spread over the pairs at hand, where these are more than ``most``."""
+    count = len(embedded.ids)
+    kept = [place * count // most for place in range(most)] if count > most else list(range(count))
+    rows_N = torch.tensor(kept, device=embedded.image_ND.device)
+    image_ND, text_ND = embedded.image_ND[rows_N], embedded.text_ND[rows_N]
+    recalled = recalls(image_ND, text_ND, equal_captions([[embedded.captions[row]] for row in kept]))
+    return View(
+        label,
+        {
+            "image_to_text": similarity_distributions(image_ND, text_ND),
+            "text_to_image": similarity_distributions(text_ND, image_ND),
+        },
+        {direction: recalled[f"{direction}_r1"] for direction, _ in _DIRECTIONS},
+        len(kept),
+        embedded.of,
+        (embedded.pool.fingerprint, len(kept)),
+    )
+
+
+def _bands(found: Similarities) -> list[Distribution | None]:
+    return [found.positives, found.nearest, found.far, found.lower]
+
+
+def similarity_charts(views: Sequence[View]) -> list[Chart]:
+    """A chart a model and direction; those of a direction have the same bins and axes."""
+    if not views:
+        return []
+    charts: list[Chart] = []
+    for direction, words in _DIRECTIONS:
+        known = [(view, name, band) for view in views for name, band in _present(view.found[direction])]
+        middles, shares = merged_bins([band for _, _, band in known])
+        top = max(max(row) for row in shares)
+        for place, view in enumerate(views):
+            lines = [
+                Line(name, _NAMES.index(name), -1, middles, row, [0.0] * len(row), row)
+                for (owner, name, _), row in zip(known, shares, strict=True)
+                if owner is view
+            ]
+            charts.append(
+                Chart(
+                    f"similarity-{direction}-{place}",
+                    view.label,
+                    f"{words}; share of the similarities in each bin",
+                    lines,
+                    "percent",
+                    x="similarity",
+                    shape="area",
+                    top=top,
+                )
+            )
+    return charts
+
+
+def _present(found: Similarities) -> Iterator[tuple[str, Distribution]]:
+    for name, band in zip(_NAMES, _bands(found), strict=True):
+        if band is not None:
+            yield name, band
+
+
+def similarities_section(views: Sequence[View], charts: Sequence[Chart], gaps: Sequence[str]) -> Section | None:
+    title = "Positives and negatives"
+    if not views:
+        return Section("similarities", title, joined(gaps_of(gaps))) if gaps else None
+    first, other = ([chart_place(chart) for chart in charts if direction in chart.key] for direction, _ in _DIRECTIONS)
+    gaps = list(gaps)
+    if len({view.same for view in views}) > 1:
+        gaps.append("The models were not looked at on the same pairs (their training data differ): compare with care.")
+    body = joined(
+        gaps_of(gaps),
+        _numbers(views),
+        node("div", first, class_="charts"),
+        folded("caption → pictures", node("div", other, class_="charts")),
+    )
+    return Section("similarities", title, body, _lead(views))
+
+
+def _has_far(views: Sequence[View]) -> bool:
+    return any(found.far is not None for view in views for found in view.found.values())
+
+
+def _lead(views: Sequence[View]) -> str:
+    sizes = list(dict.fromkeys((view.pairs, view.of) for view in views))
+    taken = "; ".join(f"{pairs:,} of {of:,}" if pairs < of else f"all {of:,}" for pairs, of in sizes)
+    far = f", those at ranks {FAR[0]} to {FAR[1]} (which the paper takes for true negatives)" if _has_far(views) else ""
+    return (
+        f"Similarities on training pairs ({taken}), as in TuneCLIP's Figure 11: of true pairs, and of negatives, "
+        f"which are all other pairs, also those of an equal caption. For each picture, or each caption: the {NEAREST} "
+        f"nearest, among which the false negatives are{far}, and the farther half of all. The paper finds the nearest "
+        "spread out by a loss that pushes every negative, and compact and close to the positives with a margin."
+    )
+
+
+def _numbers(views: Sequence[View]) -> Html:
+    shown = [at for at in range(len(_NAMES)) if at != _FAR_COLUMN or _has_far(views)]
+    rows: list[list[Child]] = []
+    for direction, words in _DIRECTIONS:
+        for view in views:
+            found = view.found[direction]
+            gap = found.positives.mean - found.nearest.mean
+            bands = [
+                NOTHING if band is None else f"{_signed(band.mean)} ± {band.deviation:.3f}" for band in _bands(found)
+            ]
+            named = joined(plain(view.label, 80), node("span", words, class_="kind"))
+            rows.append([named, *(bands[at] for at in shown), _signed(gap), percent(view.recall[direction])])
+    head = ("model", *(_NAMES[at] for at in shown), "positives over nearest", "R@1 here")
+    under = (
+        "Mean ± standard deviation. R@1 is among these pairs: retrieval on training data, equal captions being right."
+    )
+    return joined(table(head, rows, "numbers"), node("p", under, class_="quiet"))
+
+
+def _signed(value: float) -> str:
+    return f"{value:.3f}".replace("-", MINUS)
