@@ -1,0 +1,163 @@
+"""Cuts the icon corpus into what a base model is trained on and what it is then fine-tuned on.
+
+    python benchmarks/finetune/icon_parts.py icons.tar DATA
+
+Needs numpy and Pillow, and the pack of benchmarks/icons/build.py.  The cut is by icon set, so that the parts differ in
+style and subject: the base learns interface icons; tuning is on pictograms, coloured, hand-drawn and pixel icons.
+Emoji and flags are in neither.  Every shard holds KEY.png and KEY.json with "caption", the icon's name.
+
+DATA/
+  base.tar, tune.tar             training pairs
+  base-check.tar, tune-check.tar 1,000 of each, kept out of training: learning rates and epochs are chosen by them
+  base-test.tar, tune-test.tar   the corpus's test pairs, whose names no training pair has
+  tune-noisy.tar                 tune.tar with three captions in ten handed on to another picture
+  tune-once.tar                  of tune.tar one picture a name: every negative is a true one
+  tune-often.tar                 as many pictures, of names that several pictures have: many false negatives
+  emoji-once.tar                 one emoji a name, none of them Twemoji's, which the built-in new style is made of
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+import sys
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "icons"))
+
+from icon_pack import Entry, read_pack
+from unpack import as_json, draw_order, pngs, write_shard
+
+EMOJI_SETS = frozenset(
+    {
+        *("twemoji", "noto", "noto-v1", "emojione", "emojione-monotone", "fxemoji", "streamline-emojis"),
+        *("fluent-emoji", "fluent-emoji-flat", "fluent-emoji-high-contrast"),
+        *("circle-flags", "flag", "flagpack", "cif"),
+    }
+)
+TUNING_FAMILIES = ("streamline", "icon-park", "pepicons")  # how the names of such sets begin
+TUNING_SETS = frozenset(
+    {
+        *("game-icons", "pinhead", "healthicons", "roentgen", "maki", "temaki", "osmic", "map", "geo", "gis"),
+        *("pixelarticons", "pixel", "dinkie-icons", "memory", "picon", "vs"),
+        *("guidance", "covid", "medical-icon", "meteocons", "wi"),
+        *("marketeq", "flat-color-icons", "fluent-color", "duo-icons", "glyphs-poly"),
+    }
+)
+EMOJI_ONCE = ("noto", "fluent-emoji-flat", "emojione", "fluent-emoji", "noto-v1")  # the first that has a name draws it
+CHECKED = 1000
+NOISY_SHARE = 0.3
+
+Pair = tuple[Entry, bytes]
+
+
+def part_of(icon_set: str) -> str:
+    if icon_set in EMOJI_SETS:
+        return "emoji"
+    return "tune" if icon_set in TUNING_SETS or icon_set.startswith(TUNING_FAMILIES) else "base"
+
+
+def name_of(entry: Entry) -> str:
+    return entry.captions[0]
+
+
+def drawn(entry: Entry, what: str) -> str:
+    """A place in a lottery that is the same every time."""
+    return hashlib.sha256(f"{what}|{entry.set}|{entry.name}".encode()).hexdigest()
+
+
+def noisy(pairs: Sequence[Pair]) -> list[Pair]:
+    """A share of the captions goes round among its own pictures: each has a caption of the corpus, not its own."""
+    order = sorted(range(len(pairs)), key=lambda place: drawn(pairs[place][0], "noise"))
+    spoilt = order[: round(NOISY_SHARE * len(pairs))]
+    changed = list(pairs)
+    for here, there in zip(spoilt, spoilt[1:] + spoilt[:1], strict=True):
+        changed[here] = (replace(pairs[here][0], captions=pairs[there][0].captions), pairs[here][1])
+    return changed
+
+
+def once(pairs: Sequence[Pair]) -> list[Pair]:
+    """The first picture of every name."""
+    found: dict[str, Pair] = {}
+    for pair in pairs:
+        found.setdefault(name_of(pair[0]), pair)
+    return list(found.values())
+
+
+def often(pairs: Sequence[Pair], count: int, least: int = 3) -> list[Pair]:
+    """``count`` pictures of names that at least ``least`` pictures have, whole names at a time but for the last."""
+    counts = Counter(name_of(entry) for entry, _ in pairs)
+    names = sorted(
+        (name for name in counts if counts[name] >= least), key=lambda name: hashlib.sha256(name.encode()).digest()
+    )
+    rank = {name: place for place, name in enumerate(names)}
+    chosen = sorted((pair for pair in pairs if name_of(pair[0]) in rank), key=lambda pair: rank[name_of(pair[0])])[
+        :count
+    ]
+    return sorted(chosen, key=lambda pair: draw_order(pair[0]))
+
+
+def parts(pairs: Sequence[Pair]) -> dict[str, list[Pair]]:
+    """Every file of DATA; ``pairs`` are the whole corpus in the order that was drawn for it."""
+    of: dict[tuple[str, str], list[Pair]] = {}
+    for pair in pairs:
+        of.setdefault((part_of(pair[0].set), pair[0].split), []).append(pair)
+    found = {}
+    for part in ("base", "tune"):
+        training = of.get((part, "train"), [])
+        kept = min(CHECKED, len(training) // 10)
+        found[f"{part}-check"], found[part] = training[:kept], training[kept:]
+        found[f"{part}-test"] = of.get((part, "test"), [])
+    tuning = found["tune"]
+    found["tune-noisy"] = noisy(tuning)
+    found["tune-once"] = once(tuning)
+    found["tune-often"] = often(tuning, len(found["tune-once"]))
+    place = {name: number for number, name in enumerate(EMOJI_ONCE)}
+    emoji = [pair for pair in of.get(("emoji", "train"), []) if pair[0].set in place]
+    found["emoji-once"] = once(sorted(emoji, key=lambda pair: place[pair[0].set]))
+    return {name: chosen for name, chosen in found.items() if chosen}
+
+
+def write_parts(pack_path: Path, out: Path, workers: int = 0) -> Mapping[str, int]:
+    """Writes DATA and says how many pairs each file has."""
+    pack = read_pack(pack_path)
+    out.mkdir(parents=True, exist_ok=True)
+    contents, greys, entries = zip(*pack.parts(), strict=True)
+    with ProcessPoolExecutor(workers or os.cpu_count() or 1) as pool:
+        images = [png for sheet in pool.map(pngs, contents, greys, map(len, entries)) for png in sheet]
+        pairs = sorted(zip(pack.entries, images, strict=True), key=lambda pair: draw_order(pair[0]))
+        found = parts(pairs)
+        samples = [
+            [
+                (f"{number:06d}", png, as_json(entry, pack.sets[entry.set]["license"], every_caption=False))
+                for number, (entry, png) in enumerate(chosen)
+            ]
+            for chosen in found.values()
+        ]
+        list(pool.map(write_shard, [out / f"{name}.tar" for name in found], samples))
+    (out / "ATTRIBUTION.md").write_text(pack.attribution, encoding="utf-8")
+    return {name: len(chosen) for name, chosen in found.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Cut the icon corpus into the parts of the fine-tuning study.")
+    parser.add_argument("pack", type=Path, help="icons.tar of benchmarks/icons/build.py")
+    parser.add_argument("out", type=Path, help="folder for the parts")
+    parser.add_argument("--workers", type=int, default=0, help="0: one a core")
+    arguments = parser.parse_args()
+    began = time.monotonic()
+    try:
+        counts = write_parts(arguments.pack, arguments.out, arguments.workers)
+    except (ValueError, OSError) as error:
+        raise SystemExit(f"error: {error}") from None
+    print(f"{arguments.out}, {time.monotonic() - began:.0f} s: " + ", ".join(f"{n} {c:,}" for n, c in counts.items()))
+
+
+if __name__ == "__main__":
+    main()
