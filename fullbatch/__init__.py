@@ -31,9 +31,10 @@ from fullbatch.objective.objective import Objective, Output
 from fullbatch.objective.parts import Context
 
 if TYPE_CHECKING:
+    from fullbatch.finetuning.finetune import finetune
     from fullbatch.run import train
 
-__version__ = "0.3.0"
+__version__ = "0.4.0"
 
 __all__ = [
     "METHODS",
@@ -61,6 +62,7 @@ __all__ = [
     "SquaredHinge",
     "VarianceCovariance",
     "exact_log_normalizers",
+    "finetune",
     "make_objective",
     "settings_of",
     "train",
@@ -68,9 +70,13 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """``fullbatch.train`` brings image libraries along; who only wants an objective need not wait for them."""
+    """Training brings image libraries along; who only wants an objective need not wait for them."""
     if name == "train":
         from fullbatch.run import train
 
         return train
+    if name == "finetune":
+        from fullbatch.finetuning.finetune import finetune
+
+        return finetune
     raise AttributeError(f"module 'fullbatch' has no attribute {name!r}")
