@@ -55,8 +55,10 @@ def test_the_tables_are_those_of_the_kept_runs():
     pages = [path.read_text().replace("**", "") for path in (STUDY / "README.md", ROOT / "README.md")]
     for line in figures.score_table(cells).splitlines()[2:]:
         assert line in text and all(line in page for page in pages)
-    for line in figures.error_table(cells).splitlines()[2:]:
-        assert line in text and line in pages[0]
+    errors = (figures.error_summary(cells, "error", "batch"), figures.error_summary(cells, "last_error", "last_batch"))
+    for part in (*errors, figures.ablation_table(cells)):
+        assert part in text and part in pages[0]
+    assert figures.error_table(cells) in text
     neuclip = [run.score for run in cells["neuclip", 128]]
     lines = json.loads((STUDY / "icons" / "comparison.json").read_text())["runs"]
     kept = [
@@ -65,3 +67,15 @@ def test_the_tables_are_those_of_the_kept_runs():
         if run["method"] == "neuclip" and run["batch_size"] == 128 and run["status"] == "done"
     ]
     assert neuclip == pytest.approx(kept)
+
+
+def test_the_paired_differences_are_those_of_the_kept_runs():
+    comparison = json.loads((STUDY / "icons" / "comparison.json").read_text())
+    page = (STUDY / "README.md").read_text().replace("**", "")
+    seen = 0
+    for cell in comparison["differences"]:
+        if cell["metric"] == comparison["metric"] and cell["method"] in figures.METHODS and cell["sd"] is not None:
+            values = ", ".join(f"{100 * value:+.2f}" for value in cell["values"])
+            assert f"{100 * cell['mean']:+.2f} ± {100 * cell['sd']:.2f} ({values})" in page
+            seen += 1
+    assert seen == 10
