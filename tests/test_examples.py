@@ -86,6 +86,7 @@ def test_links_lead_somewhere():
                 assert (page.parent / link).exists(), f"{page.name}: {link}"
 
 
+@pytest.mark.slow
 def test_benchmarks_of_training_run():
     out = run("benchmarks/loader.py", "--samples", "64", "--rounds", "1", "--workers", "1", "--size", "64")
     assert "ratio" in out
@@ -96,6 +97,7 @@ def test_benchmarks_of_training_run():
     assert "neuclip" in out
 
 
+@pytest.mark.slow
 def test_benchmarks_run():
     out = run("benchmarks/objectives.py", "--batch", "32", "--width", "8", "--rounds", "1", "--chunks", "0", "8")
     assert "neuclip" in out

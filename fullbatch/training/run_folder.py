@@ -80,6 +80,7 @@ _FIXED = (
     ("model", ("lora_rank", "lora_alpha", "lora_towers")),
     ("training", ("batch_size", "seed", "parallel", "ema")),
     ("optimizer", ("optimizer",)),
+    ("recovery", ("recovery_epochs", "recovery_steps", "recovery_batch", "carry")),  # they say what a step was
 )
 
 

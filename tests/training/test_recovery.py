@@ -212,6 +212,13 @@ def test_resumed_in_either_stage(tmp_path, method, carry):
         assert lines(whole) == lines(copy)
 
 
+def test_going_on_with_another_recovery_is_refused(tmp_path):
+    config = recovering(small_config(tmp_path, "tuneclip", steps=2), recovery_steps=2)
+    run = train(config).folder
+    with pytest.raises(ValueError, match=r"--resume cannot change recovery_steps \(it was 2, now 3\)"):
+        train(recovering(config, recovery_steps=3), resume=run)
+
+
 def test_going_on_before_the_first_checkpoint_starts_from_the_pretrained_weights(tmp_path):
     config = small_config(tmp_path, "tuneclip")
     weights = tmp_path / "base.pt"
