@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -29,6 +30,7 @@ def export(arguments: list[str]) -> int:
     options = tyro.cli(_Export, args=arguments, prog="fullbatch export")
     from fullbatch.config.model import Model
     from fullbatch.finetuning.base import open_model
+    from fullbatch.finetuning.record import FILE, result_of
     from fullbatch.models.export import export as write
     from fullbatch.models.load import EXPORTED
     from fullbatch.run import export_run
@@ -37,5 +39,10 @@ def export(arguments: list[str]) -> int:
         opened = open_model(Model(str(options.run)))
         print(write(opened.model, options.output, options.format, opened.temperature, opened.bias))
     else:
+        if (options.run / FILE).is_file() and (result := result_of(options.run)) is not None:
+            print(
+                f"note: this is the last checkpoint of a fine-tuning; what came of it is {result}",
+                file=sys.stderr,
+            )
         print(export_run(options.run, options.output, options.format, options.average))
     return 0

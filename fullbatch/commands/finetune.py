@@ -69,7 +69,7 @@ def print_finetuned(tuned: Finetuned, console: Console) -> None:
             say(f"{fell} of {len(record.changes)} numbers fell, none by more than the tolerance, {record.tolerance:g}.")
         say(f"Take {tuned.model}.")
     else:
-        say("THE BASE IS KEPT: the tuned model would leave you worse off.")
+        say(f"THE BASE IS KEPT: {why_kept(record)}.")
         for reason in tuned.verdict.reasons:
             say(f"  {reason}")
         say(f"Take {tuned.model}, which is the model as it was.")
@@ -80,6 +80,15 @@ def print_finetuned(tuned: Finetuned, console: Console) -> None:
     say(f"  fullbatch evaluate {tuned.model} --tasks TASK ...")
     say(f"  fullbatch export {tuned.model} FOLDER --format open_clip")
     say(f"\nrun folder: {run}")
+
+
+def why_kept(record: Record) -> str:
+    base, best = (None if each is None else each.score for each in (record.base, record.best))
+    if base is None or best is None:
+        return "the tuned model could not be compared with it"
+    if best < base or any(change.regressed for change in record.changes):
+        return "the tuned model would leave you worse off"
+    return "the tuned model is no better"
 
 
 def epoch_lines(record: Record) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -91,6 +92,8 @@ def interpolate(arguments: list[str]) -> int:
     tasks = options.tasks or evaluation.evaluate or BUILTIN_TASKS["emoji"]
     check_metric(ends.metric, tasks)
     precision = options.precision or ends.config.training.precision
+    if options.output is not None:
+        _require_new(options.output)
     output = options.output or (None if ends.run is None else ends.run / INTERPOLATED)
     device = pick_device(RunConfig.of(device=options.device, precision=precision))
     console = Console(highlight=False)
@@ -100,8 +103,8 @@ def interpolate(arguments: list[str]) -> int:
         opened = [distributed.together(lambda name=name: open_model(Model(name))) for name in (ends.base, ends.tuned)]  # type: ignore[misc]
         between = Between(*opened)
         model = between.model.to(device).eval()
-        size = model.image_size
-        embedder = Embedder(model, model.tokenize, size, device, precision, options.batch_size, options.workers)
+        size, pixels = model.image_size, ends.config.data.max_pixels
+        embedder = Embedder(model, model.tokenize, size, device, precision, options.batch_size, options.workers, pixels)
 
         def say(point: Point) -> None:
             if first:
@@ -114,13 +117,24 @@ def interpolate(arguments: list[str]) -> int:
             best, folder = between.at(curve.best.alpha), output
             distributed.together(lambda: write_model(best, folder) if first else None)
             written = output.name if ends.run is not None and output.parent == ends.run else str(output)
-        file = ends.run / FILE if ends.run is not None else None if written is None else Path(written) / FILE
+        elif first and output is not None and options.output is None:
+            shutil.rmtree(output, ignore_errors=True)  # an earlier call's, which this curve does not speak of
+        file = ends.run / FILE if ends.run is not None else None if output is None else output / FILE
         if first and file is not None:
+            file.parent.mkdir(parents=True, exist_ok=True)
             write_curve(file, curve, ends.base, ends.tuned, ends.metric, ends.tolerance, written)
     if first:
         for line in _lines(curve, ends, output, written, file):
             console.print(line, markup=False, soft_wrap=True)
     return 0
+
+
+def _require_new(output: Path) -> None:
+    """Before the work: a folder that is there may hold something of the user's."""
+    if output.exists() and not (output.is_dir() and not any(output.iterdir())):
+        raise ValueError(f"--output {output} exists already; name a new folder.")
+    if output.suffix:
+        raise ValueError(f"--output {output} is to be a folder; `fullbatch export FOLDER FILE` then writes a file.")
 
 
 def _ends(options: _Interpolate) -> _Ends:

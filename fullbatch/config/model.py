@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Literal
 
 from fullbatch.config.checks import require, require_choice, require_count, require_positive, require_share
@@ -109,6 +110,20 @@ class Model:
     def has_lora(self, tower: str) -> bool:
         """Whether the "image" or the "text" tower has adapters."""
         return self.lora_rank is not None and self.lora_towers in ("both", tower)
+
+    def as_saved_in(self, folder: Path) -> Model:
+        """The same, locked and adapted as it is, with the design that lies in ``folder``."""
+        return replace(
+            self,
+            model=DEFAULT_MODEL,
+            pretrained=str(folder),
+            image_tower=None,
+            text_tower=None,
+            embed_dim=None,
+            context_length=None,
+            image_weights=False,
+            text_weights=False,
+        )
 
     def without_lora(self) -> Model:
         """The same model as it is once its adapters are added to its weights."""

@@ -99,7 +99,7 @@ class InMemoryBatches:
     def steps_per_epoch(self) -> int:
         return self.order.epoch_size // self.batch_size
 
-    def stream(self, steps: range, workers: int, device: torch.device) -> Generator[Batch, None, None]:
+    def stream(self, steps: Sequence[int], workers: int, device: torch.device) -> Generator[Batch, None, None]:
         """These batches in this order; there is nothing for workers to do."""
         for step in steps:
             yield self[step]

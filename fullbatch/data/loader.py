@@ -133,7 +133,7 @@ class TrainingBatches(Dataset[Batch]):
         first = step % self.steps_per_epoch * self.batch_size + self.world.rank * rows
         return range(first, first + rows)
 
-    def stream(self, steps: range, workers: int, device: torch.device) -> Generator[Batch, None, None]:
+    def stream(self, steps: Sequence[int], workers: int, device: torch.device) -> Generator[Batch, None, None]:
         """These batches in this order, read ahead by ``workers`` processes and moved to the device."""
         return load(self, steps, workers, device)
 
@@ -211,7 +211,9 @@ def start_worker(worker: int) -> None:
     signal.signal(signal.SIGTERM, lambda number, frame: signal.signal(number, signal.SIG_DFL))
 
 
-def load(batches: Dataset[Batch], steps: range, workers: int, device: torch.device) -> Generator[Batch, None, None]:
+def load(
+    batches: Dataset[Batch], steps: Sequence[int], workers: int, device: torch.device
+) -> Generator[Batch, None, None]:
     """These batches in this order, read ahead by ``workers`` processes and moved to the device."""
     ahead = {"prefetch_factor": 2, "worker_init_fn": start_worker} if workers else {}
     loader: DataLoader[Batch] = DataLoader(

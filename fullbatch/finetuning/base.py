@@ -36,7 +36,7 @@ def is_run(path: Path) -> bool:
 def open_model(named: Model, image_size: int | None = None, temperature: float | None = None) -> Opened:
     """By what lies at the path ``named.model``, else by name and weights.
 
-    ``temperature`` takes the place of the one that the weights bring, or do not.
+    ``temperature`` stands in where the weights bring none.
     """
     path, weights = Path(named.model), named.pretrained
     if named.is_pair:
@@ -49,6 +49,8 @@ def open_model(named: Model, image_size: int | None = None, temperature: float |
     if weights is not None and not is_named:
         raise ValueError(f"{named.model} brings its weights; --pretrained belongs to an open_clip model's name.")
     if is_run(path):
+        if named.tokenizer is not None:
+            raise ValueError(f"{named.model} brings its tokenizer; leave --tokenizer out.")
         loaded = load_trained(path)
         return _resized(Opened(loaded.model, loaded.temperature, loaded.bias), named, image_size)
     if not is_named:
@@ -61,7 +63,9 @@ def open_model(named: Model, image_size: int | None = None, temperature: float |
 
 def _built(named: Model, image_size: int | None, temperature: float | None) -> Opened:
     model = build_model(_bare(named), image_size)
-    found = temperature if temperature is not None else require_temperature(model, str(named.pretrained))
+    own = model.initial_temperature
+    given = own if own is not None else temperature
+    found = given if given is not None else require_temperature(model, str(named.pretrained))
     return Opened(model.eval(), found, model.initial_bias)
 
 
@@ -124,15 +128,4 @@ def write_model(opened: Opened, folder: Path) -> None:
 
 def starting_from(named: Model, folder: Path) -> Model:
     """The same model with the weights, design and tokenizer that ``write_model`` left in ``folder``."""
-    return replace(
-        named,
-        model=DEFAULT_MODEL,
-        pretrained=str(folder),
-        image_tower=None,
-        text_tower=None,
-        embed_dim=None,
-        tokenizer=None,
-        context_length=None,
-        image_weights=False,
-        text_weights=False,
-    )
+    return replace(named.as_saved_in(folder), tokenizer=None)

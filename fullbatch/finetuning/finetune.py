@@ -13,6 +13,7 @@ from fullbatch import distributed
 from fullbatch.assembly import pick_device
 from fullbatch.config.model import DEFAULT_MODEL, Model
 from fullbatch.config.run import RunConfig
+from fullbatch.config.words import listed
 from fullbatch.evaluation.tasks import BUILTIN_TASKS, check_tasks
 from fullbatch.finetuning.base import open_model, starting_from, write_model
 from fullbatch.finetuning.folders import settle
@@ -68,9 +69,10 @@ def finetune(
             config = replace(config, run=replace(config.run, name=distributed.from_first_rank(_name(config))))
         folder = Folder.of(config) if resume is None else Folder(Path(resume))
         if resume is None:
-            distributed.together(lambda: folder.require_new() if first else None)
+            distributed.together(lambda: _require_room(folder) if first else None)
             record = Record(_named(config.model), metric or MEAN, TOLERANCE if tolerance is None else tolerance)
         else:
+            distributed.together(lambda: _check_resumed(folder, config))
             found = distributed.together(lambda: _resumed(folder, metric, tolerance) if first else None)
             record = distributed.from_first_rank(found)
         if not (config.recovery.recovery_epochs or config.recovery.recovery_steps):
@@ -126,6 +128,27 @@ def _write_base(config: RunConfig, folder: Folder, record: Record) -> None:
     write_record(folder.path, record)
 
 
+def _require_room(folder: Folder) -> None:
+    """Nothing of the user's may lie where the base is written; what a run left that was killed before it began may."""
+    folder.require_new()
+    if folder.path.exists() and not folder.path.is_dir():
+        raise ValueError(f"{folder.path} is a file; give another --name.")
+    if folder.path.is_dir() and any(folder.path.iterdir()) and not (folder.path / FILE).is_file():
+        raise ValueError(f"The folder {folder.path} is not empty; give another --name, so that nothing is overwritten.")
+
+
+def _check_resumed(folder: Folder, config: RunConfig) -> None:
+    before = folder.read_config()
+    named = _named(config.model)
+    if named not in (_named(before.model), read_record(folder.path).model):
+        raise ValueError(f"--resume goes on with the model of {folder.path}, not with {named}; leave --model out.")
+    if config.evaluation.evaluate != before.evaluation.evaluate:
+        raise ValueError(
+            f"--resume cannot change the tasks: the base was measured on {listed(before.evaluation.evaluate or ())}. "
+            f"Measure others afterwards, with `fullbatch evaluate {folder.path / TUNED}`."
+        )
+
+
 def _resumed(folder: Folder, metric: str | None, tolerance: float | None) -> Record:
     for name in (BASE, TUNED):
         settle(folder.path / name)
@@ -136,7 +159,7 @@ def _resumed(folder: Folder, metric: str | None, tolerance: float | None) -> Rec
                 f"--resume cannot change the metric (it was {record.metric!r}): {folder.path / TUNED} holds the best "
                 "epoch by that one. Start a new run."
             )
-        record = replace(record, metric=metric, epochs=(), best_step=None)
+        record = record.by(metric)
     good = checkpoint.last_good(folder.checkpoints)
     record = record.until(0 if good is None else int(good.name.rsplit("-", 1)[-1]))
     return record if tolerance is None else replace(record, tolerance=tolerance)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+
+from fullbatch.training.checkpoint import sync
 
 
 def replace_folder(folder: Path, write: Callable[[Path], object]) -> None:
@@ -18,11 +19,11 @@ def replace_folder(folder: Path, write: Callable[[Path], object]) -> None:
     folder.parent.mkdir(parents=True, exist_ok=True)
     write(new)
     for path in (*new.rglob("*"), new):
-        _sync(path)
+        sync(path)
     if folder.exists():
         folder.rename(old)
     new.rename(folder)
-    _sync(folder.parent)
+    sync(folder.parent)
     shutil.rmtree(old, ignore_errors=True)
 
 
@@ -37,11 +38,3 @@ def settle(folder: Path) -> None:
 
 def _beside(folder: Path) -> tuple[Path, Path]:
     return folder.with_name(f".{folder.name}.new"), folder.with_name(f".{folder.name}.old")
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

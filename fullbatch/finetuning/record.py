@@ -16,7 +16,8 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from fullbatch.finetuning.verdict import Change, Verdict, changes_between, score_of, verdict
+from fullbatch.config.words import listed
+from fullbatch.finetuning.verdict import MEAN, Change, Verdict, changes_between, score_of, verdict
 from fullbatch.training.run_folder import replace_text
 
 BASE, TUNED = "base", "tuned"  # folders
@@ -80,6 +81,19 @@ class Record:
         epochs = tuple(sorted([*others, epoch], key=lambda each: each.step))
         return replace(self, epochs=epochs, best_step=epoch.step if best else self.best_step)
 
+    def by(self, metric: str) -> Record:
+        """Scored by another metric; before the first epoch, so that only the base has a score."""
+        base = self.base
+        if base is None:
+            return replace(self, metric=metric)
+        if metric != MEAN and metric not in base.values:
+            raise ValueError(
+                f"--resume --metric {metric!r}: the base was not measured by it, but by {listed(base.values)}. "
+                "Start a new run."
+            )
+        scored = replace(base, score=score_of(base.values, metric, base.values))
+        return replace(self, metric=metric, epochs=(scored,), best_step=None)
+
     def until(self, step: int) -> Record:
         """Without the epochs that a run which goes on from ``step`` will do again."""
         kept = tuple(each for each in self.epochs if each.step <= step or each.step == self.best_step)
@@ -118,6 +132,12 @@ def write_record(
         "cost": cost,
     }
     replace_text(run / FILE, json.dumps(said, indent=1) + "\n")
+
+
+def result_of(run: Path) -> Path | None:
+    """The folder that a run which has ended says to take."""
+    said = json.loads((run / FILE).read_text(encoding="utf-8")).get("result")
+    return None if said is None else run / str(said)
 
 
 def read_record(run: Path) -> Record:

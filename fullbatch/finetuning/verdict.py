@@ -79,10 +79,11 @@ def values_of(measured: Measured, metric: str) -> dict[str, float]:
 
 def score_of(values: Mapping[str, float | None], metric: str, base: Mapping[str, float | None]) -> float | None:
     """The number that decides.  None where a task that the base was measured on gave none: a mean over fewer tasks
-    compares with nothing."""
-    names = list(base) if metric == MEAN else [metric]
-    found = [value for name in names if (value := values.get(name)) is not None and math.isfinite(value)]
-    return sum(found) / len(found) if names and len(found) == len(names) else None
+    compares with nothing, and nobody knows whether the others fell."""
+    found = {name: value for name in base if (value := values.get(name)) is not None and math.isfinite(value)}
+    if not found or len(found) < len(base):
+        return None
+    return sum(found.values()) / len(found) if metric == MEAN else found.get(metric)
 
 
 def changes_between(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -84,18 +83,7 @@ def build_model(config: Model, image_size: int | None = None) -> TwoTowers:
 
 def rebuild_model(config: Model, folder: Path) -> TwoTowers:
     """The towers whose design ``write_design`` left in ``folder``, locked as ``config`` says, with fresh weights."""
-    bare = replace(
-        config,
-        model=DEFAULT_MODEL,
-        pretrained=str(folder),
-        image_tower=None,
-        text_tower=None,
-        embed_dim=None,
-        context_length=None,
-        image_weights=False,
-        text_weights=False,
-    )
-    return build_model(bare)
+    return build_model(config.as_saved_in(folder))
 
 
 def require_temperature(model: TwoTowers, source: str) -> float:

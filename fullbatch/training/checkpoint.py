@@ -52,9 +52,9 @@ def write(root: Path, step: int, parts: dict[str, Any], keep: int, seconds: floa
         manifest = {"step": step, "seconds": seconds, "files": files}
         (unfinished / MANIFEST).write_text(json.dumps(manifest, indent=1))
         for path in (*unfinished.iterdir(), unfinished):
-            _sync(path)
+            sync(path)
         unfinished.rename(final)
-        _sync(root)
+        sync(root)
     except (OSError, RuntimeError) as error:  # torch.save answers a full disk with a RuntimeError
         shutil.rmtree(unfinished, ignore_errors=True)
         raise OSError(_advice(error, root)) from error
@@ -144,7 +144,8 @@ def _describe(path: Path) -> dict[str, Any]:
         return {"bytes": file.tell(), "sha256": digest.hexdigest()}
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
+    """On the disk, not only on its way there."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -35,7 +35,7 @@ class Display:
         self._progress: Progress | None = None
         self._task = TaskID(0)
         self._total = 0
-        self._marks: list[tuple[float, int]] = []
+        self._marks: list[tuple[float, int, int]] = []  # time, steps, samples
         self._shown = 0.0
 
     def say(self, text: str) -> None:
@@ -43,8 +43,8 @@ class Display:
             self.console.print(text, markup=False, soft_wrap=True)
 
     @contextmanager
-    def running(self, step: int, total: int) -> Iterator[None]:
-        self._total, self._marks = total, [(time.monotonic(), step)]
+    def running(self, step: int, total: int, samples: int = 0) -> Iterator[None]:
+        self._total, self._marks = total, [(time.monotonic(), step, samples)]
         if not self.bar:
             yield
             return
@@ -65,19 +65,19 @@ class Display:
         if self._progress is not None:
             self._progress.update(self._task, completed=step)
 
-    def speed(self, step: int, batch_size: int) -> float:
-        """Samples a second since the log lines of up to ten ago."""
+    def speed(self, step: int, samples: int) -> float:
+        """Samples a second since the log lines of up to ten ago; ``samples`` is how many the run has read so far."""
         now = time.monotonic()
-        self._marks = [*self._marks[-10:], (now, step)]
-        then, before = self._marks[0]
-        return (step - before) * batch_size / max(now - then, 1e-9)
+        self._marks = [*self._marks[-10:], (now, step, samples)]
+        then, _, before = self._marks[0]
+        return (samples - before) / max(now - then, 1e-9)
 
     def show(self, line: dict[str, Any]) -> None:
         if self._progress is not None:
             self._progress.update(self._task, words=words_of(line))
         elif self.first and (time.monotonic() - self._shown > LINE_EVERY or line["step"] == self._total):
             self._shown = time.monotonic()
-            then, before = self._marks[0]
+            then, before, _ = self._marks[0]
             rate = (line["step"] - before) / max(time.monotonic() - then, 1e-9)
             left = (self._total - line["step"]) / rate if rate else 0.0
             self.say(f"step {line['step']}/{self._total}  {words_of(line)}  {left / 60:.1f} min left")

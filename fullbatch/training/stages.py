@@ -6,7 +6,7 @@ first one ended.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -25,7 +25,7 @@ class Stages:
     """per_epoch   batches an epoch
     training    steps that move the weights
     recovery    steps before them that do not
-    joined      batches that a step of the recovery takes together
+    joined      batches that a step of the recovery takes together, all of one epoch: no sample is there twice
     """
 
     per_epoch: int
@@ -41,9 +41,15 @@ class Stages:
         if training.samples is not None:
             steps = -(-training.samples // training.batch_size)
         joined = (recovery.recovery_batch or training.batch_size) // training.batch_size
+        if joined > per_epoch:
+            samples = per_epoch * training.batch_size
+            raise ValueError(
+                f"--recovery-batch {recovery.recovery_batch} is more than the {samples} samples of an epoch; "
+                "take less, or more data."
+            )
         frozen = recovery.recovery_steps or 0
         if recovery.recovery_epochs:
-            frozen = max(1, round(recovery.recovery_epochs * per_epoch / joined))
+            frozen = max(1, round(recovery.recovery_epochs * (per_epoch // joined)))
         return cls(per_epoch, steps, frozen, joined)
 
     @property
@@ -58,13 +64,23 @@ class Stages:
         """How many of the first ``step`` steps have moved the weights."""
         return max(0, step - self.recovery)
 
-    def batches(self, step: int) -> int:
-        """How many batches the first ``step`` steps have read."""
+    def batches_read(self, step: int) -> int:
+        """By the first ``step`` steps."""
         return min(step, self.recovery) * self.joined + self.trained(step)
+
+    def place(self, step: int) -> int:
+        """Of step ``step``'s first batch in the order of the data; an epoch's last batches are left out where they are
+        too few to be joined."""
+        epochs, left = divmod(min(step, self.recovery), self.per_epoch // self.joined)
+        return epochs * self.per_epoch + left * self.joined + self.trained(step)
+
+    def places(self, step: int) -> range:
+        """Of all its batches."""
+        return range(self.place(step), self.place(step) + (self.joined if self.recovers(step) else 1))
 
     def epoch(self, step: int) -> int:
         """Of the data, which both stages count together: gamma starting again at 1 would forget what was recovered."""
-        return self.batches(step) // self.per_epoch
+        return self.place(step) // self.per_epoch
 
     def name(self, step: int) -> str:
         """Of the stage that step ``step`` belongs to."""
@@ -76,10 +92,13 @@ class Stages:
         self, batches: TrainingBatches | InMemoryBatches, step: int, workers: int, device: torch.device
     ) -> Generator[Batch, None, None]:
         """A batch a step, from ``step`` to the end."""
-        single = batches.stream(range(self.batches(step), self.batches(self.total)), workers, device)
+        wanted: Sequence[int] = range(self.place(step), self.place(self.total))
+        if self.joined > 1:
+            wanted = [place for each in range(step, self.total) for place in self.places(each)]
+        single = batches.stream(wanted, workers, device)
         try:
             for each in range(step, self.total):
-                yield joined([next(single) for _ in range(self.joined if self.recovers(each) else 1)])
+                yield joined([next(single) for _ in self.places(each)])
         finally:
             single.close()
 

@@ -84,7 +84,8 @@ class Trainer:
 
     def run(self) -> None:
         position = self.state.position
-        with Interruption() as interruption, self.display.running(position.step, self.stages.total):
+        shown = self.display.running(position.step, self.stages.total, self._samples_read)
+        with Interruption() as interruption, shown:
             self.audit_if_due()  # the run may have ended between a save and what is measured after it
             self.evaluate_if_due()
             self.stopwatch.restart(self.metrics.seconds)
@@ -140,7 +141,7 @@ class Trainer:
         return {
             "step": position.step,
             **({"stage": stage} if stages.recovery else {}),
-            "epoch": stages.batches(position.step) / stages.per_epoch,
+            "epoch": stages.place(position.step) / stages.per_epoch,
             "samples": self._samples_read,
             "loss": loss,
             "lr": rate,
@@ -171,7 +172,6 @@ class Trainer:
                 optimizer.state.clear()
         if carry in ("moments", "none"):
             assert self.fresh_objective is not None
-            self.gradient.seed_dropout(state.position.step)  # for nets that start at random
             state.objective.load_state_dict(self.fresh_objective().state_dict())
             for group in state.temperature_optimizer.param_groups if state.temperature_optimizer is not None else ():
                 for parameter in group["params"] if group["learns"] != "temperature" else ():
@@ -180,7 +180,7 @@ class Trainer:
 
     @property
     def _samples_read(self) -> int:
-        return self.stages.batches(self.state.position.step) * self.config.training.batch_size
+        return self.stages.batches_read(self.state.position.step) * self.config.training.batch_size
 
     def _compute(self, batch: Batch, measured: bool = True) -> Computed:
         """Gradient and update: all that the device does in a step, but for the averaged weights."""
@@ -231,7 +231,7 @@ class Trainer:
             position.first_loss = line["loss"]
         line["bad_samples"] = self._check_bad_share()
         line["seconds"] = self.stopwatch.seconds
-        line["samples_per_second"] = self.display.speed(position.step, self.config.training.batch_size)
+        line["samples_per_second"] = self.display.speed(position.step, self._samples_read)
         if self.device.type == "cuda":
             line["gpu_gib"] = torch.cuda.max_memory_allocated(self.device) / 2**30
         self.metrics.write(line)

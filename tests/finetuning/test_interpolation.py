@@ -54,6 +54,19 @@ def test_two_models_by_name(run, tmp_path, capsys):
     assert said["written"] == str(tmp_path / "made") and (tmp_path / "made" / "fullbatch.safetensors").is_file()
 
 
+def test_nothing_is_overwritten(run, tmp_path, capsys):
+    mine = tmp_path / "models"
+    mine.mkdir()
+    (mine / "thesis.txt").write_text("mine")
+    (tmp_path / "file").write_text("mine")
+    for output in (mine, tmp_path / "file", "."):
+        assert main(["interpolate", str(run), "--alphas", "1", "--output", str(output)]) == 1
+        assert "exists already; name a new folder" in capsys.readouterr().err
+    assert (mine / "thesis.txt").read_text() == (tmp_path / "file").read_text() == "mine"
+    assert main(["interpolate", str(run), "--output", str(tmp_path / "model.pt")]) == 1
+    assert "is to be a folder" in capsys.readouterr().err
+
+
 def test_the_ends_are_theirs_to_the_bit(run):
     opened = [open_model(Model(str(run / name))) for name in ("base", "tuned")]
     whole = [{name: value.clone() for name, value in each.model.state_dict().items()} for each in opened]

@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 
 import pytest
 import torch
@@ -94,6 +95,34 @@ def test_a_run_is_not_written_over(place, base, capsys):
     assert (place / "tuned" / "base" / "fullbatch.safetensors").stat().st_mtime_ns == before
     assert main(["finetune", "--resume", str(base.parent / "trained")]) == 1
     assert "is not the folder of a `fullbatch finetune` run" in capsys.readouterr().err
+
+
+def test_nothing_of_the_users_is_overwritten(place, base, capsys):
+    """Neither by a run, nor by one that is refused and leaves nothing behind."""
+    mine = shutil.copytree(base, place / "models" / "base")
+    before = {path.name: path.read_bytes() for path in mine.iterdir()}
+    words = f"{RECIPE} --model {mine} --data {place}/shard.tar --runs {place} --name models".split()
+    for more in ((), ("--batch-size", "4096")):
+        assert main(["finetune", *words, *more, "--evaluate", f"retrieval:{place}/shard.tar"]) == 1
+        assert f"The folder {place / 'models'} is not empty; give another --name" in capsys.readouterr().err
+    assert {path.name: path.read_bytes() for path in mine.iterdir()} == before
+
+
+def test_the_base_keeps_its_own_temperature(place, base, capsys):
+    words = f"{RECIPE} --recovery-epochs 1 --data {place}/shard.tar --runs {place} --name tuned --model {base}"
+    task = f"retrieval:{place}/shard.tar"
+    assert main(["finetune", *words.split(), "--settings.temperature", "0.5", "--evaluate", task]) == 0
+    found = [open_model(Model(str(folder))).temperature for folder in (base, place / "tuned" / "base")]
+    assert found[0] == pytest.approx(found[1])
+    assert open_model(Model(str(place / "tuned" / "tuned"))).temperature == pytest.approx(0.5)
+
+
+def test_an_export_of_a_whole_run_names_what_came_of_it(place, base, capsys):
+    words = f"{RECIPE} --recovery-epochs 1 --data {place}/shard.tar --runs {place} --name tuned --model {base}"
+    assert main(["finetune", *words.split(), "--evaluate", f"retrieval:{place}/shard.tar"]) == 0
+    result = json.loads((place / "tuned" / "finetune.json").read_text())["result"]
+    assert main(["export", str(place / "tuned"), str(place / "out")]) == 0
+    assert f"what came of it is {place / 'tuned' / result}" in capsys.readouterr().err
 
 
 def test_the_temperature_may_be_given(place, base, capsys):

@@ -1,10 +1,12 @@
 """Stopped in either stage, or killed while it keeps the best weights: it ends where the undisturbed run did."""
 
+import json
 import multiprocessing
 import os
 import random
 import shutil
 import signal
+from dataclasses import replace
 
 import pytest
 
@@ -122,6 +124,32 @@ def test_a_tolerance_may_change_and_a_metric_may_not(whole, tmp_path):
     assert finetune(config, tolerance=0.5, resume=copy).record.tolerance == 0.5
     with pytest.raises(ValueError, match="--resume cannot change the metric"):
         finetune(config, metric=f"{config.evaluation.evaluate[0]} mean_r1", resume=copy)
+    with pytest.raises(ValueError, match=r"--resume goes on with the model of .*, not with ViT-B-32"):
+        finetune(replace(config, model=Model("ViT-B-32")), resume=copy)
+    other = replace(config.evaluation, evaluate=(f"zero_shot:{config.data.data[0]}",))
+    with pytest.raises(ValueError, match="--resume cannot change the tasks: the base was measured on retrieval:"):
+        finetune(replace(config, evaluation=other), resume=copy)
+
+
+def test_before_the_first_epoch_another_metric_may_decide(whole, tmp_path):
+    """The base keeps what was measured of it, and is scored anew."""
+    config, run = whole
+    copy = shutil.copytree(run, tmp_path / "copy")
+    for folder in checkpoint.checkpoints(copy / "checkpoints")[1:]:
+        shutil.rmtree(folder)
+    shutil.rmtree(copy / "tuned")
+    begun = json.loads((copy / "finetune.json").read_text())
+    begun |= {"epochs": begun["epochs"][:1], "best_step": None, "outcome": None, "result": None}
+    (copy / "finetune.json").write_text(json.dumps(begun))
+    with pytest.raises(ValueError, match="the base was not measured by it, but by"):
+        finetune(renamed(config, "copy"), metric=f"{config.evaluation.evaluate[0]} text_to_image_r5", resume=copy)
+    metric = f"{config.evaluation.evaluate[0]} mean_r1"
+    ended = finetune(renamed(config, "copy"), metric=metric, resume=copy)
+    assert ended.record.base.score == begun["epochs"][0]["values"][metric]
+    assert (
+        ended.record.metric == metric
+        and ended.verdict.outcome == json.loads((run / "finetune.json").read_text())["outcome"]
+    )
 
 
 def go(config, resume, die_in_call):
@@ -143,7 +171,7 @@ def go(config, resume, die_in_call):
 
     Trainer.train_step = counted(Trainer.train_step)
     checkpoint.torch.save = counted(checkpoint.torch.save)
-    for module, names in ((folders, ("_sync", "settle")), (keeper, ("replace_folder", "write_record", "export"))):
+    for module, names in ((folders, ("sync", "settle")), (keeper, ("replace_folder", "write_record", "export"))):
         for name in names:
             setattr(module, name, counted(getattr(module, name)))
     finetune(config, resume=resume)

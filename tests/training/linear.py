@@ -108,5 +108,4 @@ def take_steps(trainer: Trainer, batches: LinearBatches, count: int) -> None:
 
     for _ in range(count):
         step, stages = trainer.state.position.step, trainer.stages
-        numbers = range(stages.batches(step), stages.batches(step + 1))
-        trainer.train_step(joined([batches.batch(number) for number in numbers]))
+        trainer.train_step(joined([batches.batch(number) for number in stages.places(step)]))

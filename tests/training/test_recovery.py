@@ -1,5 +1,6 @@
 """Optimizer statistics recovery: against Algorithm 1 written out in float64, and Theorem 4.2 on a small case."""
 
+import json
 import math
 import re
 import shutil
@@ -212,6 +213,28 @@ def test_resumed_in_either_stage(tmp_path, method, carry):
         assert lines(whole) == lines(copy)
 
 
+def test_a_recovery_of_larger_batches_than_there_are_samples_is_refused(tmp_path):
+    config = recovering(small_config(tmp_path, "tuneclip"), recovery_steps=2, recovery_batch=48)
+    with pytest.raises(ValueError, match="--recovery-batch 48 is more than the 40 samples of an epoch"):
+        train(config)
+
+
+def test_no_sample_meets_itself_in_a_larger_batch(tmp_path):
+    stages = Stages(per_epoch=5, training=5, recovery=7, joined=2)
+    batches = LinearBatches(samples=20, batch_size=4)
+    for step in range(stages.recovery):
+        ids = torch.cat([batches.batch(number).ids for number in stages.places(step)])
+        assert len(ids.unique()) == len(ids) == 8
+
+
+def test_the_speed_counts_what_was_read(tmp_path):
+    config = recovering(small_config(tmp_path, "tuneclip", steps=4), recovery_steps=4, recovery_batch=40)
+    config = replace(config, run=replace(config.run, log_every=4))
+    frozen, tuned = (json.loads(text) for text in (train(config).folder / "metrics.jsonl").read_text().splitlines())
+    assert frozen["samples"] == 160 and tuned["samples"] == 192
+    assert frozen["samples_per_second"] == pytest.approx(160 / frozen["seconds"], rel=0.5)
+
+
 def test_going_on_with_another_recovery_is_refused(tmp_path):
     config = recovering(small_config(tmp_path, "tuneclip", steps=2), recovery_steps=2)
     run = train(config).folder
@@ -261,8 +284,9 @@ def test_cost_by_stage(tmp_path):
 def test_the_stages_share_one_stream():
     stages = Stages(per_epoch=5, training=7, recovery=3, joined=2)
     assert stages.total == 10
-    assert [stages.batches(step) for step in range(6)] == [0, 2, 4, 6, 7, 8]
-    assert [stages.epoch(step) for step in range(8)] == [0, 0, 0, 1, 1, 1, 1, 2]
+    assert [list(stages.places(step)) for step in range(5)] == [[0, 1], [2, 3], [5, 6], [7], [8]]  # 4 would be alone
+    assert [stages.batches_read(step) for step in range(6)] == [0, 2, 4, 6, 7, 8]
+    assert [stages.epoch(step) for step in range(8)] == [0, 0, 1, 1, 1, 1, 2, 2]
     assert [stages.name(step) for step in (0, 2, 3, 9)] == ["recovery", "recovery", "tuning", "tuning"]
 
 
