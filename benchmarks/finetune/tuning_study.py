@@ -162,7 +162,7 @@ def blocks(data: Path, best: Mapping[str, float], epochs: int) -> dict[str, list
     return {
         "main": [row(way, way) for way in ("openclip", "fastclip_v3", "tuneclip")],
         "Table 2": [row(f"carry {what}", "tuneclip", carry=what) for what in ("none", "moments", "memory")],
-        "GCL": [row("GCL + OSR", "GCL + OSR")],
+        "GCL": [row("GCL + OSR", "GCL + OSR"), row("GCL, carry none", "GCL + OSR", carry="none")],
         "margins": [row(f"margin {m:g}", "tuneclip", settings={"margin": m}) for m in MARGINS if m != 0.1],
         "Table 19": [
             row("SGD, warm-up", "OSR + SGD", **warm),
