@@ -15,6 +15,7 @@ from fullbatch.config.optimization import OPTIMIZERS
 from fullbatch.config.run import RunConfig
 from fullbatch.config.tree import from_dict
 
+_LISTS = ("evaluate", "templates")  # that are None where the user names none
 TRAIN = "Train a CLIP-style model. Also: --recipe NAME, --config FILE.yaml, --resume RUN_FOLDER."
 # Texts of which only some are allowed, shown as choices.
 _CHOICES: dict[str, tuple[str, ...]] = {
@@ -114,5 +115,5 @@ def _refuse_repeated(base: RunConfig, given: Sequence[str]) -> None:
     """Of a flag that is given twice the last one counts; with a list of values that is not what was meant."""
     for group in dataclasses.fields(base):
         for name, value in vars(getattr(base, group.name)).items():
-            if given.count(name) > 1 and isinstance(value, tuple):
+            if given.count(name) > 1 and (isinstance(value, tuple) or name in _LISTS):
                 raise ValueError(f"--{name} is given {given.count(name)} times; name all after one: --{name} A B.")

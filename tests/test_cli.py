@@ -292,6 +292,7 @@ WORDS = {  # what is typed, and what the one message must say
     "export {place}/bare {place}/out": "{place}/bare is neither a run folder with a good checkpoint nor a checkpoint.",
     "export {place}/absent {place}/out": "{place}/absent is neither a run folder with a good checkpoint",
     "train --data a --data b": "--data is given 2 times; name all after one: --data A B.",
+    "train --evaluate retrieval:a --evaluate retrieval:b": "--evaluate is given 2 times; name all after one",
 }
 
 

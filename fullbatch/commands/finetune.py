@@ -36,13 +36,28 @@ def finetune(arguments: list[str]) -> int:
     config, resume = train_config(rest, command=FINETUNE)
     from fullbatch.finetuning import finetune as tuning
 
-    tuned = tuning.finetune(config, chosen.metric, _number(chosen.tolerance), resume)
+    metric = (
+        None if chosen.metric is None else deciding(chosen.metric, tuning.measuring(config).evaluation.evaluate or ())
+    )
+    tuned = tuning.finetune(config, metric, number_of(chosen.tolerance), resume)
     if int(os.environ.get("RANK", "0")) == 0:
         print_finetuned(tuned, Console(highlight=False))
     return 0
 
 
-def _number(text: str | None) -> float | None:
+def deciding(metric: str, tasks: Sequence[str]) -> str:
+    """ "mean", or the "TASK METRIC" that is meant; a name that no task gives is refused before anything is measured."""
+    from fullbatch.comparison.metrics import metric_named, more_is_better
+
+    if metric == "mean":
+        return metric
+    named = metric_named(metric, tasks)
+    if not more_is_better(named):
+        raise ValueError(f"--metric {metric!r}: of a rank less is better; take one of the shares, such as mean_r1.")
+    return named
+
+
+def number_of(text: str | None) -> float | None:
     try:
         return None if text is None else float(text)
     except ValueError:
@@ -95,8 +110,8 @@ def epoch_lines(record: Record) -> list[str]:
     lines = [f"epoch      score ({record.metric})"]
     for each in record.epochs:
         score = "none" if each.score is None else f"{each.score:.2%}"
-        mark = "  best" if each.step == record.best_step else "  base" if each.epoch == 0 else ""
-        lines.append(f"{each.epoch:>5g}  {score:>9}{mark}")
+        mark = "  best epoch" if each.step == record.best_step else "  base" if each.epoch == 0 else ""
+        lines.append(f"{each.epoch:>5.3g}  {score:>9}{mark}")
     return lines
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -35,7 +35,7 @@ class _Interpolate:
         str | None, Flag(help='what the best one is best in: mean, or "TASK METRIC"; default: the run\'s, else mean')
     ] = None
     tolerance: Annotated[
-        float | None, Flag(help="how far a task may fall below the base, a share; default: the run's, else 0.01")
+        str | None, Flag(help="how far a task may fall below the base, a share; default: the run's, else 0.01")
     ] = None
     output: Annotated[
         Path | None, Flag(help="the folder for the best model; default: interpolated in the run's folder")
@@ -67,6 +67,7 @@ def interpolate(arguments: list[str]) -> int:
 
     from fullbatch import distributed
     from fullbatch.assembly import pick_device
+    from fullbatch.commands.finetune import deciding
     from fullbatch.config.model import Model
     from fullbatch.config.training import check_templates
     from fullbatch.evaluation.embed import Embedder
@@ -81,7 +82,7 @@ def interpolate(arguments: list[str]) -> int:
         measure_curve,
         write_curve,
     )
-    from fullbatch.finetuning.verdict import check_metric, check_tolerance
+    from fullbatch.finetuning.verdict import check_tolerance
 
     if options.templates is not None:
         check_templates(options.templates)
@@ -90,7 +91,7 @@ def interpolate(arguments: list[str]) -> int:
     check_tolerance(ends.tolerance)
     alphas = check_alphas(options.alphas or ALPHAS)
     tasks = options.tasks or evaluation.evaluate or BUILTIN_TASKS["emoji"]
-    check_metric(ends.metric, tasks)
+    ends = replace(ends, metric=deciding(ends.metric, tasks))
     precision = options.precision or ends.config.training.precision
     if options.output is not None:
         _require_new(options.output)
@@ -138,12 +139,13 @@ def _require_new(output: Path) -> None:
 
 
 def _ends(options: _Interpolate) -> _Ends:
+    from fullbatch.commands.finetune import number_of
     from fullbatch.finetuning.finetune import TOLERANCE
     from fullbatch.finetuning.record import BASE, TUNED, read_record
     from fullbatch.finetuning.verdict import MEAN
     from fullbatch.training.run_folder import Folder
 
-    tolerance = options.tolerance
+    tolerance = number_of(options.tolerance)
     if len(options.models) == 2:
         base, tuned = options.models
         return _Ends(

@@ -43,7 +43,7 @@ def metric_named(asked: str | None, tasks: Sequence[str]) -> str:
         )
     short = list(dict.fromkeys(full.rpartition(" ")[2] for full in known))
     raise ValueError(
-        f"--metric {asked!r}: no task of this comparison gives it{nearest(asked, [*short, *known])} The tasks are "
+        f"--metric {asked!r}: none of the tasks gives it{nearest(asked, [*short, *known])} The tasks are "
         f"{listed(tasks)}; the metrics {listed(short)}. Write METRIC or 'TASK METRIC'."
     )
 

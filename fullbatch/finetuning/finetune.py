@@ -130,6 +130,8 @@ def _write_base(config: RunConfig, folder: Folder, record: Record) -> None:
 
 def _require_room(folder: Folder) -> None:
     """Nothing of the user's may lie where the base is written; what a run left that was killed before it began may."""
+    if folder.config.exists() and not (folder.path / FILE).is_file():
+        raise ValueError(f"{folder.path} is a run of another kind; give another --name.")
     folder.require_new()
     if folder.path.exists() and not folder.path.is_dir():
         raise ValueError(f"{folder.path} is a file; give another --name.")

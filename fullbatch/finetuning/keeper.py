@@ -80,4 +80,4 @@ class Keeper:
             return
         base = self.record.base
         change = "" if base is None or base.score is None else f" ({100 * (epoch.score - base.score):+.2f} points)"
-        self.say(f"epoch {epoch.epoch:g}: {score}{change}{', the best so far' if best else ''}")
+        self.say(f"epoch {epoch.epoch:g}: {score}{change}{', the best epoch so far' if best else ''}")

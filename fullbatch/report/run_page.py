@@ -192,6 +192,8 @@ def results_section(run: RunData, baseline: RunData | None) -> Section:
     head += ["chance", f"{TIMES} chance", "", "among"]
     rows = [_row(result, share, greatest, theirs, baseline) for result, share in zip(run.results, ratios, strict=True)]
     when = f"Measured at step {run.results_step:,}. " if run.results_step is not None else ""
+    if when and run.finetune:
+        when += "That is the last step, not the best epoch: what came of the tuning stands further up. "
     chance = f"Chance is what guessing gives; the bars are on a log scale from 1{TIMES}"
     mark = ", the tick is the baseline." if baseline is not None else "."
     body = joined(

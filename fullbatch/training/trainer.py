@@ -302,5 +302,14 @@ class Trainer:
         if self.evaluate is not None and due and distributed.from_first_rank(self.metrics.evaluated) != step:
             with self.stopwatch.paused():
                 started = time.monotonic()
-                values = self.evaluate()
+                values = self._measured(self.evaluate)
                 self.metrics.write({"step": step, **values, "seconds": time.monotonic() - started}, EVALUATION)
+
+    def _measured(self, evaluate: Callable[[], Mapping[str, Any]]) -> Mapping[str, Any]:
+        """Data to measure on may be gone by now; what was trained is not lost for that."""
+        try:
+            return evaluate()
+        except (ValueError, OSError) as error:
+            reason = f"{error} This was the evaluation at step {self.state.position.step}"
+            log.info("%s", reason)
+            raise ValueError(f"{reason}; go on from there with `{self.go_on}`.") from None

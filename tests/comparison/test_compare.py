@@ -74,7 +74,7 @@ def test_a_comparison_with_a_row_that_fails(tmp_path, capsys):
     ("more", "words"),
     [
         (("--batch-sizes", "8", "41"), "openclip-b41-seed0: a batch of 41 is more than the 40 samples"),
-        (("--metric", "mean_r2"), "no task of this comparison gives it; did you mean 'mean_r1'"),
+        (("--metric", "mean_r2"), "none of the tasks gives it; did you mean 'mean_r1'"),
         (("--evaluate",), "needs something to measure"),
         (("--evaluate", "retrieval:nowhere.tar"), "nowhere.tar"),
         (("--seeds",), "at least one seed"),

@@ -19,6 +19,7 @@ from fullbatch.finetuning.finetune import finetune, measuring
 from fullbatch.models.build import build_model
 from fullbatch.run import load_trained
 from fullbatch.training import checkpoint
+from fullbatch.training.trainer import Trainer
 from tests.finetuning.making import said, tuning_config
 from tests.training.small import differences, saved_state
 
@@ -176,3 +177,23 @@ def test_an_epoch_without_a_score_is_never_the_best(tmp_path, base, monkeypatch,
     tuned = finetune(tuning_config(tmp_path, base, epochs=2))
     assert tuned.record.epochs[2].score is None and tuned.record.best_step == 10
     assert "has no score" in caplog.text
+
+
+def test_data_to_measure_on_that_vanish_do_not_lose_the_run(tmp_path, base):
+    config = tuning_config(tmp_path, base)
+    asked = tmp_path / "asked.tar"
+    shutil.copy(config.data.data[0], asked)
+    config = replace(config, evaluation=replace(config.evaluation, evaluate=(f"retrieval:{asked}",)))
+    step = Trainer.train_step
+
+    def vanishing(self, batch):
+        if asked.exists():
+            asked.rename(tmp_path / "away.tar")
+        return step(self, batch)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Trainer, "train_step", vanishing)
+        with pytest.raises(ValueError, match=r"the evaluation at step 10; go on from there with `fullbatch finetune"):
+            finetune(config)
+    (tmp_path / "away.tar").rename(asked)
+    assert len(finetune(config, resume=tmp_path / "run").record.epochs) == 4

@@ -128,7 +128,8 @@ def test_another_architecture_has_nothing_in_between(tmp_path, base, run, capsys
         ("{base} {base} {base}", "BASE TUNED; got 3"),
         ("{run} --alphas 0.5 1.5", "--alphas must lie in [0, 1], got 1.5"),
         ("{run} --tolerance -1", "--tolerance must lie in [0, 1], got -1.0"),
-        ("{run} --metric accuracy", "--metric 'accuracy' is none that will be measured"),
+        ("{run} --metric accuracy", "--metric 'accuracy': none of the tasks gives it"),
+        ("{run} --tolerance abc", "--tolerance must be a share such as 0.01, got 'abc'"),
         ("{base} {run}/nowhere", "There is no run folder, checkpoint or exported model at"),
     ],
 )

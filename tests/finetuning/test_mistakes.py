@@ -49,7 +49,8 @@ def place(tmp_path, base):
         ("--model {base} --batch-size 64", "--batch-size 64 is more than the 40 samples of an epoch; use at most 40"),
         ("--model {base} --epochs 0", "Training.epochs must"),
         ("--model {base} --recovery-epochs -1", "Recovery.recovery_epochs must be a number of at least 0"),
-        ("--model {base} --metric accuracy", "--metric 'accuracy' is none that will be measured"),
+        ("--model {base} --metric accuracy", "--metric 'accuracy': none of the tasks gives it"),
+        ("--model {base} --metric text_to_image_median_rank", "of a rank less is better; take one of the shares"),
         ("--model {base} --tolerance x", "--tolerance must be a share such as 0.01, got 'x'"),
         ("--model {base} --tolerance 3", "--tolerance must lie in [0, 1], got 3.0"),
         ("--model {base}/../trained --image-size 64", "--image-size 64: {base}/../trained has 16; leave it out"),
@@ -76,13 +77,14 @@ def test_data_must_be_named(base, capsys):
 
 
 def test_a_metric_that_the_task_does_not_have(place, base, capsys):
-    """Known once the base is measured, before the first step; the run can go on with another."""
+    """Refused before the base is measured, and nothing is left behind; a METRIC alone is the first task's."""
     task = f"retrieval:{place}/shard.tar"
     words = f"{RECIPE} --recovery-epochs 1 --data {place}/shard.tar --runs {place} --name tuned --evaluate {task}"
     assert main(["finetune", *words.split(), "--model", str(base), "--metric", f"{task} mean_r2"]) == 1
     assert f"did you mean '{task} mean_r1'?" in capsys.readouterr().err
-    assert main(["finetune", "--resume", f"{place}/tuned", "--metric", f"{task} mean_r1"]) == 0
-    assert "median" not in capsys.readouterr().out
+    assert not (place / "tuned").exists()
+    assert main(["finetune", *words.split(), "--model", str(base), "--metric", "text_to_image_r5"]) == 0
+    assert json.loads((place / "tuned" / "finetune.json").read_text())["metric"] == f"{task} text_to_image_r5"
 
 
 def test_a_run_is_not_written_over(place, base, capsys):
