@@ -35,7 +35,7 @@ def go(config, resume, die_in_call):
             return wrapper
 
         checkpoint.torch.save = counted(checkpoint.torch.save)
-        checkpoint._sync = counted(checkpoint._sync)
+        checkpoint.sync = counted(checkpoint.sync)
         checkpoint._describe = counted(checkpoint._describe)
         checkpoint.shutil.rmtree = counted(checkpoint.shutil.rmtree)
     train(config, resume=resume)
