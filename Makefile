@@ -16,7 +16,7 @@ $(READY): pyproject.toml constraints.txt
 	touch $@
 
 test: $(READY)          ## the tier everyone runs
-	$(RUN) -m pytest -m "not slow"
+	$(RUN) -m pytest -m "not slow" --numprocesses 2 --dist loadfile
 
 test-all: test          ## and the slow ones
 	$(RUN) -m pytest -m slow

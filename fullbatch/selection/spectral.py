@@ -1,0 +1,166 @@
+"""Batches of pairs that are hard for each other, by spectral clustering: Algorithm 3 of "Mini-Batch Optimization of
+Contrastive Loss" (Cho et al. 2023).
+
+    w(k, l) = sum over (i, j) in {(k, l), (l, k)} of
+              log(1 + (B - 1) exp((u_i.v_j - u_i.v_i) / tau)) + log(1 + (B - 1) exp((v_i.u_j - v_i.u_i) / tau))
+
+The weights of a batch's pairs, over B (B - 1), bound its loss from below, by Jensen's inequality; so batches that cut
+little weight of the graph are batches of large loss.  The paper has no tau; the authors' code has.  First the epoch is
+cut into blocks of some batches each, since the eigenvectors cost the cube of a block's size: a block takes 0.13 s at
+1280 rows and 7 s at 5120, on one core, so an epoch costs its samples times the square of a block.  Larger blocks make
+harder batches.  (Lanczos was tried for large ones: faster on some tables, slower or not converging on others.)
+
+What the paper leaves open:
+
+- The places of the epoch that fill no batch, at its end, are left out, as in a uniform epoch.
+- More batches a block than there are: one block.  One batch a block, or one batch in all: the uniform order.
+- Rows never seen (not finite) have no weights.  They are in no cluster and go where they are least in the way: their
+  cost is the same in every batch.  A block with fewer rows seen than batches keeps its uniform order.
+- Weights may vanish (at small tau), so that the graph falls apart and the eigenvalue 0 has several vectors: any basis
+  of them serves, since the rows of a component are alike in each.  Rows that are zero in every vector stay zero.
+- Equal rows, or all of them equal: fewer than k different centres; the assignment still fills every batch.
+- Batches come in the order of their first places, places within a batch ascend: neither depends on names of clusters.
+"""
+
+# P: places of an epoch, in uniform order   N: rows of a block   S: rows seen   k: batches of a block   B: batch size
+# D: width
+
+from __future__ import annotations
+
+import functools
+import math
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import softplus
+
+from fullbatch.selection.assignment import Floats, Ints, even_assignment
+
+_LINEAR_FROM = 40.0  # log(1 + e^x) is x within 4e-18 there, finer than float64
+
+
+def pair_weights(image_ND: Tensor, text_ND: Tensor, tau: float, batch_size: int) -> Tensor:
+    """w of every two rows, 0 on the diagonal: the affinity matrix A of Algorithm 3."""
+    sim_NN = (image_ND / tau) @ text_ND.T
+    shift_N = math.log(batch_size - 1) - sim_NN.diagonal()
+    # a similarity has its image as an anchor, and its text; the transpose below brings the other order of the pair
+    half_NN = softplus(sim_NN + shift_N[:, None], threshold=_LINEAR_FROM)
+    half_NN += softplus(sim_NN + shift_N, threshold=_LINEAR_FROM)
+    return (half_NN + half_NN.T).fill_diagonal_(0)
+
+
+def laplacian(weights_NN: Tensor) -> Tensor:
+    """L = D - A."""
+    result_NN = -weights_NN
+    result_NN.diagonal().add_(weights_NN.sum(1))
+    return result_NN
+
+
+def first_eigenvectors(laplacian_NN: Tensor, count: int) -> Tensor:
+    """The eigenvectors of the ``count`` smallest eigenvalues, as columns."""
+    if laplacian_NN.device.type == "cpu":  # only those asked for; torch would compute them all
+        from scipy.linalg import eigh  # here, since few runs need it
+
+        _, vectors = eigh(laplacian_NN.numpy(), subset_by_index=[0, count - 1], check_finite=False)
+        return torch.from_numpy(vectors)
+    all_vectors: Tensor = torch.linalg.eigh(laplacian_NN).eigenvectors
+    return all_vectors[:, :count]
+
+
+def unit_rows(vectors_Nk: Tensor) -> Tensor:
+    """Rows of length one; a row of zeros stays as it is."""
+    length_N1 = vectors_Nk.norm(dim=1, keepdim=True)
+    return vectors_Nk / torch.where(length_N1 > 0, length_N1, 1.0)
+
+
+def distances_to_centres(rows_Nk: Floats, centres: int, seed: int) -> Floats:
+    """How far each row is from each centre that k-means finds (k-means++, one start)."""
+    from sklearn.cluster import KMeans  # here, since it takes a second to import and few runs need it
+    from sklearn.exceptions import ConvergenceWarning
+
+    distinct = min(centres, len(np.unique(rows_Nk, axis=0)))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)  # rows equal but for rounding: two centres in one place
+        found = KMeans(distinct, n_init=1, random_state=seed % 2**32).fit(rows_Nk)
+    centre_kk: Floats = found.cluster_centers_[np.arange(centres) % distinct]  # too few different rows: some twice
+    squared_Nk: Floats = (rows_Nk**2).sum(1)[:, None] - 2 * rows_Nk @ centre_kk.T + (centre_kk**2).sum(1)
+    distance_Nk: Floats = np.sqrt(np.maximum(squared_Nk, 0.0))
+    return distance_Nk
+
+
+def even_clusters(image_ND: Tensor, text_ND: Tensor, batch_size: int, tau: float, seed: int) -> Ints:
+    """Algorithm 3 on one block: places (k, B) of its rows, each once; N must be a multiple of B.  On one CPU thread."""
+    check_batch_size(batch_size)
+    rows, batches = len(image_ND), len(image_ND) // batch_size
+    assert rows == batches * batch_size, "a block is whole batches"
+    seen_N = image_ND.isfinite().all(1) & text_ND.isfinite().all(1)
+    if batches < 2 or int(seen_N.sum()) < batches:
+        return np.arange(rows).reshape(batches, batch_size)
+    image_SD, text_SD = (_computable(table[seen_N]) for table in (image_ND, text_ND))
+    with one_thread():
+        vectors_Sk = unit_rows(first_eigenvectors(laplacian(pair_weights(image_SD, text_SD, tau, batch_size)), batches))
+        cost_Nk = np.zeros((rows, batches))
+        cost_Nk[seen_N.numpy(force=True)] = distances_to_centres(vectors_Sk.double().numpy(force=True), batches, seed)
+    places_kB = np.argsort(even_assignment(cost_Nk, batch_size), kind="stable").reshape(batches, batch_size)
+    return places_kB[places_kB[:, 0].argsort()]
+
+
+def blocks(places: int, batch_size: int, block_batches: int) -> list[range]:
+    """The blocks of an epoch: consecutive places, whole batches; the last block may be smaller."""
+    check_batch_size(batch_size)
+    if block_batches < 1:
+        raise ValueError(f"block_batches must be at least 1, got {block_batches}.")
+    end, size = places // batch_size * batch_size, block_batches * batch_size
+    return [range(start, min(start + size, end)) for start in range(0, end, size)]
+
+
+def order_of_block(image_ND: Tensor, text_ND: Tensor, batch_size: int, tau: float, seed: int, block: int) -> Ints:
+    """The rows of the epoch's block number ``block`` in their new order: what one planner does at a time."""
+    block_seed = int(np.random.SeedSequence([seed % 2**64, block]).generate_state(1)[0])
+    return even_clusters(image_ND, text_ND, batch_size, tau, block_seed).reshape(-1)
+
+
+def spectral_order(
+    image_PD: Tensor, text_PD: Tensor, batch_size: int, block_batches: int, tau: float, seed: int
+) -> Ints:
+    """The places of an epoch, block by block and batch by batch: each of the first P // B * B places once."""
+    orders = [np.empty(0, np.int64)]
+    for number, block in enumerate(blocks(len(image_PD), batch_size, block_batches)):
+        here = slice(block.start, block.stop)
+        orders.append(block.start + order_of_block(image_PD[here], text_PD[here], batch_size, tau, seed, number))
+    return np.concatenate(orders)
+
+
+def check_batch_size(batch_size: int) -> None:
+    if batch_size < 2:
+        raise ValueError(f"Batches are selected by their pairs: batch_size must be at least 2, got {batch_size}.")
+
+
+def _computable(table_SD: Tensor) -> Tensor:
+    """float64 as it is, all else in float32: half precision would not tell the eigenvectors apart."""
+    return table_SD if table_SD.dtype == torch.float64 else table_SD.float()
+
+
+@functools.cache
+def _thread_pools() -> Any:
+    import sklearn.cluster  # noqa: F401  # what it loads must be there to be limited
+    from threadpoolctl import ThreadpoolController
+
+    return ThreadpoolController()
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Sums in the same order whatever the number of cores, and planners side by side that do not crowd each other."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with _thread_pools().limit(limits=1):
+            yield
+    finally:
+        torch.set_num_threads(threads)
