@@ -25,6 +25,7 @@ usage: fullbatch COMMAND [OPTIONS]
   audit        how wrong the normalizers of a run were, checkpoint by checkpoint
   compare      race methods x batch sizes x seeds on the same data, model and budget
   report       one self-contained page about a run, or comparing several
+  theory       watch which batches lead free embeddings to the full batch's optimum: numbers and a page of figures
   export       write a trained model for open_clip, Hugging Face transformers, or as safetensors
   recipes      list the recipes, or show one: fullbatch recipes NAME
 
@@ -32,7 +33,7 @@ usage: fullbatch COMMAND [OPTIONS]
 """
 
 # Each is the function of its name in the file of its name in fullbatch/commands.
-COMMANDS = ("train", "finetune", "interpolate", "evaluate", "audit", "compare", "report", "export", "recipes")
+COMMANDS = ("train", "finetune", "interpolate", "evaluate", "audit", "compare", "report", "theory", "export", "recipes")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

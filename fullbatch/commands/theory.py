@@ -1,0 +1,104 @@
+"""``fullbatch theory``: the synthetic study of batch selection, as numbers and one page of figures."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import tyro
+
+if TYPE_CHECKING:
+    from fullbatch.theory.study import Study
+
+Flag = tyro.conf.arg
+NUMBERS, PAGE = "numbers.json", "theory.html"
+
+
+@dataclass(frozen=True)
+class _Theory:
+    """Watch free embeddings descend the loss of chosen batches: which optimum they reach, and how fast (minutes on a
+    CPU; no data, no model)."""
+
+    output: Annotated[Path, Flag(help=f"the folder for {NUMBERS} and {PAGE}")] = Path("theory")
+    part: Annotated[
+        Literal["all", "optimum", "convergence", "toy", "angle"],
+        Flag(
+            help="optimum: where full batch, all batches and subsets end; convergence: SGD, OSGD and spectral batches; "
+            "toy: four points; angle: the two losses along one angle"
+        ),
+    ] = "all"
+    quick: Annotated[bool, Flag(help="N up to 8 and fewer settings: well under a minute")] = False
+    seeds: Annotated[int, Flag(help="random starts, descended side by side")] = 10
+
+
+def theory(arguments: list[str]) -> int:
+    options = tyro.cli(_Theory, args=arguments, prog="fullbatch theory")
+    import json
+
+    from rich.console import Console
+
+    from fullbatch.report.page import fitting
+    from fullbatch.report.theory_page import theory_page
+    from fullbatch.theory.study import PARTS, numbers, quick, study, whole
+    from fullbatch.training.run_folder import replace_text
+
+    extent = (quick if options.quick else whole)(options.seeds)
+    options.output.mkdir(parents=True, exist_ok=True)
+    progress = Console(stderr=True, highlight=False)
+    parts = PARTS if options.part == "all" else (options.part,)
+    done = study(parts, extent, lambda text: progress.print(text, markup=False, soft_wrap=True))
+    replace_text(options.output / NUMBERS, json.dumps(numbers(done), indent=1, allow_nan=False) + "\n")
+    replace_text(options.output / PAGE, fitting(theory_page(done)))
+    for line in _lines(done):
+        print(line)
+    print(options.output / PAGE)
+    return 0
+
+
+def _lines(done: Study) -> list[str]:
+    """What came out, in a screenful."""
+    from fullbatch.commands.finetune import columns
+    from fullbatch.theory.study import hitting_times
+
+    lines: list[str] = []
+    if done.minima:
+        rows: list[tuple[str, ...]] = [("optimum", "batches", "reached", "distance")]
+        for one in done.minima:
+            reached, far = one.descent.reached_R, one.descent.distance_R
+            met = f"{int((reached >= 0).sum())} of {len(reached)}"
+            rows.append(
+                (f"N {one.count} d {one.width}", one.batches, met, f"{float(far.min()):.1e}..{float(far.max()):.1e}")
+            )
+        lines += [*columns(rows, left=2), ""]
+    for each in done.unproven:
+        found = each.found
+        lines.append(
+            f"N {each.count} d {each.width}: minimisers of full batch and all batches differ by {found.distance:.2g}; "
+            f"mini-batch loss {found.all_losses[0]:.7f} and {found.all_losses[1]:.7f}"
+        )
+    if done.races:
+        names = list(dict.fromkeys(one.method for one in done.races))
+        rows = [("distance after the race", *names)]
+        cases = dict.fromkeys((one.reading, one.count, one.width) for one in done.races)
+        for reading, count, width in cases:
+            finals = {
+                one.method: f"{float(one.race.final_R.mean()):.3f}"
+                for one in done.races
+                if (one.reading, one.count, one.width) == (reading, count, width)
+            }
+            label = f"N {count} d {width}, {reading.steps} {'epochs' if reading.epochs else 'steps'}"
+            rows.append((label, *(finals.get(name, "-") for name in names)))
+        lines += ["", *columns(rows, left=1)]
+    if done.walks:
+        rows = [("steps to the square", "OSGD", "SGD", "all batches", "full batch")]
+        for walked in done.walks:
+            for row in hitting_times(walked):
+                times = (row[method] for method in ("ordered", "uniform", "all_batches", "full"))
+                label = f"rate {row['rate']:g} eps {row['epsilon']:.3g} rho {row['rho']:g}"
+                rows.append((label, *("never" if steps is None else str(steps) for steps in times)))
+        lines += ["", *columns(rows, left=1)]
+    if done.turn is not None:
+        least, greatest = done.turn.ratios
+        lines += ["", f"along one angle: full-batch over mini-batch loss goes from {least:.3f} to {greatest:.3f}"]
+    return lines

@@ -1,0 +1,257 @@
+"""The whole synthetic study of Cho et al. 2023: what is run, and its numbers as plain values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from torch import Tensor
+
+from fullbatch.theory import racing, toy
+from fullbatch.theory.angle import Turn, turn
+from fullbatch.theory.embeddings import all_batches
+from fullbatch.theory.minimizers import NEAR, Descent, Unproven, all_but_one, descend, partition_batches, unproven
+from fullbatch.theory.racing import AS_PUBLISHED, AS_WRITTEN, Choice, Ordered, Race, Reading, Spectral, Uniform
+from fullbatch.theory.toy import DRIFT_RATIO, Method, Path, Start
+
+Part = Literal["optimum", "convergence", "toy", "angle"]
+PARTS: tuple[Part, ...] = ("optimum", "convergence", "toy", "angle")
+BATCH = 2
+RATE = 0.5  # section 6.1
+_UNPROVEN = (3, 5)  # widths at N = 8
+_UNPROVEN_RATES = (2.0, 16.0)  # of full batch and all batches: the landscape is flat
+_RHOS = (0.1, 0.01)
+_TEN_DEGREES = 0.17453292519943295  # the authors' start
+_METHODS: tuple[Method, ...] = ("ordered", "uniform", "all_batches", "full")
+
+
+@dataclass(frozen=True)
+class Extent:
+    """counts           N of the heat maps and races
+    seeds            starts, descended side by side
+    most_steps       of a descent that should reach the optimum; subset_steps: of one that should not
+    unproven_steps   of the full batch, and of all mini-batches, where no optimum is known
+    starts, runs     of the toy: rates and first angles; runs that SGD is averaged over
+    """
+
+    counts: tuple[int, ...]
+    seeds: int
+    most_steps: int
+    subset_steps: int
+    unproven_steps: tuple[int, int]
+    readings: tuple[Reading, ...]
+    starts: tuple[Start, ...]
+    runs: int
+
+    def __post_init__(self) -> None:
+        if self.seeds < 1:
+            raise ValueError(f"--seeds must be at least 1, got {self.seeds}.")
+
+
+def whole(seeds: int) -> Extent:
+    starts = tuple(Start(rate, epsilon) for rate in (0.01, 0.05, 0.1, 0.5) for epsilon in (0.01, _TEN_DEGREES))
+    return Extent((4, 8, 16), seeds, 80_000, 10_000, (10_000, 20_000), (AS_WRITTEN, AS_PUBLISHED), starts, 1000)
+
+
+def quick(seeds: int) -> Extent:
+    """Without what takes minutes: N = 16, the code's reading of a step, small rates."""
+    starts = tuple(Start(rate, epsilon) for rate in (0.05, 0.1) for epsilon in (0.01, _TEN_DEGREES))
+    return Extent((4, 8), seeds, 20_000, 2_000, (4_000, 2_000), (AS_WRITTEN,), starts, 250)
+
+
+@dataclass(frozen=True)
+class Minimum:
+    """What descent on these batches came to; ``optimal`` says whether the theorems promise the optimum."""
+
+    count: int
+    width: int
+    batches: str
+    number: int
+    rate: float
+    optimal: bool
+    descent: Descent
+
+
+@dataclass(frozen=True)
+class Open:
+    count: int
+    width: int
+    found: Unproven
+
+
+@dataclass(frozen=True)
+class Raced:
+    count: int
+    width: int
+    reading: Reading
+    method: str
+    race: Race
+
+
+@dataclass(frozen=True)
+class Walked:
+    """The four methods from one start of the toy."""
+
+    start: Start
+    steps: int
+    paths: dict[Method, Path]
+
+
+@dataclass(frozen=True)
+class Study:
+    extent: Extent
+    minima: tuple[Minimum, ...] = ()
+    unproven: tuple[Open, ...] = ()
+    races: tuple[Raced, ...] = ()
+    walks: tuple[Walked, ...] = ()
+    turn: Turn | None = None
+
+
+def study(parts: tuple[Part, ...], extent: Extent, say: Callable[[str], None]) -> Study:
+    """Run the parts; ``say`` hears of each step that takes seconds."""
+    return Study(
+        extent,
+        minima=tuple(_minima(extent, say)) if "optimum" in parts else (),
+        unproven=tuple(_unproven(extent, say)) if "optimum" in parts else (),
+        races=tuple(_races(extent, say)) if "convergence" in parts else (),
+        walks=tuple(_walks(extent, say)) if "toy" in parts else (),
+        turn=turn() if "angle" in parts else None,
+    )
+
+
+def _minima(extent: Extent, say: Callable[[str], None]) -> Iterator[Minimum]:
+    for count in extent.counts:
+        # a mean over more batches moves each pair less, and what should fail must not fail for want of steps
+        subset_rate = RATE if count < 16 else 8 * RATE
+        subsets = (("a partition", partition_batches(count, BATCH)), ("all but one", all_but_one(count, BATCH)))
+        for width in (2 * count, count // 2):
+            for name, batches in (
+                ("full batch", all_batches(count, count)),
+                ("all batches", all_batches(count, BATCH)),
+            ):
+                say(f"optimum: N = {count}, d = {width}, {name}")
+                found = descend(count, width, batches, RATE, extent.most_steps, extent.seeds)
+                yield Minimum(count, width, name, len(batches), RATE, True, found)
+            for name, batches in subsets:
+                say(f"optimum: N = {count}, d = {width}, {name}")
+                found = descend(count, width, batches, subset_rate, extent.subset_steps, extent.seeds)
+                yield Minimum(count, width, name, len(batches), subset_rate, False, found)
+
+
+def _unproven(extent: Extent, say: Callable[[str], None]) -> Iterator[Open]:
+    for width in _UNPROVEN:
+        say(f"optimum: N = 8, d = {width}, where none is proved")
+        yield Open(8, width, unproven(8, width, BATCH, _UNPROVEN_RATES, extent.unproven_steps, extent.seeds))
+
+
+def _races(extent: Extent, say: Callable[[str], None]) -> Iterator[Raced]:
+    main: tuple[tuple[str, Choice], ...] = (("SGD", Uniform()), ("OSGD", Ordered()), ("spectral", Spectral()))
+    more: tuple[tuple[str, Choice], ...] = (
+        ("SGD with replacement", Uniform(replacement=True)),
+        ("OSGD of a partition", Ordered(of_partition=True)),
+    )
+    for reading in extent.readings:
+        for count in extent.counts:
+            for width in (2 * count, count // 2):
+                say(f"convergence: N = {count}, d = {width}, {reading_name(reading)}")
+                for name, choice in main if reading.free else main + more:
+                    found = racing.race(choice, count, width, BATCH, reading, RATE, extent.seeds)
+                    yield Raced(count, width, reading, name, found)
+
+
+def _walks(extent: Extent, say: Callable[[str], None]) -> Iterator[Walked]:
+    for start in extent.starts:
+        steps = round(60 / start.rate)
+        say(f"toy: rate {start.rate:g}, epsilon {start.epsilon:.4g}")
+        goal = toy.GOAL - min(_RHOS)
+        paths = {method: toy.walk(method, start, steps, extent.runs, enough=goal) for method in _METHODS}
+        yield Walked(start, steps, paths)
+
+
+def reading_name(reading: Reading) -> str:
+    unit = "epochs of N / B steps" if reading.epochs else "steps"
+    return f"{reading.steps} {unit}, {'vectors of free length' if reading.free else 'normalised each step'}"
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# numbers
+
+
+def numbers(done: Study) -> dict[str, Any]:
+    """Everything, as JSON can hold it."""
+    written: dict[str, Any] = {"seeds": done.extent.seeds, "batch_size": BATCH, "near": NEAR}
+    if done.minima:
+        written["optimum"] = [_minimum(one) for one in done.minima]
+        written["unproven"] = [_open(one) for one in done.unproven]
+    if done.races:
+        written["convergence"] = [_raced(one) for one in done.races]
+    if done.walks:
+        ratios = {f"{epsilon:g}": toy.drift_ratio(epsilon) for epsilon in (_TEN_DEGREES, 1e-2, 1e-3, 1e-4, 1e-5)}
+        written["toy"] = {
+            "drift_ratio": {"expected": DRIFT_RATIO, "at_epsilon": ratios},
+            "hitting_times": [row for one in done.walks for row in hitting_times(one)],
+        }
+    if done.turn is not None:
+        full, mini = done.turn.best_angles
+        written["angle"] = {
+            "best_angle": {"full": full, "mini": mini},
+            "ratio": {"least": done.turn.ratios[0], "greatest": done.turn.ratios[1]},
+            "curve": {"angle": done.turn.angle, "full": done.turn.full, "mini": done.turn.mini},
+        }
+    return written
+
+
+def hitting_times(one: Walked) -> list[dict[str, Any]]:
+    """By how close is close enough; None: not within ``steps``."""
+    rows = []
+    for rho in _RHOS:
+        times: dict[str, Any] = {method: path.hitting_time(rho) for method, path in one.paths.items()}
+        rows.append({"rate": one.start.rate, "epsilon": one.start.epsilon, "rho": rho, "most": one.steps, **times})
+    return rows
+
+
+def _minimum(one: Minimum) -> dict[str, Any]:
+    return {
+        "N": one.count,
+        "d": one.width,
+        "batches": one.batches,
+        "number_of_batches": one.number,
+        "rate": one.rate,
+        "optimal": one.optimal,
+        "steps": one.descent.steps,
+        "reached_at": one.descent.reached_R.tolist(),
+        "distance": one.descent.distance_R.tolist(),
+        "heat_map": _rounded(one.descent.gram_RNN[0]),
+    }
+
+
+def _open(one: Open) -> dict[str, Any]:
+    found = one.found
+    return {
+        "N": one.count,
+        "d": one.width,
+        "distance": found.distance,
+        "full_batch_loss": dict(zip(("of_full", "of_all"), found.full_losses, strict=True)),
+        "mini_batch_loss": dict(zip(("of_full", "of_all"), found.all_losses, strict=True)),
+        "full_minima": found.full_minima,
+        "all_minima": found.all_minima,
+        "slope_at_full": dict(zip(("full", "mini"), found.slopes, strict=True)),
+        "heat_maps": {"full": _rounded(found.full_NN), "all": _rounded(found.all_NN)},
+    }
+
+
+def _raced(one: Raced) -> dict[str, Any]:
+    return {
+        "N": one.count,
+        "d": one.width,
+        "reading": reading_name(one.reading),
+        "method": one.method,
+        "updates": one.race.at[-1],
+        "distance": one.race.final_R.tolist(),
+        "curve": {"update": one.race.at, "mean": one.race.distance_TR.mean(1).tolist()},
+    }
+
+
+def _rounded(gram_NN: Tensor) -> list[list[float]]:
+    return [[round(value, 6) for value in row] for row in gram_NN.tolist()]
