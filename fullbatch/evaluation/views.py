@@ -1,0 +1,152 @@
+"""Retrieval of the other augmented view (seed 004, section 6.2 and Appendix D.3, Tables 1 and 2).
+
+Clean: of every image two views are made; each one looks for its partner among the partners of all images.
+
+Corrupted: every image is corrupted in 19 ways at severity 1, and of each of the 19 two views are made.  A view looks
+for its partner among the partners of the 19, so an image's own other corruptions are the wrong answers, and the clean
+image takes no part; chance is 1 / 19.  That is what the authors' code does; the paper's words leave it open whether the
+clean image is one of the candidates.
+
+Views are made with the default settings of ``Views``, whatever a run was trained with, from a fixed seed and the
+sample's number, so that all models see the same ones.
+"""
+
+# B: images of a batch   K: corruptions   D: width   C, S: channels, pixels   A: anchors
+
+from __future__ import annotations
+
+import hashlib
+import logging
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fullbatch import distributed
+from fullbatch.config.data import Source
+from fullbatch.config.views import Views
+from fullbatch.data.loader import Batch
+from fullbatch.data.sources import open_source
+from fullbatch.data.tar_index import cache_folder, write_atomically
+from fullbatch.data.views import EVALUATION, ViewMaker
+from fullbatch.evaluation.corruptions import CORRUPTION_NAMES, CORRUPTIONS, Pixels, corrupted
+from fullbatch.evaluation.embed import Embedder, Walked
+from fullbatch.evaluation.result import Result
+from fullbatch.evaluation.retrieval import Ranks, ranks
+
+log = logging.getLogger("fullbatch")
+
+SEED = 0  # of the views and corruptions that all models are measured on
+_MAKER = ViewMaker(Views(), SEED)
+_KEPT = 1 << 30  # bytes of corrupted images of a source that are kept in the cache folder
+_VERSION = 1  # raise it when corruptions change
+
+
+def other_view(task: str, source: Source, embedder: Embedder) -> Result:
+    def rows(batch: Batch) -> tuple[Tensor, Tensor]:
+        first, second = _MAKER(batch.images, EVALUATION, batch.ids.cpu().numpy())
+        return embedder.image_rows(first), embedder.image_rows(second)
+
+    found = embedder.walk(distributed.together(lambda: open_source(source)), source, rows)
+    first_ND, second_ND = (table.to(embedder.device) for table in found.tables)
+    count = len(first_ND)
+    if count == 1:
+        raise ValueError(f"The task {task!r} has one image: any model would be right.")
+    metrics: dict[str, float] = {}
+    for name, anchors, gallery in (
+        ("first_to_second", first_ND, second_ND),
+        ("second_to_first", second_ND, first_ND),
+    ):
+        places = ranks(anchors, gallery, _partners)
+        metrics |= {f"{name}_r{k}": places.hits(k).mean().item() for k in (1, 5)}
+        metrics[f"{name}_median_rank"] = places.median()
+    return _result(task, metrics, 1.0 / count, count, found)
+
+
+def _partners(start: int, stop: int) -> tuple[Tensor, Tensor]:
+    """Right for anchor i is row i."""
+    return torch.arange(stop - start), torch.arange(start, stop)
+
+
+def corrupted_views(task: str, source: Source, embedder: Embedder) -> Result:
+    samples = distributed.together(lambda: open_source(source))
+    kinds, size = len(CORRUPTIONS), embedder.image_size
+    keep = len(samples) * kinds * 3 * size * size <= _KEPT
+
+    def rows(batch: Batch) -> tuple[Tensor, Tensor]:
+        ids = batch.ids.cpu().numpy()
+        views: tuple[list[Tensor], list[Tensor]] = ([], [])
+        for kind, images in enumerate(every_corruption(batch, keep)):
+            # an epoch of its own for each kind: their views are drawn apart
+            for made, images_BCSS in zip(views, _MAKER(images, EVALUATION - 1 - kind, ids), strict=True):
+                made.append(embedder.image_rows(images_BCSS))
+        first_BKD, second_BKD = (torch.stack(made, dim=1) for made in views)
+        return own_hits(first_BKD, second_BKD), own_hits(second_BKD, first_BKD)
+
+    found = embedder.walk(samples, source, rows)
+    by_kind = torch.stack(found.tables).mean(dim=(0, 1)).tolist()
+    metrics = {
+        "first_to_second_r1": found.tables[0].mean().item(),
+        "second_to_first_r1": found.tables[1].mean().item(),
+        **{f"r1_{name}": value for name, value in zip(CORRUPTION_NAMES, by_kind, strict=True)},
+    }
+    return _result(task, metrics, 1.0 / kinds, kinds, found)
+
+
+def own_hits(anchor_BKD: Tensor, gallery_BKD: Tensor) -> Tensor:
+    """(B, K): whether gallery row k of image b is the nearest of its K to anchor k; equally near ones share a hit.
+
+    NaN where the embeddings are not finite, which the caller is to refuse.
+    """
+    sim_BKK = (anchor_BKD @ gallery_BKD.transpose(1, 2)).float()
+    own_BK1 = sim_BKK.diagonal(dim1=1, dim2=2)[..., None]
+    ahead_BK, level_BK = (sim_BKK > own_BK1).sum(dim=2), (sim_BKK == own_BK1).sum(dim=2)
+    hits_BK = Ranks(ahead_BK.flatten().cpu(), level_BK.flatten().cpu() - 1, torch.ones(ahead_BK.numel())).hits(1)
+    hits_BK = hits_BK.view(ahead_BK.shape).to(sim_BKK)
+    return torch.where(sim_BKK.isfinite().all(dim=2), hits_BK, torch.nan)
+
+
+def _result(task: str, metrics: dict[str, float], chance: float, size: int, found: Walked) -> Result:
+    mean = 0.5 * (metrics["first_to_second_r1"] + metrics["second_to_first_r1"])
+    notes: tuple[str, ...] = ()
+    if found.left_out:
+        notes = (f"{len(found.left_out):,} samples could not be read and are left out (first: {found.left_out[0]})",)
+    counts = {"images": len(found.ids), "left_out": len(found.left_out)}
+    return Result(task, {"mean_r1": mean, **metrics}, "mean_r1", chance, size, counts=counts, notes=notes)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# corrupted batches
+
+
+def every_corruption(batch: Batch, keep: bool) -> list[Tensor]:
+    """The batch's images after each corruption, on their device; K of (B, C, S, S)."""
+    images_NHWC = np.ascontiguousarray(batch.images.cpu().permute(0, 2, 3, 1).numpy())
+    every_KNHWC = corrupted_squares(images_NHWC, batch.ids.tolist(), keep)
+    device = batch.images.device
+    return [torch.from_numpy(images).to(device).permute(0, 3, 1, 2).contiguous() for images in every_KNHWC]
+
+
+def corrupted_squares(images_NHWC: Pixels, ids: list[int], keep: bool) -> Pixels:
+    """Making them takes longer than embedding them, so they are kept under a name made of what they come from."""
+    digest = hashlib.blake2b(repr((_VERSION, SEED, images_NHWC.shape, ids)).encode(), digest_size=16)
+    digest.update(images_NHWC.tobytes())
+    folder = cache_folder() if keep else None
+    path = None if folder is None else folder / f"corrupted-{digest.hexdigest()}.npy"
+    if path is not None and (kept := _read(path, (len(CORRUPTIONS), *images_NHWC.shape))) is not None:
+        return kept
+    every_KNHWC = np.stack([corrupted(images_NHWC, ids, kind, SEED) for kind in range(len(CORRUPTIONS))])
+    if path is not None:
+        try:
+            write_atomically(path, lambda file: np.save(file, every_KNHWC))
+        except OSError as error:
+            log.warning("the corrupted images are not kept for the next evaluation in %s: %s", folder, error.strerror)
+    return every_KNHWC
+
+
+def _read(path: object, shape: tuple[int, ...]) -> Pixels | None:
+    try:
+        kept: Pixels = np.load(str(path), mmap_mode="c", allow_pickle=False)
+    except (OSError, ValueError):
+        return None
+    return kept if kept.shape == shape and kept.dtype == np.uint8 else None
