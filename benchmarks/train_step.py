@@ -51,6 +51,7 @@ from fullbatch.data.sample import RawSample
 from fullbatch.data.transforms import TrainTransform
 from fullbatch.models.build import build_model
 from fullbatch.models.open_clip_towers import TINY
+from fullbatch.models.tokenizers import Tokenizer
 from fullbatch.models.towers import TwoTowers
 from fullbatch.training.display import Display
 from fullbatch.training.run_folder import Folder, Metrics
@@ -81,6 +82,7 @@ class Nothing:
 def random_batches(model: TwoTowers, size: int, device: torch.device) -> list[Batch]:
     generator = torch.Generator(device).manual_seed(0)
     draw = partial(torch.randint, generator=generator, device=device)
+    assert isinstance(model.tokenize, Tokenizer)  # two towers
     side, vocabulary = model.image_size, model.tokenize.vocabulary
     return [
         Batch(

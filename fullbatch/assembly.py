@@ -18,13 +18,17 @@ from fullbatch.data.decoded import decode_all, decoded_key
 from fullbatch.data.in_memory import InMemoryBatches, resident
 from fullbatch.data.loader import Pool, TrainingBatches, open_pool
 from fullbatch.data.order import Order
+from fullbatch.data.periods import Periods
 from fullbatch.data.transforms import EvalTransform, TrainTransform
+from fullbatch.data.views import ViewMaker, WholeSquare, no_tokens
 from fullbatch.distributed import towers
 from fullbatch.models.build import build_model, rebuild_model
 from fullbatch.models.towers import TwoTowers, batch_norm_names
+from fullbatch.models.views import TwoViews
 from fullbatch.objective.objective import Objective
 from fullbatch.objective.parts import Context
 from fullbatch.training.average import WeightAverage
+from fullbatch.training.embedding_table import EmbeddingTable
 from fullbatch.training.optimizer import make_optimizer, make_temperature_optimizer
 from fullbatch.training.schedule import phases
 from fullbatch.training.stages import Stages
@@ -61,8 +65,8 @@ def assemble(config: RunConfig, device: torch.device, design: Path | None = None
     torch.manual_seed(config.training.seed)
     model = rebuild_model(config.model, design) if design else build_model(config.model, config.data.image_size)
     batches = make_batches(config, model, device)
-    stages = Stages.of(config, batches.steps_per_epoch)
-    phases(config.schedule, stages.training, stages.per_epoch)  # is the run long enough for its warm-up?
+    stages = Stages.of(config, periods_of(config, batches).trained_batches)
+    phases(config.schedule, stages.training, stages.steps_per_epoch)  # is the run long enough for its warm-up?
     state, wrapped = make_state(config, model, batches, device)
     split = config.training.micro_batch is not None or distributed.world().size > 1
     if split and (names := batch_norm_names(model)):
@@ -73,6 +77,16 @@ def assemble(config: RunConfig, device: torch.device, design: Path | None = None
             names[0],
         )
     return Parts(device, model, wrapped, batches, stages, state)
+
+
+def periods_of(config: RunConfig, batches: Batches) -> Periods:
+    """In which batches are planned together."""
+    selection, whole = config.selection, batches.steps_per_epoch
+    if selection.averages and selection.kept_batches > whole:
+        raise ValueError(
+            f"--kept-batches {selection.kept_batches} is more than the {whole} batches of an epoch; keep fewer."
+        )
+    return Periods(selection, whole)
 
 
 def pick_device(config: RunConfig) -> torch.device:
@@ -111,8 +125,16 @@ def make_batches(config: RunConfig, model: TwoTowers, device: torch.device) -> B
     if config.data.in_memory:
         return _in_memory(config, model, pool, order, device)
     data = config.data
-    transform = TrainTransform(model.image_size, data.crop, data.flip, data.max_pixels)
-    return TrainingBatches(pool, order, batch_size, transform, model.tokenize, world)
+    views = view_maker(config, model)
+    transform: TrainTransform | WholeSquare = WholeSquare(model.image_size, data.max_pixels)
+    if views is None:
+        transform = TrainTransform(model.image_size, data.crop, data.flip, data.max_pixels)
+    return TrainingBatches(pool, order, batch_size, transform, model.tokenize, world, views=views)
+
+
+def view_maker(config: RunConfig, model: TwoTowers) -> ViewMaker | None:
+    """What stands in for captions where one encoder sees two views of each image."""
+    return ViewMaker(config.views, config.training.seed) if isinstance(model, TwoViews) else None
 
 
 def _in_memory(config: RunConfig, model: TwoTowers, pool: Pool, order: Order, device: torch.device) -> InMemoryBatches:
@@ -131,8 +153,9 @@ def _in_memory(config: RunConfig, model: TwoTowers, pool: Pool, order: Order, de
             f"{len(decoded.bad)} of {len(pool)} samples could not be read, more than --max-bad {data.max_bad:g} of "
             f"them; the first is {decoded.bad[0]}. Repair the data, or allow more."
         )
-    kept = resident(key, decoded, model.tokenize, device)
-    return InMemoryBatches(pool, order, config.training.batch_size, kept, data.crop, data.flip, distributed.world())
+    views, world = view_maker(config, model), distributed.world()
+    kept = resident(key, decoded, model.tokenize if views is None else no_tokens, device)
+    return InMemoryBatches(pool, order, config.training.batch_size, kept, data.crop, data.flip, world, views=views)
 
 
 def build_objective(config: RunConfig, model: TwoTowers, batches: Batches) -> Objective:
@@ -163,6 +186,12 @@ def fresh_objective(config: RunConfig, model: TwoTowers, batches: Batches) -> Ob
     return build_objective(replace(config, objective=alone), model, batches)
 
 
+def _make_table(config: RunConfig, model: TwoTowers, batches: Batches, device: torch.device) -> EmbeddingTable | None:
+    if not config.selection.keeps_table:
+        return None
+    return EmbeddingTable(len(batches.pool), model.width, device, getattr(torch, config.objective.table_dtype))
+
+
 def make_state(
     config: RunConfig, model: TwoTowers, batches: Batches, device: torch.device
 ) -> tuple[TrainingState, torch.nn.Module]:
@@ -184,5 +213,6 @@ def make_state(
         objective=objective,
         scaler=torch.amp.GradScaler(device.type, enabled=training.precision == "fp16"),
         position=Position(data=batches.pool.fingerprint),
+        table=_make_table(config, model, batches, device),
     )
     return state, wrapped

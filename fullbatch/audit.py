@@ -15,7 +15,7 @@ from typing import Any, Literal
 import torch
 
 from fullbatch import distributed
-from fullbatch.assembly import build_objective, pick_device
+from fullbatch.assembly import build_objective, pick_device, view_maker
 from fullbatch.config import NoNormalizer
 from fullbatch.config.data import Data
 from fullbatch.config.run import RunConfig
@@ -131,7 +131,7 @@ def audit_run(run: Path, options: Options = Options(), say: Callable[[str], None
         objective = _objective(config, model, pool).to(device)
         embedder = Embedder(
             model, model.tokenize, model.image_size, device, config.training.precision, config.evaluation.eval_batch,
-            workers, config.data.max_pixels,
+            workers, config.data.max_pixels, views=view_maker(config, model),
         )  # fmt: skip
         images = _Images(pool, embedder)
         anchors = options.anchors
@@ -225,7 +225,8 @@ class _Images:
 
     def __init__(self, pool: Pool, embedder: Embedder) -> None:
         transform, world = EvalTransform(embedder.image_size, embedder.max_pixels), distributed.world()
-        self.batches = EvaluationBatches(pool, embedder.batch_size, transform, embedder.tokenize, world)
+        rows, views = embedder.batch_size, embedder.views
+        self.batches = EvaluationBatches(pool, rows, transform, embedder.tokenize, world, views)
         self.workers = embedder.workers
         self.fit = len(pool) * 3 * embedder.image_size**2 <= KEPT * world.size
         self.kept: list[Batch] | None = None

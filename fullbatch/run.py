@@ -7,29 +7,34 @@ import logging
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from logging.handlers import MemoryHandler
 from pathlib import Path
 from typing import Any
 
 from fullbatch import distributed
-from fullbatch.assembly import Parts, assemble, fresh_objective, pick_device
+from fullbatch.assembly import Parts, assemble, fresh_objective, periods_of, pick_device, view_maker
 from fullbatch.config.run import RunConfig
 from fullbatch.config.temperature import Constant
 from fullbatch.data.in_memory import InMemoryBatches
+from fullbatch.data.periods import Plans
 from fullbatch.evaluation.embed import Embedder
 from fullbatch.evaluation.probe import Probe, plan_audits
 from fullbatch.evaluation.result import Measured
-from fullbatch.evaluation.tasks import check_tasks, run_tasks, tasks_of
+from fullbatch.evaluation.tasks import check_captions_unneeded, check_tasks, run_tasks, tasks_of
+from fullbatch.evaluation.whole_table import whole_table
 from fullbatch.models.adapters import plain_state
 from fullbatch.models.build import rebuild_model
 from fullbatch.models.export import Format, export, write_design
 from fullbatch.models.towers import TwoTowers
+from fullbatch.models.views import TwoViews
 from fullbatch.training import checkpoint
 from fullbatch.training.cost import cost_of
 from fullbatch.training.display import Display
+from fullbatch.training.planning import Planners
 from fullbatch.training.run_folder import Folder, Metrics, check_same_run, read_lines, replace_text
+from fullbatch.training.selector import Selector, mean_temperature
 from fullbatch.training.trainer import Trainer
 
 log = logging.getLogger("fullbatch")
@@ -68,6 +73,8 @@ def train(
         distributed.together(lambda: check_tasks(tasks_of(config)))
         if resume is None:
             parts = assemble(config, device)
+            if isinstance(parts.model, TwoViews):
+                check_captions_unneeded(tasks_of(config))
             distributed.together(lambda: folder.create() if first else None)
             if first:
                 write_design(parts.model, folder.model)
@@ -125,6 +132,7 @@ def _train(
         config.evaluation.eval_batch,
         config.data.workers,
         config.data.max_pixels,
+        views=view_maker(config, parts.model),
     )
 
     def evaluate() -> dict[str, Any]:
@@ -141,10 +149,11 @@ def _train(
     in_memory = parts.batches if isinstance(parts.batches, InMemoryBatches) else None
     probe = None if plan is None else Probe(plan, embedder, pool, batch_size, config.training.seed, in_memory)
     metrics = Metrics(folder, config, first, state.position.step)
+    selector = _make_selector(config, parts, folder, embedder)
     trainer = Trainer(
         config=config,
         folder=folder,
-        batches=parts.batches,
+        batches=parts.batches if selector is None else replace(parts.batches, plans=selector.plans),
         stages=parts.stages,
         device=parts.device,
         model=parts.wrapped,
@@ -155,6 +164,7 @@ def _train(
         audit=None if probe is None else partial(probe.audit, state.objective),
         audit_due=(lambda step: False) if plan is None else plan.due,
         fresh_objective=partial(fresh_objective, config, parts.model, parts.batches),
+        selector=selector,
         command=command,
     )
     try:
@@ -164,6 +174,27 @@ def _train(
     if first:
         _add_cost(folder, distributed.world().size)
     distributed.host_barrier()
+
+
+def _make_selector(config: RunConfig, parts: Parts, folder: Folder, embedder: Embedder) -> Selector | None:
+    """Where batches are not uniform."""
+    if config.selection.batches == "uniform":
+        return None
+    batches, stages, table = parts.batches, parts.stages, parts.state.table
+    in_memory = batches if isinstance(batches, InMemoryBatches) else None
+
+    def oldest() -> int | None:
+        kept = checkpoint.checkpoints(folder.checkpoints)
+        return stages.place(checkpoint.step_of(kept[0])) if kept else None
+
+    return Selector(
+        plans=Plans(folder.batches, periods_of(config, batches), batches.batch_size),
+        order=batches.order,
+        planners=Planners(config.selection.planners),
+        look=partial(whole_table, embedder, batches.pool, in_memory) if table is None else lambda: table.rows_n2D,
+        tau=partial(mean_temperature, parts.state.objective),
+        oldest=oldest,
+    )
 
 
 def _add_cost(folder: Folder, devices: int) -> None:

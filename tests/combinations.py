@@ -12,6 +12,7 @@ WIDTH, SAMPLES = 6, 24
 
 PAIRWISE = {
     "identity": fb.Identity(),
+    "raw": fb.RawSimilarity(),
     "hinge": fb.SquaredHinge(0.1),
     "robust_positives": fb.RobustPositives(),
     "sigmoid": fb.Sigmoid(-2.0),
@@ -21,6 +22,7 @@ NORMALIZERS = {
     "infonce": fb.BatchMean(),
     "batch": fb.BatchMean(epsilon=1e-14),
     "average": fb.MovingAverage(gamma=0.6, gamma_epochs=2),
+    "shared": fb.MovingAverage(gamma=0.6, gamma_epochs=2, shared=True),
     "prototypes": fb.Prototypes(prototypes=40, updates=2, restart_every=2),
     "simultaneous": fb.Prototypes(prototypes=40, schedule="simultaneous", restart_every=None),
     "separate": fb.Prototypes(prototypes=5, updates=2, restart_every=2, fit="separate", prototype_gradient="detached"),

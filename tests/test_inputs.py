@@ -105,7 +105,7 @@ SETTINGS = {
     "chunk": (lambda: fb.make_objective("openclip", chunk=0), "chunk", "0"),
     "a part of another axis": (
         lambda: fb.make_objective("openclip", pairwise=fb.Constant(0.1)),
-        "pairwise must be one of Identity(...), SquaredHinge(...)", "Constant(temperature=0.1)",
+        "pairwise must be one of Identity(...), RawSimilarity(...), SquaredHinge(...)", "Constant(temperature=0.1)",
     ),
     "a part that is no part": (lambda: fb.make_objective("openclip", normalizer="batch"), "normalizer", "'batch'"),
     "negatives": (lambda: fb.make_objective("openclip", negatives="all"), "'across' or 'both'", "'all'"),

@@ -26,11 +26,13 @@ NEUCLIP = {
 }
 # TuneCLIP, Tables 16 and 18: hours with frozen weights, hours after
 TUNECLIP = {"tuneclip": (4.27, 4.35), "tuneclip-siglip": (4.52, 4.75)}
+VIEWS = {"simclr-cifar10": "simclr", "sogclr-cifar10": "sogclr_views"}
 PAIRS = {
     "course-report": 100_000,
     "emoji": 2_841,
     **{name: row[0] for name, row in NEUCLIP.items()},
     **dict.fromkeys(TUNECLIP, 12_000_000),
+    **dict.fromkeys(VIEWS, 50_000),
 }
 
 
@@ -110,6 +112,19 @@ def test_tuneclip_is_the_papers(name):
     assert config.model.pretrained is None  # the user's to name
 
 
+@pytest.mark.parametrize("name", VIEWS)
+def test_two_views_are_the_papers(name):
+    """Seed 004, appendix D.3; temperature, gamma, projection and crop are its code's."""
+    config = config_of(name)
+    assert config.objective.build() == METHODS[VIEWS[name]]
+    assert (config.training.batch_size, config.training.epochs, config.schedule.warmup_epochs) == (32, 100, 10)
+    optimizer = config.optimizer
+    assert (optimizer.optimizer, optimizer.momentum, optimizer.weight_decay) == ("lars", 0.9, 1e-6)
+    assert optimizer.lr == pytest.approx(0.075 * 32**0.5)
+    assert (config.model.view_tower, config.model.projection) == ("resnet18", (2048, 128))
+    assert config.views.view_crop == (0.08, 1.0)
+
+
 def test_frozen_steps_displace_the_recipes_epochs():
     config, _ = train_config(["--recipe", "tuneclip", "--recovery-steps", "7"])
     assert (config.recovery.recovery_epochs, config.recovery.recovery_steps) == (None, 7)
@@ -151,7 +166,8 @@ def test_its_parts_can_be_made(name, tmp_path):
     with torch.device("meta"):  # the shapes without the memory
         model = build_model(config.model, config.data.image_size)
     widths = {"RN50": 1024, "ViT-B-32": 512, "ViT-B-16": 512, "ViT-B-16-SigLIP": 768, "tiny": 128}
-    assert model.width == (256 if config.model.is_pair else widths[config.model.model])
+    width = 128 if config.model.view_tower else widths[config.model.model]
+    assert model.width == (256 if config.model.is_pair else width)
     assert make_optimizer(model, config.optimizer, "cpu").param_groups[0]["lr"] == config.optimizer.lr
     context = Context(width=model.width, num_samples=min(PAIRS[name], 100_000))
     made = make_temperature_optimizer(Objective(config.objective.build(), context), config.optimizer)

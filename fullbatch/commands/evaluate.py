@@ -29,7 +29,10 @@ class _Evaluate:
     ]
     tasks: Annotated[
         tuple[str, ...],
-        Flag(help="retrieval:SOURCE, zero_shot:SOURCE, imagenet:FOLDER, wds:FOLDER, datacomp:ROOT; default: the run's"),
+        Flag(
+            help="retrieval:SOURCE, zero_shot:SOURCE, imagenet:FOLDER, wds:FOLDER, datacomp:ROOT, views:SOURCE, "
+            "corrupted_views:SOURCE, knn:TRAIN|TEST, linear:TRAIN|TEST; default: the run's"
+        ),
     ] = ()
     pretrained: Annotated[str | None, Flag(help="an open_clip model's weights: a tag, or a checkpoint file")] = None
     output: Annotated[

@@ -7,10 +7,22 @@ from collections.abc import Iterator, Sequence
 
 from typing_extensions import assert_never
 
-from fullbatch.config.tasks import BenchmarkFolder, DataCompSuite, ImageNetFolder, Retrieval, ZeroShot, parse_task
+from fullbatch.config.tasks import (
+    BenchmarkFolder,
+    CorruptedViews,
+    DataCompSuite,
+    ImageNetFolder,
+    LinearProbe,
+    Neighbours,
+    OtherView,
+    Retrieval,
+    ZeroShot,
+    parse_task,
+)
 from fullbatch.config.words import listed, nearest
 from fullbatch.evaluation.benchmark_folders import Captioned, open_benchmark
 from fullbatch.evaluation.class_count import count_classes
+from fullbatch.evaluation.corruptions import CORRUPTION_NAMES
 from fullbatch.evaluation.datacomp import ENTRIES, averages
 from fullbatch.evaluation.zero_shot import FEWEST_FOR_TOP5
 
@@ -22,6 +34,13 @@ RETRIEVAL = (
     "text_to_image_r1", "text_to_image_r5", "text_to_image_r10", "text_to_image_median_rank",
 )  # fmt: skip
 CLASSIFICATION = ("accuracy", "accuracy_top5", "mean_per_class", "f1_macro")
+VIEWS = (
+    "mean_r1", "first_to_second_r1", "first_to_second_r5", "first_to_second_median_rank",
+    "second_to_first_r1", "second_to_first_r5", "second_to_first_median_rank",
+)  # fmt: skip
+CORRUPTED = ("mean_r1", "first_to_second_r1", "second_to_first_r1", *(f"r1_{name}" for name in CORRUPTION_NAMES))
+NEIGHBOURS = ("accuracy", "accuracy_20", "mean_per_class")
+LINEAR = ("accuracy", "mean_per_class")
 
 
 def metric_named(asked: str | None, tasks: Sequence[str]) -> str:
@@ -66,6 +85,14 @@ def _names(text: str) -> Iterator[str]:
             yield from (f"{text} {name}" for name in RETRIEVAL)
         case ZeroShot() | ImageNetFolder():
             yield from (f"{text} {name}" for name in CLASSIFICATION)
+        case OtherView():
+            yield from (f"{text} {name}" for name in VIEWS)
+        case CorruptedViews():
+            yield from (f"{text} {name}" for name in CORRUPTED)
+        case Neighbours():
+            yield from (f"{text} {name}" for name in NEIGHBOURS)
+        case LinearProbe():
+            yield from (f"{text} {name}" for name in LINEAR)
         case BenchmarkFolder(path):
             names = RETRIEVAL if isinstance(open_benchmark(path), Captioned) else CLASSIFICATION
             yield from (f"{text} {name}" for name in names)

@@ -17,6 +17,7 @@ from fullbatch.config.normalizer import Prototypes as Prototypes
 from fullbatch.config.pairwise import CycleConsistency as CycleConsistency
 from fullbatch.config.pairwise import Identity as Identity
 from fullbatch.config.pairwise import Pairwise as Pairwise
+from fullbatch.config.pairwise import RawSimilarity as RawSimilarity
 from fullbatch.config.pairwise import RobustPositives as RobustPositives
 from fullbatch.config.pairwise import Sigmoid as Sigmoid
 from fullbatch.config.pairwise import SquaredHinge as SquaredHinge

@@ -23,7 +23,8 @@ class Source:
     kind      what it is; "auto" decides by the name
     weight    how many times an epoch shows each of its samples; 0.5 shows a random half
     image     the column or field with image bytes or paths; "" tries the usual names
-    captions  the columns or fields with captions; () tries the usual names
+    captions  the columns or fields with captions; () tries the usual names; of a folder: "folder" is the name of the
+              folder an image lies in, "none" is no captions, for training on two views
     root      the folder that relative image paths start from; "" is the folder of the file itself
     split     the part of a built-in or Hugging Face set
     """

@@ -12,6 +12,7 @@ from fullbatch.config.normalizer import Amortized, BatchMean, Mlp, MovingAverage
 from fullbatch.config.pairwise import (
     CycleConsistency,
     Identity,
+    RawSimilarity,
     RobustPositives,
     Sigmoid,
     SquaredHinge,
@@ -34,6 +35,7 @@ METHODS: Mapping[str, Method] = MappingProxyType(
         "gcl_batch": Method(Identity(), BatchMean(epsilon=1e-14), Constant(0.07)),
         # a moving average per sample
         "sogclr": Method(Identity(), MovingAverage(gamma=0.8), Constant(0.07)),
+        "sogclr_views": Method(RawSimilarity(), MovingAverage(gamma=0.9, shared=True), Constant(0.1), negatives="both"),
         "fastclip_v0": Method(Identity(), _FASTCLIP, LearnedScale(0.07), Scale(times_temperature=False)),
         "fastclip_v1": Method(Identity(), _FASTCLIP, Constant(0.07)),
         "fastclip_v2": Method(
@@ -70,6 +72,7 @@ METHODS: Mapping[str, Method] = MappingProxyType(
 PAIRWISE: Mapping[str, type] = MappingProxyType(
     {
         "identity": Identity,
+        "raw": RawSimilarity,
         "squared_hinge": SquaredHinge,
         "robust_positives": RobustPositives,
         "sigmoid": Sigmoid,

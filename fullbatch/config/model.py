@@ -1,4 +1,4 @@
-"""Which two towers to train, where their weights come from, and which of them stay as they are."""
+"""Which towers to train, where their weights come from, and which of them stay as they are."""
 
 from __future__ import annotations
 
@@ -6,23 +6,29 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from fullbatch.config.checks import require, require_choice, require_count, require_positive, require_share
+from fullbatch.config.checks import is_whole, require, require_choice, require_count, require_positive, require_share
 
-_TEXTS = ("pretrained", "image_tower", "text_tower", "tokenizer")
+_TEXTS = ("pretrained", "image_tower", "text_tower", "view_tower", "tokenizer")
 _SWITCHES = ("image_weights", "text_weights", "lock_image", "lock_text", "checkpoint_activations")
 DEFAULT_MODEL = "tiny"
 DEFAULT_PAIR_WIDTH = 256
+DEFAULT_PROJECTION = (2048, 128)
 
 
 @dataclass(frozen=True)
 class Model:
-    """An open_clip model, or a timm image tower with a Hugging Face text tower.
+    """An open_clip model, a timm image tower with a Hugging Face text tower, or one timm encoder for two views.
 
     model                   an open_clip config name ("ViT-B-32"), a path to an open_clip JSON config, or "tiny"
     pretrained              an open_clip tag, a checkpoint (.pt, .safetensors), or what `fullbatch export` wrote, which
                             brings its architecture along when `model` is left at its default
     image_tower             a timm model name; with text_tower, instead of model
     text_tower              a Hugging Face name, or a local folder with its config.json
+    view_tower              a timm model name, instead of model: one encoder for two augmented views of each image and
+                            no captions (SimCLR); the settings that begin with view_ say how views are made
+    view_stem               "small": a 3 x 3 first convolution of stride 1 and no max-pooling, for images of 32 pixels;
+                            "timm": as timm has it
+    projection              of a view_tower: widths of the layers of its projection head, the last that of the embedding
     embed_dim               width of the embedding that both towers are projected to; None: 256
     tokenizer               a local folder, a hub name, or an open_clip config name; None: the model's own
     context_length          tokens a caption is cut or padded to; None: the model's own, 77 for a Hugging Face tower
@@ -44,6 +50,9 @@ class Model:
     pretrained: str | None = None
     image_tower: str | None = None
     text_tower: str | None = None
+    view_tower: str | None = None
+    view_stem: Literal["timm", "small"] = "timm"
+    projection: tuple[int, ...] = DEFAULT_PROJECTION
     embed_dim: int | None = None
     tokenizer: str | None = None
     context_length: int | None = None
@@ -72,11 +81,33 @@ class Model:
             require_count(self, "context_length", 3)
         if self.embed_dim is not None:
             require_count(self, "embed_dim", 1)
+        self._check_views()
         self._check_pair()
         for switch, count in (("lock_image", "unlocked_image_groups"), ("lock_text", "unlocked_text_layers")):
             hint = f"it counts the exceptions to {switch}, so set {switch} too"
             require(getattr(self, switch) or getattr(self, count) == 0, self, count, f"be 0 without {switch}", hint)
         self._check_lora()
+
+    def _check_views(self) -> None:
+        require_choice(self, "view_stem", ("timm", "small"))
+        widths = self.projection
+        good = isinstance(widths, tuple) and bool(widths) and all(is_whole(width, 1) for width in widths)
+        require(good, self, "projection", "be at least one width, a whole number of at least 1")
+        if self.view_tower is None:
+            for field, without in (("view_stem", "timm"), ("projection", DEFAULT_PROJECTION)):
+                require(getattr(self, field) == without, self, field, "be left out without view_tower")
+            return
+        rule = "be left out where view_tower is given"
+        require(self.model == DEFAULT_MODEL, self, "model", rule)
+        for field in ("image_tower", "embed_dim"):
+            require(getattr(self, field) is None, self, field, rule)
+        self.refuse_text()
+
+    def refuse_text(self) -> None:
+        """One encoder for two views has neither a text tower nor LoRA."""
+        for field in ("text_tower", "tokenizer", "context_length", "text_weights", "lock_text", "lora_rank"):
+            hint = "there is one image encoder, which learns or is locked whole, and no text tower"
+            require(getattr(self, field) in (None, False), self, field, "be left out for two views", hint)
 
     def _check_pair(self) -> None:
         hint = "the image and the text tower are given together, instead of model"
@@ -87,7 +118,7 @@ class Model:
             require(self.model == DEFAULT_MODEL, self, "model", rule)
             return
         require(self.embed_dim is None, self, "embed_dim", "be left out", "an open_clip config sets its own")
-        for field in ("image_weights", "text_weights"):
+        for field in ("text_weights",) if self.view_tower else ("image_weights", "text_weights"):
             hint = "it belongs to image_tower and text_tower; an open_clip model takes `pretrained`"
             require(not getattr(self, field), self, field, "be False", hint)
 
@@ -119,6 +150,9 @@ class Model:
             pretrained=str(folder),
             image_tower=None,
             text_tower=None,
+            view_tower=None,
+            view_stem="timm",
+            projection=DEFAULT_PROJECTION,
             embed_dim=None,
             context_length=None,
             image_weights=False,

@@ -44,14 +44,18 @@ class MovingAverage:
     gamma          weight of the new value
     gamma_epochs   epochs in which gamma falls from 1 to its value by a cosine; None: it is constant
     epsilon        added to the batch's mean
+    shared         one u_i for both directions, the mean of what they make of it: for two views of one image, which
+                   are alike (SogCLR's code)
     """
 
     gamma: float = 0.8
     gamma_epochs: float | None = None
     epsilon: float = 1e-14
+    shared: bool = False
 
     def __post_init__(self) -> None:
         require_gamma(self)
+        require_choice(self, "shared", (True, False))
         require_epsilon(self)
         if self.gamma_epochs is not None:
             require_positive(self, "gamma_epochs")

@@ -20,6 +20,7 @@ class Objective:
     pairwise           another pairwise loss than the method's own
     normalizer         another normalizer than the method's own
     temperature_rule   another temperature rule than the method's own
+    negatives          "across": of the other modality or view; "both": of the anchor's own as well; None: the method's
     settings           fields of the method's parts: rho, gamma, prototypes, ...
     loss_chunk         rows of the similarity matrix at a time; None: all
     table_dtype        how the per-sample tables are stored
@@ -30,6 +31,7 @@ class Objective:
     pairwise: str | None = None
     normalizer: str | None = None
     temperature_rule: str | None = None
+    negatives: str | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
     loss_chunk: int | None = None
     table_dtype: str = "float32"
@@ -41,6 +43,8 @@ class Objective:
             value = getattr(self, axis)
             hint = str(nearest(value, kinds)).strip("; .")
             require(value is None or value in kinds, self, axis, f"be one of {listed(kinds)}", hint)
+        if self.negatives is not None:
+            require_choice(self, "negatives", ("across", "both"))
         require(isinstance(self.settings, Mapping), self, "settings", "map names to values")
         require_choice(self, "table_dtype", ("float32", "float16"))
         self.build()
@@ -51,4 +55,7 @@ class Objective:
             "normalizer": NORMALIZERS.get(self.normalizer or ""),
             "temperature": TEMPERATURES.get(self.temperature_rule or ""),
         }
-        return method_with(self.method, {axis: kind() for axis, kind in chosen.items() if kind}, self.settings)
+        parts: dict[str, Any] = {axis: kind() for axis, kind in chosen.items() if kind}
+        if self.negatives is not None:
+            parts["negatives"] = self.negatives
+        return method_with(self.method, parts, self.settings)

@@ -13,6 +13,15 @@ class Identity:
 
 
 @dataclass(frozen=True)
+class RawSimilarity:
+    """The similarity s_ij itself; the positive stands apart, as -s_ii.
+
+    The exact loss is that of the gap: tau log mean exp(s_ij / tau) - s_ii = tau log mean exp((s_ij - s_ii) / tau).
+    What is remembered differs: a moving average of it does not move with the positive (SogCLR on two views).
+    """
+
+
+@dataclass(frozen=True)
 class SquaredHinge:
     """max(d_ij + margin, 0)^2: negatives far enough below the positive cost nothing.  TuneCLIP eq. (8).
 
@@ -71,7 +80,10 @@ class VarianceCovariance:
         require_positive(self, "invariance", "variance", "covariance")
 
 
-Pairwise = Identity | SquaredHinge | RobustPositives | Sigmoid | VarianceCovariance
+Pairwise = Identity | RawSimilarity | SquaredHinge | RobustPositives | Sigmoid | VarianceCovariance
+
+
+RAW = (RawSimilarity, RobustPositives)  # negatives are not compared with the positive
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,10 @@ from fullbatch.config.model import Model
 from fullbatch.config.objective import Objective
 from fullbatch.config.optimization import Optimizer, Schedule
 from fullbatch.config.recovery import Recovery
+from fullbatch.config.selection import Selection
 from fullbatch.config.training import Evaluation, RunFolder, Training
 from fullbatch.config.tree import from_dict
+from fullbatch.config.views import Views
 from fullbatch.config.words import listed, nearest
 
 
@@ -25,6 +27,8 @@ class RunConfig:
     objective: Objective = Objective()
     data: Data = Data()
     model: Model = Model()
+    views: Views = Views()
+    selection: Selection = Selection()
     training: Training = Training()
     optimizer: Optimizer = Optimizer()
     schedule: Schedule = Schedule()
@@ -40,6 +44,27 @@ class RunConfig:
         pairs, batch = self.recovery.recovery_batch, self.training.batch_size
         if pairs is not None and pairs % batch:
             raise ValueError(f"Recovery.recovery_batch must be a multiple of batch_size ({batch}), got {pairs}.")
+        if self.selection.averages:
+            recovers = bool(self.recovery.recovery_epochs or self.recovery.recovery_steps)
+            for other, given in (("graphs", self.training.graphs), ("a recovery", recovers)):
+                if given:
+                    raise ValueError(f'Selection.reading must be "sequential" with {other}, got "averaged".')
+        if self.selection.batches == "ordered" and pairs is not None and pairs > batch:
+            raise ValueError(
+                f"Recovery.recovery_batch must be batch_size ({batch}) with ordered batches, got {pairs}: joined, they "
+                "would have samples twice."
+            )
+        self._check_views()
+
+    def _check_views(self) -> None:
+        """Settings of the one kind of model mean nothing to the other."""
+        if self.model.view_tower is not None:
+            for field, view in (("crop", "view_crop"), ("flip", "view_flip")):
+                value, default = getattr(self.data, field), getattr(Data(), field)
+                if value != default:
+                    raise ValueError(f"Data.{field} must be left out for two views, got {value!r}; use {view}.")
+        elif self.views != Views() and self.model.pretrained is None:
+            raise ValueError("Settings of views, such as view_crop, belong to a model with a view_tower; set it too.")
 
     @classmethod
     def of(cls, **settings: Any) -> RunConfig:

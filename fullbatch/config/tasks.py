@@ -8,8 +8,11 @@ from pathlib import Path
 from fullbatch.config.data import Source
 from fullbatch.config.words import nearest
 
-TASK_RULE = "name tasks as retrieval:SOURCE or zero_shot:SOURCE, imagenet:FOLDER, wds:FOLDER or datacomp:ROOT"
-_KINDS = ("retrieval", "zero_shot", "imagenet", "wds", "datacomp")
+TASK_RULE = (
+    "name tasks as retrieval:SOURCE or zero_shot:SOURCE, imagenet:FOLDER, wds:FOLDER or datacomp:ROOT, "
+    "views:SOURCE or corrupted_views:SOURCE, knn:TRAIN|TEST or linear:TRAIN|TEST"
+)
+_KINDS = ("retrieval", "zero_shot", "imagenet", "wds", "datacomp", "views", "corrupted_views", "knn", "linear")
 
 
 @dataclass(frozen=True)
@@ -50,7 +53,47 @@ class DataCompSuite:
     root: Path
 
 
-Task = Retrieval | ZeroShot | ImageNetFolder | BenchmarkFolder | DataCompSuite
+@dataclass(frozen=True)
+class OtherView:
+    """Of two augmented views of each image, one finds the other among those of all images."""
+
+    source: Source
+
+
+@dataclass(frozen=True)
+class CorruptedViews:
+    """A view of a corrupted image finds the other view of it among those of the same image, corrupted otherwise."""
+
+    source: Source
+
+
+@dataclass(frozen=True)
+class Neighbours:
+    """The nearest training images say what class a test image is of; an image's first caption is its class."""
+
+    train: Source
+    test: Source
+
+
+@dataclass(frozen=True)
+class LinearProbe:
+    """A linear classifier on frozen features; an image's first caption is its class."""
+
+    train: Source
+    test: Source
+
+
+Task = (
+    Retrieval
+    | ZeroShot
+    | ImageNetFolder
+    | BenchmarkFolder
+    | DataCompSuite
+    | OtherView
+    | CorruptedViews
+    | Neighbours
+    | LinearProbe
+)
 
 
 def parse_task(text: str) -> Task:
@@ -71,5 +114,20 @@ def parse_task(text: str) -> Task:
             return ImageNetFolder(Path(where).expanduser())
         case "wds":
             return BenchmarkFolder(Path(where).expanduser())
+        case "views":
+            return OtherView(Source.parse(where))
+        case "corrupted_views":
+            return CorruptedViews(Source.parse(where))
+        case "knn":
+            return Neighbours(*_train_and_test(text, where))
+        case "linear":
+            return LinearProbe(*_train_and_test(text, where))
         case _:
             return DataCompSuite(Path(where).expanduser())
+
+
+def _train_and_test(text: str, where: str) -> tuple[Source, Source]:
+    train, bar, test = (part.strip() for part in where.partition("|"))
+    if not (train and bar and test):
+        raise ValueError(f"The task {text!r} must name two sources, KIND:TRAIN|TEST (in quotes, for the shell).")
+    return Source.parse(train), Source.parse(test)

@@ -26,11 +26,11 @@ class ImageFolder:
     """All images below a folder, sorted by path.
 
     The captions of ``cats/7.jpg`` are the lines of ``cats/7.txt``; without one, "a photo of a cats", from the folder.
-    ``bare``: always the folder's name alone, "cats".
+    ``bare``: always the folder's name alone, "cats".  ``uncaptioned``: "image" for all, where captions do not matter.
     """
 
-    def __init__(self, path: str, name: str = "", bare: bool = False) -> None:
-        self.name, self._bare = name or path, bare
+    def __init__(self, path: str, name: str = "", bare: bool = False, uncaptioned: bool = False) -> None:
+        self.name, self._bare, self._uncaptioned = name or path, bare, uncaptioned
         self._root = os.path.abspath(path)
         found = sorted(os.fsencode(image) for image in images_below(self._root))
         self._images = PackedStrings(found)
@@ -49,6 +49,8 @@ class ImageFolder:
         path = os.path.join(self._root, relative)
         # no check that the path stays below the root: it was found there, and folders of links are common
         image = checked_image(label, read_file(label, path, MAX_IMAGE_BYTES))
+        if self._uncaptioned:
+            return RawSample(label, image, ("image",))
         sidecar = os.path.splitext(path)[0] + ".txt"
         if os.path.exists(sidecar) and not self._bare:
             captions = utf8(label, read_file(label, sidecar, MAX_TEXT_BYTES)).split("\n")

@@ -1,34 +1,32 @@
 """Training batches from a data set that lies decoded in the device's memory: nothing is read or moved in a step.
 
 Order, crops and captions are functions of (seed, epoch, position), as when samples are read from disk, and are drawn
-for a whole epoch at once.  Crops are cut from the middle square at the model's own size, on the device.
+for a whole epoch at once, or for a period that has a plan.  Crops are cut from the middle square at the model's own
+size, on the device.
 """
 
-# B: rows on this rank   P: positions of an epoch   n: samples   m: captions of all samples   C, S: channels, pixels
+# B: rows on this rank   P: positions of a draw   n: samples   m: captions of all samples   C, S: channels, pixels
 
 from __future__ import annotations
 
 import hashlib
-import math
 import pickle
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
+from fullbatch.data.crops import Floats, cropped, random_boxes
 from fullbatch.data.decoded import Decoded, Pixels
 from fullbatch.data.loader import Batch, Pool, Tokenize
 from fullbatch.data.order import Ints, Order, key_of, uniforms
-from fullbatch.data.transforms import ASPECT
+from fullbatch.data.periods import Plans
+from fullbatch.data.views import EVALUATION, ViewMaker
 from fullbatch.distributed import World
 
-_TRIES = 10  # as for crops of images on disk
 _REPLACEMENTS = 1000  # draws of another sample; when that many in a row are bad, the data set is no data set
-Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -72,14 +70,15 @@ def _require_room(pixels_nCHW: Pixels, device: torch.device) -> None:
 
 
 @dataclass(frozen=True)
-class _EpochPlan:
-    """What happens at every position of an epoch, on the device."""
+class _Drawn:
+    """What happens at some positions of an epoch, on the device: at all of them, or at those of a period's plan."""
 
-    epoch: int
+    period: int
     ids_P: Tensor
     captions_P: Tensor
     boxes_P4: Tensor
     mirrored_P: Tensor
+    views_2PK: Tensor | None = None  # what makes the two views, where there are two
 
 
 @dataclass
@@ -93,16 +92,25 @@ class InMemoryBatches:
     crop: tuple[float, float] = (0.9, 1.0)
     flip: bool = False
     world: World = World()
-    _plan: _EpochPlan | None = field(default=None, repr=False)
+    plans: Plans | None = None
+    views: ViewMaker | None = None
+    _drawn: _Drawn | None = field(default=None, repr=False)
 
     @property
     def steps_per_epoch(self) -> int:
         return self.order.epoch_size // self.batch_size
 
-    def stream(self, steps: Sequence[int], workers: int, device: torch.device) -> Generator[Batch, None, None]:
+    def stream(self, steps: range, workers: int, device: torch.device) -> Generator[Batch, None, None]:
         """These batches in this order; there is nothing for workers to do."""
         for step in steps:
             yield self[step]
+
+    def stream_ranges(
+        self, ranges: Iterable[range], workers: int, device: torch.device
+    ) -> Generator[Batch, None, None]:
+        """The same of several ranges, each of which is asked for when its turn has come."""
+        for steps in ranges:
+            yield from self.stream(steps, workers, device)
 
     def chosen(self, ids: Sequence[int], rows: int) -> Iterator[Batch]:
         """These samples as evaluation sees them, uncropped and with their first captions, but for the bad ones.
@@ -118,90 +126,57 @@ class InMemoryBatches:
             samples = all_ids[places]
             tokens = data.tokens_mL[torch.from_numpy(data.firsts_n[samples]).to(device)]
             images = data.images_nCSS[torch.from_numpy(samples).to(device)]
+            if self.views is not None:
+                images, tokens = self.views(images, EVALUATION, places)
             yield Batch(torch.from_numpy(places).to(device), images, tokens)
 
     @torch.no_grad()
     def __getitem__(self, step: int) -> Batch:
-        epoch = step // self.steps_per_epoch
-        if self._plan is None or self._plan.epoch != epoch:
-            self._plan = self._planned(epoch)
-        plan = self._plan
-        rows = self.batch_size // self.world.size
-        first = step % self.steps_per_epoch * self.batch_size + self.world.rank * rows
+        period, within = divmod(step, self.steps_per_epoch)
+        if self.plans is not None:
+            planned = self.plans.periods.of(step)
+            period, within = planned.number, step - planned.batches.start
+        if self._drawn is None or self._drawn.period != period:
+            self._drawn = self._draw(step, period)
+        drawn, rows = self._drawn, self.batch_size // self.world.size
+        first = within * self.batch_size + self.world.rank * rows
         here = slice(first, first + rows)
-        ids = plan.ids_P[here]
-        images = cropped(self.resident.images_nCSS[ids], plan.boxes_P4[here], plan.mirrored_P[here])
-        return Batch(ids, images, self.resident.tokens_mL[plan.captions_P[here]])
+        ids = drawn.ids_P[here]
+        if self.views is not None and drawn.views_2PK is not None:
+            return Batch(ids, *self.views.made(self.resident.images_nCSS[ids], drawn.views_2PK[:, here]))
+        images = cropped(self.resident.images_nCSS[ids], drawn.boxes_P4[here], drawn.mirrored_P[here])
+        return Batch(ids, images, self.resident.tokens_mL[drawn.captions_P[here]])
 
-    def _planned(self, epoch: int) -> _EpochPlan:
-        positions_P = np.arange(self.order.epoch_size)
+    def _draw(self, step: int, period: int) -> _Drawn:
+        epoch, positions_P = step // self.steps_per_epoch, np.arange(self.order.epoch_size)
+        if self.plans is not None:
+            planned, places_LB = self.plans.of_period(step)
+            epoch, positions_P = planned.epoch, np.array(places_LB).reshape(-1)
 
         def draw(*tags: int) -> Floats:
             return uniforms(positions_P, key_of(self.order.seed, epoch, 3, *tags))
 
         data, device = self.resident, self.resident.images_nCSS.device
-        ids_P = self._readable(self.order.ids(epoch, positions_P), epoch)
+        ids_P = self._readable(self.order.ids(epoch, positions_P), epoch, positions_P)
         captions_P = data.firsts_n[ids_P] + (draw(0) * data.counts_n[ids_P]).astype(np.int64)
         boxes_P4 = random_boxes(data.images_nCSS.shape[-1], self.crop, lambda tries, what: draw(1, tries, what))
         mirrored_P = draw(2) < (0.5 if self.flip else 0.0)
         ids, captions, boxes, mirrored = (
             torch.from_numpy(array).to(device) for array in (ids_P, captions_P, boxes_P4, mirrored_P)
         )
-        return _EpochPlan(epoch, ids, captions, boxes.float(), mirrored)
+        views = None
+        if self.views is not None:
+            views = torch.from_numpy(self.views.drawn(epoch, positions_P, data.images_nCSS.shape[-1])).to(device)
+        return _Drawn(period, ids, captions, boxes.float(), mirrored, views)
 
-    def _readable(self, ids_P: Ints, epoch: int) -> Ints:
+    def _readable(self, ids_P: Ints, epoch: int, positions_P: Ints) -> Ints:
         """In place of samples that cannot be read, others of the epoch."""
         turn = 0
         while (spoilt := self.resident.counts_n[ids_P] == 0).any():
             if turn == _REPLACEMENTS:
                 raise ValueError("Hardly a sample of the epoch can be read; repair the data, or lower --max-bad.")
             places = np.flatnonzero(spoilt)
-            drawn = uniforms(places, key_of(self.order.seed, epoch, 4, turn)) * self.order.epoch_size
+            drawn = uniforms(positions_P[places], key_of(self.order.seed, epoch, 4, turn)) * self.order.epoch_size
             ids_P[places] = self.order.ids(epoch, drawn.astype(np.int64))
             turn += 1
         return ids_P
-
-
-def random_boxes(size: int, share: tuple[float, float], draw: Callable[[int, int], Floats]) -> Floats:
-    """(left, top, width, height) in pixels of a square image, drawn as ``transforms.random_crop`` draws one.
-
-    ``draw(try, what)`` gives a number in [0, 1) for every box.
-    """
-    low, high = share
-    boxes_P4: Floats | None = None
-    for turn in range(_TRIES):
-        area_P = size * size * (low + (high - low) * draw(turn, 0))
-        aspect_P = np.exp(math.log(ASPECT[0]) + math.log(ASPECT[1] / ASPECT[0]) * draw(turn, 1))
-        width_P, height_P = np.round(np.sqrt(area_P * aspect_P)), np.round(np.sqrt(area_P / aspect_P))
-        left_P = np.floor(draw(turn, 2) * (size - width_P + 1))
-        top_P = np.floor(draw(turn, 3) * (size - height_P + 1))
-        tried_P4 = np.stack([left_P, top_P, width_P, height_P], axis=1)
-        fits_P = (width_P <= size) & (height_P <= size) & (width_P > 0) & (height_P > 0)
-        if boxes_P4 is None:
-            boxes_P4 = np.broadcast_to(np.array([0.0, 0.0, size, size]), tried_P4.shape).copy()
-            waiting_P = np.ones(len(tried_P4), bool)
-        taken_P = waiting_P & fits_P
-        boxes_P4[taken_P] = tried_P4[taken_P]
-        waiting_P &= ~fits_P
-        if not waiting_P.any():
-            break
-    assert boxes_P4 is not None
-    return boxes_P4
-
-
-def cropped(images_BCSS: Tensor, boxes_B4: Tensor, mirrored_B: Tensor) -> Tensor:
-    """The boxes of the images, resized to the images' size; uint8."""
-    size = images_BCSS.shape[-1]
-    left_B, top_B, width_B, height_B = boxes_B4.unbind(1)
-    across_B = width_B / size * torch.where(mirrored_B, -1.0, 1.0)
-    zero_B = torch.zeros_like(left_B)
-    theta_B23 = torch.stack(
-        [
-            torch.stack([across_B, zero_B, (2.0 * left_B + width_B) / size - 1.0], dim=1),
-            torch.stack([zero_B, height_B / size, (2.0 * top_B + height_B) / size - 1.0], dim=1),
-        ],
-        dim=1,
-    )
-    grid = F.affine_grid(theta_B23, list(images_BCSS.shape), align_corners=False)
-    pixels = F.grid_sample(images_BCSS.float(), grid, mode="bicubic", padding_mode="border", align_corners=False)
-    return pixels.round_().clamp_(0.0, 255.0).to(torch.uint8)

@@ -11,20 +11,22 @@ from __future__ import annotations
 
 import random
 import signal
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, Sampler
 
 from fullbatch.config.data import Data
-from fullbatch.data.order import Order, key_of
+from fullbatch.data.order import Ints, Order, key_of
+from fullbatch.data.periods import Plans
 from fullbatch.data.sample import BadSample, RawSample, Samples
 from fullbatch.data.sources import open_source
 from fullbatch.data.transforms import EvalTransform, TrainTransform
+from fullbatch.data.views import EVALUATION, ViewMaker, WholeSquare
 from fullbatch.distributed import World
 
 REPLACEMENTS = 16  # tries; when that many in a row are bad, the data set is no data set
@@ -36,7 +38,7 @@ Tokenize = Callable[[list[str]], Tensor]
 class Batch:
     """ids      which samples these are, of all sources together
     images   uint8, channels first
-    tokens   of one caption each
+    tokens   of one caption each; for a model of two views the second view, as images are
     bad      what could not be read in making this batch
     captions the captions themselves, where evaluation wants them
     every_caption   and all that each of the samples has
@@ -118,37 +120,49 @@ class TrainingBatches(Dataset[Batch]):
     pool: Pool
     order: Order
     batch_size: int
-    transform: TrainTransform
+    transform: TrainTransform | WholeSquare
     tokenize: Tokenize
     world: World = World()
+    plans: Plans | None = None
+    views: ViewMaker | None = None
 
     @cached_property
     def steps_per_epoch(self) -> int:
         """Whole batches only: the samples left over come in another epoch's order."""
         return self.order.epoch_size // self.batch_size
 
-    def positions(self, step: int) -> range:
-        """This rank's places in the epoch's order."""
-        rows = self.batch_size // self.world.size
-        first = step % self.steps_per_epoch * self.batch_size + self.world.rank * rows
-        return range(first, first + rows)
+    def places(self, step: int) -> tuple[int, Ints]:
+        """The epoch, and this rank's places in its order: one after the other, unless there are plans."""
+        here = self.world.rows(self.batch_size // self.world.size)
+        if self.plans is not None:
+            epoch, places_N = self.plans.places(step)
+            return epoch, places_N[here]
+        first = step % self.steps_per_epoch * self.batch_size
+        return step // self.steps_per_epoch, np.arange(first + here.start, first + here.stop)
 
-    def stream(self, steps: Sequence[int], workers: int, device: torch.device) -> Generator[Batch, None, None]:
+    def stream(self, steps: range, workers: int, device: torch.device) -> Generator[Batch, None, None]:
         """These batches in this order, read ahead by ``workers`` processes and moved to the device."""
         return load(self, steps, workers, device)
 
+    def stream_ranges(
+        self, ranges: Iterable[range], workers: int, device: torch.device
+    ) -> Generator[Batch, None, None]:
+        """The same of several ranges, each of which is asked for when its turn has come."""
+        return load_ranges(self, ranges, workers, device)
+
     def ids(self, step: int) -> list[int]:
-        chosen = self.order.ids(step // self.steps_per_epoch, np.asarray(self.positions(step)))
-        return [int(sample) for sample in chosen]
+        return [int(sample) for sample in self.order.ids(*self.places(step))]
 
     def __getitem__(self, step: int) -> Batch:
-        epoch = step // self.steps_per_epoch
+        epoch, places = self.places(step)
         bad: list[BadSample] = []
         found = []
-        for position, sample in zip(self.positions(step), self.ids(step), strict=True):
-            rng = random.Random(key_of(self.order.seed, epoch, position, 2))
+        for place, sample in zip(places.tolist(), self.ids(step), strict=True):
+            rng = random.Random(key_of(self.order.seed, epoch, place, 2))
             found.append(self._sample(epoch, sample, rng, bad))
         ids, images, captions = zip(*found, strict=True)
+        if self.views is not None:
+            return Batch(torch.tensor(ids), *self.views(torch.stack(images), epoch, places), tuple(bad))
         return Batch(torch.tensor(ids), torch.stack(images), self.tokenize(list(captions)), tuple(bad))
 
     def _sample(self, epoch: int, sample: int, rng: random.Random, bad: list[BadSample]) -> tuple[int, Tensor, str]:
@@ -171,7 +185,7 @@ class EvaluationBatches(Dataset[Batch]):
     """Batch number ``index`` of a pass over a source in its own order: every sample once, with its first caption.
 
     Ranks take turns, batch by batch, and have equally many; a rank's last may be empty.  What cannot be read is left
-    out.
+    out.  ``views``: two views of each image, the same in every pass, in place of image and caption.
     """
 
     pool: Pool
@@ -179,6 +193,7 @@ class EvaluationBatches(Dataset[Batch]):
     transform: EvalTransform
     tokenize: Tokenize
     world: World = World()
+    views: ViewMaker | None = None
 
     def __len__(self) -> int:
         return -(-len(self.pool) // (self.batch_size * self.world.size))
@@ -198,8 +213,11 @@ class EvaluationBatches(Dataset[Batch]):
                 bad.append(error)
         size = self.transform.size
         stacked = torch.stack(images) if images else torch.empty((0, 3, size, size), dtype=torch.uint8)
-        tokens = self.tokenize(captions or [""])[: len(captions)]
-        found = torch.tensor(ids, dtype=torch.int64), stacked, tokens
+        if self.views is not None:
+            second = self.views(stacked, EVALUATION, np.array(ids, np.int64))
+        else:
+            second = stacked, self.tokenize(captions or [""])[: len(captions)]
+        found = torch.tensor(ids, dtype=torch.int64), *second
         return Batch(*found, tuple(bad), tuple(captions), tuple(every))
 
 
@@ -211,25 +229,45 @@ def start_worker(worker: int) -> None:
     signal.signal(signal.SIGTERM, lambda number, frame: signal.signal(number, signal.SIG_DFL))
 
 
-def load(
-    batches: Dataset[Batch], steps: Sequence[int], workers: int, device: torch.device
-) -> Generator[Batch, None, None]:
+class _Steps(Sampler[int]):
+    """Which batches a loader makes; set anew for each of its passes."""
+
+    steps = range(0)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.steps)
+
+    def __len__(self) -> int:
+        return len(self.steps)
+
+
+def load(batches: Dataset[Batch], steps: range, workers: int, device: torch.device) -> Generator[Batch, None, None]:
     """These batches in this order, read ahead by ``workers`` processes and moved to the device."""
-    ahead = {"prefetch_factor": 2, "worker_init_fn": start_worker} if workers else {}
+    return load_ranges(batches, [steps], min(workers, len(steps)), device)
+
+
+def load_ranges(
+    batches: Dataset[Batch], ranges: Iterable[range], workers: int, device: torch.device
+) -> Generator[Batch, None, None]:
+    """The same of several ranges by the same processes; nothing is read ahead of the range whose turn it is."""
+    steps = _Steps()
+    ahead = {"prefetch_factor": 2, "worker_init_fn": start_worker, "persistent_workers": True} if workers else {}
     loader: DataLoader[Batch] = DataLoader(
         batches,
         batch_size=None,
         sampler=steps,
-        num_workers=min(workers, len(steps)),
+        num_workers=workers,
         pin_memory=device.type == "cuda",
-        **(ahead if len(steps) else {}),  # type: ignore[arg-type]
+        **ahead,  # type: ignore[arg-type]
     )
-    try:
-        for batch in loader:
-            yield batch.to(device)
-    except ValueError as error:  # a worker's, with its traceback as text around it
-        raise ValueError(str(error).strip().splitlines()[-1].removeprefix("ValueError: ")) from None
-    except RuntimeError as error:
-        if "DataLoader worker" not in str(error):
-            raise
-        raise OSError(f"A data worker died ({error}). Is the memory full? Try fewer --workers.") from None
+    for here in ranges:
+        steps.steps = here
+        try:
+            for batch in loader:
+                yield batch.to(device)
+        except ValueError as error:  # a worker's, with its traceback as text around it
+            raise ValueError(str(error).strip().splitlines()[-1].removeprefix("ValueError: ")) from None
+        except RuntimeError as error:
+            if "DataLoader worker" not in str(error):
+                raise
+            raise OSError(f"A data worker died ({error}). Is the memory full? Try fewer --workers.") from None

@@ -40,8 +40,9 @@ def open_source(source: Source) -> Samples:
             files = _files(paths, (".parquet",))
             return ParquetTable(files, source.image, source.captions, source.root, source.path)
         case "folder":
-            _refuse_options(source, source.captions not in ((), ("folder",)), "captions=folder")
-            return ImageFolder(_only(paths, source.path), source.path, bare=source.captions == ("folder",))
+            said = source.captions
+            _refuse_options(source, said not in ((), ("folder",), ("none",)), "captions=folder or captions=none")
+            return ImageFolder(_only(paths, source.path), source.path, said == ("folder",), said == ("none",))
         case "coco":
             _refuse_options(source, bool(source.captions), "root")
             return CocoCaptions(_only(paths, source.path), source.root, source.path)

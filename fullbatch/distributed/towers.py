@@ -16,7 +16,7 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
 )
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
@@ -43,6 +43,8 @@ def sharded(model: nn.Module, device: torch.device) -> nn.Module:
     for block in list(_blocks(model)):
         fully_shard(block, mesh=mesh)
     fully_shard(model, mesh=mesh)
+    if hasattr(model, "features"):  # what evaluation calls beside forward
+        register_fsdp_forward_method(model, "features")
     return model
 
 

@@ -6,7 +6,18 @@ from dataclasses import dataclass
 
 from typing_extensions import assert_never
 
-from fullbatch.config.tasks import BenchmarkFolder, DataCompSuite, ImageNetFolder, Retrieval, ZeroShot, parse_task
+from fullbatch.config.tasks import (
+    BenchmarkFolder,
+    CorruptedViews,
+    DataCompSuite,
+    ImageNetFolder,
+    LinearProbe,
+    Neighbours,
+    OtherView,
+    Retrieval,
+    ZeroShot,
+    parse_task,
+)
 from fullbatch.data.sample import BadSample, Samples
 from fullbatch.data.sources import open_source
 from fullbatch.evaluation.benchmark_folders import Classified, open_benchmark
@@ -28,14 +39,14 @@ class Counted:
 def count_classes(text: str, enough: int) -> Counted:
     """The classes of a task of classification; ``enough``: there is no need to count further."""
     match task := parse_task(text):
-        case ZeroShot(source):
+        case ZeroShot(source) | Neighbours(source) | LinearProbe(source):
             return _count(open_source(source), enough)
         case ImageNetFolder(path):
             return _count(open_source(class_folders(path)), enough)
         case BenchmarkFolder(path):
             found = open_benchmark(path)
             return Counted(len(found.classes) if isinstance(found, Classified) else 0, whole=True)
-        case Retrieval() | DataCompSuite():
+        case Retrieval() | DataCompSuite() | OtherView() | CorruptedViews():
             return Counted(0, whole=True)
         case _:
             assert_never(task)

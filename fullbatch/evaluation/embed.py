@@ -8,6 +8,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +21,7 @@ from fullbatch.data.loader import Batch, EvaluationBatches, Pool, load
 from fullbatch.data.sample import Samples
 from fullbatch.data.sources import open_source
 from fullbatch.data.transforms import EvalTransform
+from fullbatch.data.views import ViewMaker, no_tokens
 from fullbatch.evaluation.cache import EmbeddingCache
 from fullbatch.models.precision import in_precision
 
@@ -50,6 +52,16 @@ class Images:
 
 
 @dataclass(frozen=True)
+class Walked:
+    """What a pass over a source gave for each of its images, in its order; on the host, the same on every rank."""
+
+    ids: Tensor
+    tables: tuple[Tensor, ...]
+    captions: list[tuple[str, ...]]
+    left_out: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class Tables:
     """Embeddings of the samples that could be read, by their ids; on the device, the same on every rank."""
 
@@ -72,6 +84,7 @@ class Embedder:
     workers: int = 0
     max_pixels: int = 50_000_000
     cache: EmbeddingCache | None = None
+    views: ViewMaker | None = None  # what stands in for captions, where one encoder sees two views of each image
 
     def pairs(self, source: Source) -> Pairs:
         """Every sample of a source with its first caption, on every rank; bad samples are named in the log."""
@@ -136,19 +149,37 @@ class Embedder:
             self.cache.save(path, {"text": text_TD}, [])
         return text_TD
 
-    @torch.no_grad()
     def _pass(self, samples: Samples, source: Source | str, with_text: bool) -> _Found:
+        def rows(batch: Batch) -> tuple[Tensor, ...]:
+            image_BD, text_BD = self._rows(batch, with_text)
+            return (image_BD,) if text_BD is None else (image_BD, text_BD)
+
+        found = self.walk(samples, source, rows, self.tokenize if with_text else no_tokens)
+        image_ND, *text_ND = found.tables
+        return _Found(Images(found.ids, image_ND, found.captions, found.left_out), text_ND[0] if text_ND else None)
+
+    @torch.no_grad()
+    def walk(
+        self,
+        samples: Samples,
+        source: Source | str,
+        rows: Callable[[Batch], tuple[Tensor, ...]],
+        tokenize: Callable[[list[str]], Tensor] = no_tokens,
+    ) -> Walked:
+        """Whatever ``rows`` makes of a batch, a row a sample, over all samples; the model is in evaluation mode.
+
+        Every rank calls ``rows`` equally often: with a batch of one black image where its share is used up.
+        """
         transform = EvalTransform(self.image_size, self.max_pixels)
-        tokenize = self.tokenize if with_text else _no_tokens
         batches = EvaluationBatches(Pool([samples]), self.batch_size, transform, tokenize, distributed.world())
-        tables: tuple[list[Tensor], ...] = ([], [], [])
+        ids: list[Tensor] = []
+        parts: list[tuple[Tensor, ...]] = []
         captions: dict[int, tuple[str, ...]] = {}
         bad: list[str] = []
         with _evaluating(self.model):
             for batch in load(batches, range(len(batches)), self.workers, self.device):
-                for table, part in zip(tables, (batch.ids, *self._rows(batch, with_text)), strict=True):
-                    if part is not None:
-                        table.append(part)
+                ids.append(batch.ids)
+                parts.append(tuple(part[: len(batch.ids)] for part in rows(self._present(batch, tokenize))))
                 captions.update(zip(batch.ids.tolist(), batch.every_caption, strict=True))
                 bad += [str(error) for error in batch.bad]
         said: dict[int, tuple[str, ...]] = {}
@@ -160,22 +191,42 @@ class Embedder:
             log.info("left a bad sample out of the evaluation: %s", error)
         if not said:
             raise ValueError(f"No sample of {source} can be evaluated ({left_out[0] if left_out else 'it is empty'}).")
-        gathered = [distributed.gather_uneven(torch.cat(table)).cpu() for table in tables if table]
+        tables_of_parts: list[tuple[Tensor, ...]] = [tuple(ids), *zip(*parts, strict=True)]
+        gathered = [distributed.gather_uneven(torch.cat(table)).cpu() for table in tables_of_parts]
         order = gathered[0].argsort()
-        ids_N, image_ND, *text_ND = (rows_N[order] for rows_N in gathered)
+        ids_N, *tables = (rows_N[order] for rows_N in gathered)
         names = [said[sample] for sample in ids_N.tolist()]
-        for rows_ND, what in zip((image_ND, *text_ND), ("images", "captions"), strict=False):
+        for place, rows_ND in enumerate(tables):
+            what = "captions" if place and tokenize is not no_tokens else "images"
             _check_finite(rows_ND, [repr(of[0]) for of in names], f"{what} of {source}")
-        return _Found(Images(ids_N, image_ND, names, tuple(left_out)), text_ND[0] if text_ND else None)
+        return Walked(ids_N, tuple(tables), names, tuple(left_out))
+
+    def image_rows(self, images_BCSS: Tensor) -> Tensor:
+        """The embeddings of these images, (B, D)."""
+        return self._embed(images_BCSS, None)[0]
+
+    def feature_rows(self, images_BCSS: Tensor) -> Tensor:
+        """What the image tower knows before the projection that training needs; where it has no such, embeddings."""
+        bare: Any = getattr(self.model, "module", self.model)  # features have no gradient that ranks would share
+        if not hasattr(bare, "features"):
+            return self.image_rows(images_BCSS)
+        with in_precision(self.precision, self.device):
+            features_BF: Tensor = bare.features(images_BCSS)
+        return features_BF
 
     def _rows(self, batch: Batch, with_text: bool = True) -> tuple[Tensor, Tensor | None]:
-        """Sharded towers need every rank's presence at every batch, also when its share is used up."""
-        rows, images, tokens = len(batch.ids), batch.images, batch.tokens
-        if not rows:
-            images = torch.zeros((1, 3, self.image_size, self.image_size), dtype=torch.uint8, device=self.device)
-            tokens = self.tokenize([""]).to(self.device)
-        image_BD, text_BD = self._embed(images, tokens if with_text else None)
+        rows = len(batch.ids)
+        there = self._present(batch, self.tokenize if with_text else no_tokens)
+        image_BD, text_BD = self._embed(there.images, there.tokens if with_text else None)
         return image_BD[:rows], text_BD[:rows] if with_text else None
+
+    def _present(self, batch: Batch, tokenize: Callable[[list[str]], Tensor]) -> Batch:
+        """Sharded towers need every rank's presence at every batch, also when its share is used up."""
+        if len(batch.ids):
+            return batch
+        images = torch.zeros((1, 3, self.image_size, self.image_size), dtype=torch.uint8)
+        second = images if batch.tokens.ndim == images.ndim else tokenize([""])
+        return Batch(torch.zeros(1, dtype=torch.int64), images, second).to(self.device)
 
     def _embed(self, images: Tensor | None, tokens: Tensor | None) -> tuple[Tensor, Tensor]:
         with in_precision(self.precision, self.device):
@@ -187,10 +238,6 @@ class Embedder:
 class _Found:
     images: Images
     text_ND: Tensor | None
-
-
-def _no_tokens(captions: list[str]) -> Tensor:
-    return torch.zeros((len(captions), 0), dtype=torch.int64)
 
 
 def _check_finite(table_ND: Tensor, names: list[str], what: str) -> None:

@@ -10,8 +10,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fullbatch.config import Identity, Pairwise, RobustPositives, SquaredHinge
+from fullbatch.config import Identity, Pairwise, SquaredHinge
 from fullbatch.config.checks import is_number, is_whole
+from fullbatch.config.pairwise import RAW
 from fullbatch.kernels.log_mean_exp import exponents, reduce_terms
 from fullbatch.objective.checks import check_shapes, check_unit_rows
 from fullbatch.objective.log_domain import log_add
@@ -44,8 +45,9 @@ def exact_log_normalizers(
     check_shapes(image, text, None)
     for name, rows in (("image", image), ("text", text)):
         check_unit_rows(name, rows)
-    if not isinstance(pairwise, (Identity, SquaredHinge, RobustPositives)):
-        raise ValueError(f"{pairwise!r} has no normalizer; pass Identity(), SquaredHinge() or RobustPositives().")
+    if not isinstance(pairwise, (Identity, SquaredHinge, *RAW)):
+        allowed = "Identity(), RawSimilarity(), SquaredHinge() or RobustPositives()"
+        raise ValueError(f"{pairwise!r} has no normalizer; pass {allowed}.")
     if not is_number(epsilon) or epsilon < 0.0:
         raise ValueError(f"epsilon must be a number of at least 0, got {epsilon!r}.")
     if chunk is not None and not is_whole(chunk, 1):
@@ -125,4 +127,4 @@ def log_means(
 def references(anchor_RD: Tensor, own_RD: Tensor, pairwise: Pairwise) -> Tensor:
     """What a negative's similarity is compared with: the positive's, or 0 where raw similarities are used."""
     positive_R = (anchor_RD * own_RD).sum(1)
-    return torch.zeros_like(positive_R) if isinstance(pairwise, RobustPositives) else positive_R
+    return torch.zeros_like(positive_R) if isinstance(pairwise, RAW) else positive_R

@@ -126,7 +126,7 @@ class Probe:
             transform = EvalTransform(embedder.image_size, embedder.max_pixels)
             world = distributed.world()
             rows = min(embedder.batch_size, -(-len(self.samples) // world.size))
-            batches = EvaluationBatches(Pool([self.samples]), rows, transform, embedder.tokenize, world)
+            batches = EvaluationBatches(Pool([self.samples]), rows, transform, embedder.tokenize, world, embedder.views)
             small = len(batches) * rows * 3 * embedder.image_size**2 <= ON_DEVICE
             place = embedder.device if small else torch.device("cpu")
             self._batches = list(load(batches, range(len(batches)), embedder.workers, place))

@@ -12,7 +12,18 @@ from typing_extensions import assert_never
 from fullbatch import distributed
 from fullbatch.config.data import Source
 from fullbatch.config.run import RunConfig
-from fullbatch.config.tasks import BenchmarkFolder, DataCompSuite, ImageNetFolder, Retrieval, ZeroShot, parse_task
+from fullbatch.config.tasks import (
+    BenchmarkFolder,
+    CorruptedViews,
+    DataCompSuite,
+    ImageNetFolder,
+    LinearProbe,
+    Neighbours,
+    OtherView,
+    Retrieval,
+    ZeroShot,
+    parse_task,
+)
 from fullbatch.data.builtin import BUILTIN
 from fullbatch.data.folders import images_below
 from fullbatch.data.sample import Samples
@@ -23,11 +34,14 @@ from fullbatch.evaluation.benchmark_folders import open_benchmark
 from fullbatch.evaluation.datacomp import ENTRIES, Entry, averages
 from fullbatch.evaluation.embed import Embedder
 from fullbatch.evaluation.measure import benchmark, class_folders, classified, imagenet, retrieved
+from fullbatch.evaluation.probes import labelled_features, linear_probe, neighbours
 from fullbatch.evaluation.prompts import PLAIN_TEMPLATES
 from fullbatch.evaluation.result import Gap, Measured, Result
 from fullbatch.evaluation.retrieval import equal_captions, own_captions
+from fullbatch.evaluation.views import corrupted_views, other_view
 from fullbatch.evaluation.winogavil import associations
 
+VIEW_TASKS = "take views:SOURCE, corrupted_views:SOURCE, knn:TRAIN|TEST or linear:TRAIN|TEST"
 # What is measured after training on a built-in set, unless the user says otherwise.
 BUILTIN_TASKS = {
     "emoji": (
@@ -44,6 +58,8 @@ BUILTIN_TASKS = {
 def tasks_of(config: RunConfig) -> tuple[str, ...]:
     if config.evaluation.evaluate is not None:
         return config.evaluation.evaluate
+    if config.model.view_tower is not None:  # those of the built-in set need captions
+        return ()
     trained_on = {source.path for source in config.data.sources}
     return tuple(task for name, tasks in BUILTIN_TASKS.items() if name in trained_on for task in tasks)
 
@@ -52,9 +68,11 @@ def check_tasks(tasks: Sequence[str]) -> None:
     """Say now, not after hours of training, that a source is not there, or empty."""
     for text in tasks:
         match task := parse_task(text):
-            case Retrieval(source) | ZeroShot(source):
-                if len(open_source(source)) == 0:
-                    raise ValueError(f"The task {text!r} has no sample.")
+            case Retrieval(source) | ZeroShot(source) | OtherView(source) | CorruptedViews(source):
+                _require_samples(text, source)
+            case Neighbours(train, test) | LinearProbe(train, test):
+                _require_samples(text, train)
+                _require_samples(text, test)
             case ImageNetFolder(path):
                 open_source(class_folders(path))
             case BenchmarkFolder(path):
@@ -63,6 +81,18 @@ def check_tasks(tasks: Sequence[str]) -> None:
                 _require_suite(root)
             case _:
                 assert_never(task)
+
+
+def check_captions_unneeded(tasks: Sequence[str]) -> None:
+    """For a model of two views, which reads no text: likewise before hours of training."""
+    for text in tasks:
+        if isinstance(parse_task(text), (Retrieval, ZeroShot, ImageNetFolder, BenchmarkFolder, DataCompSuite)):
+            raise ValueError(f"The task {text!r} needs captions, and a model of two views reads none; {VIEW_TASKS}.")
+
+
+def _require_samples(text: str, source: Source) -> None:
+    if len(open_source(source)) == 0:
+        raise ValueError(f"The task {text!r} has no sample in {source}.")
 
 
 def run_tasks(
@@ -131,6 +161,14 @@ def run_task(text: str, embedder: Embedder, templates: tuple[str, ...] | None = 
             return imagenet(text, path, templates or ("openai",), embedder)
         case BenchmarkFolder(path):
             return benchmark(text, path, templates, embedder)
+        case OtherView(source):
+            return other_view(text, source, embedder)
+        case CorruptedViews(source):
+            return corrupted_views(text, source, embedder)
+        case Neighbours(train, test):
+            return neighbours(text, *labelled_features(text, train, test, embedder))
+        case LinearProbe(train, test):
+            return linear_probe(text, *labelled_features(text, train, test, embedder))
         case DataCompSuite():
             raise AssertionError("a suite is many tasks")
         case _:

@@ -39,7 +39,7 @@ class Keeper:
             return  # the base once more
         values = values_of(measured, self.record.metric)
         finite = {name: value for name, value in values.items() if math.isfinite(value)}
-        epoch = self.record.epoch_of(step, trained / stages.per_epoch, finite)
+        epoch = self.record.epoch_of(step, trained / stages.steps_per_epoch, finite)
         best = bool(distributed.from_first_rank(self.record.beats(epoch)))
         if best:
             self._keep_weights(parts, epoch)

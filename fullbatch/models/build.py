@@ -12,18 +12,25 @@ from typing_extensions import assert_never
 
 from fullbatch.config.model import DEFAULT_MODEL, Model
 from fullbatch.models.adapters import add_adapters
-from fullbatch.models.design import Design, OpenClipDesign, PairDesign
+from fullbatch.models.design import Design, OpenClipDesign, PairDesign, ViewsDesign
 from fullbatch.models.hub import first_line
 from fullbatch.models.load import Saved, find_saved
 from fullbatch.models.open_clip_towers import START_SCALE, build_open_clip, design_named, load_open_clip, tag_weights
 from fullbatch.models.pair import build_pair, pair_design
-from fullbatch.models.tokenizers import Tokenizer, given_tokenizer, hugging_face_tokenizer, tokenizer_of_config
+from fullbatch.models.tokenizers import (
+    NoText,
+    Tokenizer,
+    given_tokenizer,
+    hugging_face_tokenizer,
+    tokenizer_of_config,
+)
 from fullbatch.models.towers import TwoTowers
+from fullbatch.models.views import TwoViews, build_views, views_design
 from fullbatch.models.weights import load_weights
 
 
 def build_model(config: Model, image_size: int | None = None) -> TwoTowers:
-    """The two towers that ``config`` describes; ``image_size`` None is what the model wants.
+    """The towers that ``config`` describes; ``image_size`` None is what the model wants.
 
     >>> model = build_model(Model("tiny"))
     >>> model.width, model.image_size, model.context_length
@@ -33,9 +40,12 @@ def build_model(config: Model, image_size: int | None = None) -> TwoTowers:
     design = _design(config, saved).resized(config.context_length, image_size)
     if config.pretrained and saved is None:
         if not isinstance(design, OpenClipDesign):
-            raise ValueError(f"--pretrained {config.pretrained!r} does not exist; for a pair of towers give a file.")
+            what = "two views" if isinstance(design, ViewsDesign) else "a pair of towers"
+            raise ValueError(f"--pretrained {config.pretrained!r} does not exist; for {what} give a file.")
         design, weights = tag_weights(design, config.pretrained)
         saved = Saved(weights)
+    if isinstance(design, ViewsDesign):
+        return _two_views(config, design, saved)
     tokenizer = _tokenizer(config, design, saved)
 
     backbone: Any
@@ -81,6 +91,28 @@ def build_model(config: Model, image_size: int | None = None) -> TwoTowers:
     )
 
 
+def _two_views(config: Model, design: ViewsDesign, saved: Saved | None) -> TwoViews:
+    config.refuse_text()  # also where the weights brought the design
+    backbone, design = build_views(design, config.image_weights and saved is None)
+    if saved is not None and saved.weights is not None:
+        load_weights(backbone, saved.state(), str(saved.weights), design.name)
+    locked = _lock(backbone, design.name, config)
+    if config.checkpoint_activations:
+        _checkpoint_activations(backbone, design.name)
+    return TwoViews(
+        backbone,
+        design,
+        NoText(),
+        width=design.projection[-1],
+        image_size=design.image_size or 0,
+        mean=design.mean or (),
+        std=design.std or (),
+        locked=locked,
+        initial_temperature=None if saved is None else saved.temperature,
+        initial_bias=None if saved is None else saved.bias,
+    )
+
+
 def rebuild_model(config: Model, folder: Path) -> TwoTowers:
     """The towers whose design ``write_design`` left in ``folder``, locked as ``config`` says, with fresh weights."""
     return build_model(config.as_saved_in(folder))
@@ -98,13 +130,17 @@ def require_temperature(model: TwoTowers, source: str) -> float:
 
 def _design(config: Model, saved: Saved | None) -> Design:
     """The design that was saved with the weights, unless the user names one; if both, they must agree."""
-    named = pair_design(config) if config.is_pair else design_named(config.model)
+    if config.view_tower is not None:
+        named: Design = views_design(config)
+    else:
+        named = pair_design(config) if config.is_pair else design_named(config.model)
     if saved is None or saved.design is None:
         return named
-    if (config.is_pair or config.model != DEFAULT_MODEL) and not _alike(named, saved.design):
+    chosen = config.is_pair or config.view_tower is not None or config.model != DEFAULT_MODEL
+    if chosen and not _alike(named, saved.design):
         raise ValueError(
             f"{saved.weights} was saved with another architecture ({saved.design.name}) than {named.name}; "
-            "leave --model, --image-tower and --text-tower out, for it brings its own."
+            "leave --model, --image-tower, --text-tower and --view-tower out, for it brings its own."
         )
     return saved.design
 
@@ -115,10 +151,12 @@ def _alike(named: Design, saved: Design) -> bool:
         return plain[0] == plain[1]
     if isinstance(named, PairDesign) and isinstance(saved, PairDesign):
         return (named.image_tower, named.embed_dim) == (saved.image_tower, saved.embed_dim)
+    if isinstance(named, ViewsDesign) and isinstance(saved, ViewsDesign):
+        return (named.tower, named.stem, named.projection) == (saved.tower, saved.stem, saved.projection)
     return False
 
 
-def _tokenizer(config: Model, design: Design, saved: Saved | None) -> Tokenizer:
+def _tokenizer(config: Model, design: OpenClipDesign | PairDesign, saved: Saved | None) -> Tokenizer:
     given = config.tokenizer or (saved.tokenizer if saved is not None else None)
     if isinstance(design, OpenClipDesign):
         return tokenizer_of_config(design.config["text_cfg"], given, design.name)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 OPENAI_MEAN = (0.48145466, 0.4578275, 0.40821073)
 OPENAI_STD = (0.26862954, 0.26130258, 0.27577711)
@@ -64,8 +64,39 @@ class PairDesign:
         )
 
 
-Design = OpenClipDesign | PairDesign
-_KINDS: dict[str, type[OpenClipDesign] | type[PairDesign]] = {"open_clip": OpenClipDesign, "pair": PairDesign}
+@dataclass(frozen=True)
+class ViewsDesign:
+    """One timm image encoder with a projection head, for two views of each image.
+
+    stem         "small": a first convolution for images of about 32 pixels
+    projection   widths of the head's layers, the last that of the embedding
+    image_size   None: what the timm model wants, or 32 for the small stem
+    mean, std    None: what the timm model wants
+    """
+
+    tower: str
+    stem: Literal["timm", "small"]
+    projection: tuple[int, ...]
+    image_size: int | None = None
+    mean: tuple[float, ...] | None = None
+    std: tuple[float, ...] | None = None
+
+    @property
+    def name(self) -> str:
+        return f"{self.tower}, two views"
+
+    def resized(self, context_length: int | None, image_size: int | None) -> ViewsDesign:
+        if context_length is not None:
+            raise ValueError(f"{self.tower} on two views reads no captions: leave --context-length out.")
+        return dataclasses.replace(self, image_size=image_size or self.image_size)
+
+
+Design = OpenClipDesign | PairDesign | ViewsDesign
+_KINDS: dict[str, type[OpenClipDesign] | type[PairDesign] | type[ViewsDesign]] = {
+    "open_clip": OpenClipDesign,
+    "pair": PairDesign,
+    "views": ViewsDesign,
+}
 
 
 def to_json(design: Design, **extra: object) -> str:

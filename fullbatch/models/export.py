@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from typing_extensions import assert_never
 
-from fullbatch.models.design import OpenClipDesign, to_json
+from fullbatch.models.design import OpenClipDesign, ViewsDesign, to_json
 from fullbatch.models.huggingface import write_clip_model
 from fullbatch.models.load import DESIGN, EXPORTED, METADATA, OPEN_CLIP_CONFIG, OPEN_CLIP_WEIGHTS
 from fullbatch.models.open_clip_towers import registered_name
@@ -49,9 +49,10 @@ def export(model: TwoTowers, path: Path, format: Format, temperature: float, bia
 
 def _export_open_clip(model: TwoTowers, path: Path, temperature: float, bias: float | None) -> None:
     if not isinstance(model.design, OpenClipDesign):
+        views = isinstance(model.design, ViewsDesign)
+        kind = "one timm encoder" if views else "a pair of timm and Hugging Face towers"
         raise ValueError(
-            f"{model.design.name} is a pair of timm and Hugging Face towers, which open_clip has no config for; "
-            "export it with --format safetensors."
+            f"{model.design.name} is {kind}, which open_clip has no config for; export it with --format safetensors."
         )
     state = open_clip_state(model, temperature, bias)
     design = _with_bias(model.design, bias)

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fullbatch.models.design import OPENAI_MEAN, OPENAI_STD, OpenClipDesign
+from fullbatch.models.design import OPENAI_MEAN, OPENAI_STD, OpenClipDesign, ViewsDesign
 from fullbatch.models.hub import require_transformers
-from fullbatch.models.tokenizers import CLIP_VOCABULARY
+from fullbatch.models.tokenizers import CLIP_VOCABULARY, Tokenizer
 from fullbatch.models.towers import TwoTowers
 
 # Fields of an open_clip config that CLIPModel has too, or that change nothing in a trained model.
@@ -83,7 +83,8 @@ def why_not_clip(model: TwoTowers) -> str | None:
     from open_clip.model import CLIPTextCfg, CLIPVisionCfg
 
     if not isinstance(model.design, OpenClipDesign):
-        return "its towers are of timm and Hugging Face"
+        views = isinstance(model.design, ViewsDesign)
+        return "it is one timm encoder" if views else "its towers are of timm and Hugging Face"
     config = model.design.config
     vision, text = CLIPVisionCfg(**config["vision_cfg"]), CLIPTextCfg(**config["text_cfg"])
     if vision.timm_model_name:
@@ -240,6 +241,7 @@ def _write_tokenizer(model: TwoTowers, folder: Path) -> None:
     if model.tokenize.hugging_face is not None:
         model.tokenize.hugging_face.save_pretrained(folder)
         return
+    assert isinstance(model.tokenize, Tokenizer)
     encoder = model.tokenize.encoder
     begin, end = "<|startoftext|>", "<|endoftext|>"  # open_clip calls the same two ids otherwise
     renamed = {encoder.sot_token_id: begin, encoder.eot_token_id: end}

@@ -48,6 +48,25 @@ class Tokenizer:
         return getattr(self.encoder, "tokenizer", None)
 
 
+NO_TEXT = (
+    "This model was trained on two views of images and has no text tower, so that captions mean nothing to it; measure "
+    "it by tasks on images alone (see docs/views.md)."
+)
+
+
+@dataclass(frozen=True)
+class NoText:
+    """Stands where a model with a text tower has its tokenizer, and says why there is none."""
+
+    name: str = "none"
+    context_length: int = 0
+    given: str | None = None
+    hugging_face: None = None
+
+    def __call__(self, captions: Sequence[str]) -> Tensor:
+        raise ValueError(NO_TEXT)
+
+
 def clip_tokenizer(context_length: int, options: dict[str, Any] | None = None) -> Tokenizer:
     """CLIP's lower-cased byte-pair encoding, which open_clip brings along."""
     from open_clip.tokenizer import SimpleTokenizer

@@ -15,7 +15,7 @@ from fullbatch.distributed.towers import weights_of
 from fullbatch.models.adapters import plain_state
 from fullbatch.models.design import Design
 from fullbatch.models.recording import being_recorded
-from fullbatch.models.tokenizers import Tokenizer
+from fullbatch.models.tokenizers import NoText, Tokenizer
 
 
 class TwoTowers(nn.Module):
@@ -39,7 +39,7 @@ class TwoTowers(nn.Module):
         self,
         backbone: nn.Module,
         design: Design,
-        tokenize: Tokenizer,
+        tokenize: Tokenizer | NoText,
         *,
         width: int,
         image_size: int,
@@ -86,9 +86,13 @@ class TwoTowers(nn.Module):
         return image_BD, text_BD
 
     def encode_image(self, images_BCHW: Tensor) -> Tensor:
+        return _unit_rows(self.backbone.encode_image(self.normalised(images_BCHW)))
+
+    def normalised(self, images_BCHW: Tensor) -> Tensor:
+        """uint8 images as the towers take them."""
         if images_BCHW.dtype == torch.uint8:
             images_BCHW = (images_BCHW.float() - self.mean_C11) / self.std_C11
-        return _unit_rows(self.backbone.encode_image(images_BCHW))
+        return images_BCHW
 
     def encode_text(self, tokens_BL: Tensor) -> Tensor:
         return _unit_rows(self.backbone.encode_text(tokens_BL))

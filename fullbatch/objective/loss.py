@@ -38,6 +38,13 @@ def direction_loss(direction: Direction, estimate: Estimate, times_temperature: 
     return DirectionLoss(loss, alpha_B.detach(), log_ratio_B.detach())
 
 
+def raw_positive(direction: Direction, times_temperature: bool) -> Tensor:
+    """-mean_i s_ii, over tau where the loss is not multiplied by it: what a gap would have had in its exponent."""
+    if times_temperature:
+        return -direction.positive_B.mean()
+    return -(direction.positive_B / direction.tau_B).mean()
+
+
 class Summary:
     """Means over this rank's anchors, direction by direction, then over ranks in one go."""
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import nn
 
@@ -28,6 +30,10 @@ class MovingAverageNormalizer(nn.Module):
     """alpha_i = log u_i, the new u of NeuCLIP eq. (3), so that the gradient is eq. (4) and tau's eq. (13).
 
     In eval mode u is what is remembered; a row never seen has only its batch to go by.
+
+    ``shared``: u_i <- (1 - gamma) u_i + gamma (g1_i + g2_i) / 2 is kept, the same in the tables of both directions, and
+    each divides by (1 - gamma) u_i + gamma g_i of its own.  Where images and texts have ids of their own, a pair's g
+    counts for both ids.
     """
 
     def __init__(self, config: MovingAverage, table: TableOptions, name: str) -> None:
@@ -45,8 +51,13 @@ class MovingAverageNormalizer(nn.Module):
         log_new_N = log_mean_within(log_add(direction.log_g_N, self.config.epsilon), group_N)
         log_old_N = self.log_u.get(ids_N, log_new_N.dtype)
         if progress.training:
-            log_u_N = log_moving_average(log_old_N, log_new_N, self.gamma(progress))
-            self.log_u.put(ids_N, log_u_N, group_N, progress)
+            gamma = self.gamma(progress)
+            log_u_N = log_kept_N = log_moving_average(log_old_N, log_new_N, gamma)
+            if self.config.shared:
+                log_other_N = log_mean_within(log_add(direction.other_log_g_N, self.config.epsilon), group_N)
+                log_mean_N = torch.logaddexp(log_new_N, log_other_N) - math.log(2.0)
+                log_kept_N = log_moving_average(log_old_N, log_mean_N, gamma)
+            self.log_u.put(ids_N, log_kept_N, group_N, progress)
         else:
             log_u_N = torch.where(torch.isnan(log_old_N), log_new_N, log_old_N)
         log_total_B = log_add(direction.log_g_B, self.config.epsilon)

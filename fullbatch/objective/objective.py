@@ -20,16 +20,18 @@ from fullbatch.config import (
     NoNormalizer,
     PerSample,
     Predicted,
+    RawSimilarity,
     RobustPositives,
     Sigmoid,
     VarianceCovariance,
 )
 from fullbatch.config.checks import is_whole
+from fullbatch.config.pairwise import RAW
 from fullbatch.kernels.log_mean_exp import Reduced, Table, log_mean_exp_of_batch
 from fullbatch.models.recording import being_recorded
 from fullbatch.objective import checks
 from fullbatch.objective.amortized import AmortizedNormalizer
-from fullbatch.objective.loss import DirectionLoss, Metrics, Summary, direction_loss
+from fullbatch.objective.loss import DirectionLoss, Metrics, Summary, direction_loss, raw_positive
 from fullbatch.objective.moments import cycle_consistency, variance_covariance
 from fullbatch.objective.moving_average import MovingAverageNormalizer
 from fullbatch.objective.notices import Notices
@@ -249,6 +251,8 @@ class Objective(nn.Module):
             estimate = self.normalizers[name](direction, progress)
             part = direction_loss(direction, estimate, scale.times_temperature)
             value = part.loss + (math.log(direction.negatives) if scale.log_of_sum else 0.0)
+            if isinstance(self.method.pairwise, RawSimilarity):
+                value = value + raw_positive(direction, scale.times_temperature)
             penalty = self._temperature(name).rho(progress) * direction.tau_B.mean()
             penalty = penalty * (1.0 if scale.rho_terms == "each" else 0.5)
             loss = loss + share * (value + penalty)
@@ -259,6 +263,8 @@ class Objective(nn.Module):
         positive_term = self.positives(batch, progress) if self.positives is not None else None
         if positive_term is not None:
             loss = loss + positive_term
+        elif isinstance(self.method.pairwise, RawSimilarity):
+            positive_term = -2.0 * batch.positive_B.mean()  # in the loss already, on the loss's own scale
         metrics = summary.metrics(batch, positive_term)
         metrics["epoch"] = float(progress.epoch)
         normalizer = self.normalizers[DIRECTIONS[0]]
@@ -273,7 +279,7 @@ class Objective(nn.Module):
 
     def _directions(self, batch: Batch, progress: Progress) -> list[Direction]:
         """Both directions; their kernel runs once, since they share the similarity matrix."""
-        raw = isinstance(self.method.pairwise, RobustPositives)
+        raw = isinstance(self.method.pairwise, RAW)
         reference_B = torch.zeros_like(batch.positive_B) if raw else batch.positive_B
         reference_N = torch.zeros_like(batch.positive_N) if raw else batch.positive_N
 
@@ -282,6 +288,7 @@ class Objective(nn.Module):
             return Table(anchor.local_BD, anchor.all_ND, reference_B, reference_N, tau_B, tau_N)
 
         tables = [table(*direction) for direction in batch.directions()]
+        reduced = self._reduce(tables, batch)
         return [
             Direction(
                 name=name,
@@ -296,12 +303,13 @@ class Objective(nn.Module):
                 tau_N=own.tau_N,
                 log_g_B=found.log_mean_B,
                 log_g_N=found.log_mean_N,
+                other_log_g_N=opposite.log_mean_N,
                 mean_exponent_N=found.mean_exponent_N,
                 negatives=(batch.size - 1) * (2 if self.method.negatives == "both" else 1),
                 guard=self.context.guard,
             )
-            for (name, anchor, other), own, found in zip(
-                batch.directions(), tables, self._reduce(tables, batch), strict=True
+            for (name, anchor, other), own, found, opposite in zip(
+                batch.directions(), tables, reduced, reversed(reduced), strict=True
             )
         ]
 

@@ -88,6 +88,7 @@ class Direction:
     tau_N: Tensor
     log_g_B: Tensor
     log_g_N: Tensor
+    other_log_g_N: Tensor  # of the same pairs in the other direction
     mean_exponent_N: Tensor | None
     negatives: int
     guard: float  # the log of the largest weight an anchor may have

@@ -12,7 +12,7 @@ from fullbatch.config.run import RunConfig
 from fullbatch.config.tree import from_dict, merged, read_yaml, to_dict
 from fullbatch.finetuning import interpolation, record
 from fullbatch.report.wording import is_number
-from fullbatch.training.run_folder import EVALUATION, Folder, read_lines
+from fullbatch.training.run_folder import EVALUATION, LOSSES, Folder, read_lines
 from fullbatch.training.stages import RECOVERY, Stages
 
 COMPARISON = "comparison.json"
@@ -46,6 +46,7 @@ class RunData:
     finetune     finetune.json as it stands, of a run that `fullbatch finetune` made; else empty
     interpolation   interpolation.json likewise
     cost         by stage, as results.json or finetune.json has it
+    batch_losses the lines of batches/losses.jsonl, of a run that selects its batches
     warnings     lines of log.txt
     gaps         what is missing or cannot be read, to be said on the page
     """
@@ -67,6 +68,7 @@ class RunData:
     finetune: Record = field(default_factory=dict)
     interpolation: Record = field(default_factory=dict)
     cost: Record = field(default_factory=dict)
+    batch_losses: Sequence[Record] = ()
 
     def setting(self, group: str, name: str) -> Any:
         return self.settings[group].get(name)
@@ -150,6 +152,7 @@ def read_run(path: Path) -> RunData:
     results, steps, averages, unmeasured = _results(path, gaps)
     audits = records_of(_read_json(path / "audit.json", gaps), "checkpoints")
     finetune = _read_json(path / record.FILE, gaps)
+    losses = folder.batches / LOSSES
     return RunData(
         path=path,
         name=path.resolve().name,
@@ -168,6 +171,7 @@ def read_run(path: Path) -> RunData:
         finetune=finetune,
         interpolation=_read_json(path / interpolation.FILE, gaps),
         cost=_mapping(finetune.get("cost")) or _mapping(_read_json(path / "results.json", []).get("cost")),
+        batch_losses=_in_order(read_lines(losses)) if losses.is_file() else (),
     )
 
 

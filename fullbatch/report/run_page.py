@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from fullbatch.report.batch_losses import batch_loss_charts, batch_losses_section
 from fullbatch.report.blocks import (
     Page,
     Section,
@@ -66,7 +67,9 @@ def run_page(run: RunData, baseline: RunData | None, beside: Path, pictures: boo
         charts += drawn
     else:
         sections.append(no_pictures("Pictures were left out (--no-pictures)."))
-    sections += [cost_section([run]), settings_section(run)]
+    drawn_losses = batch_loss_charts(run)
+    charts += drawn_losses
+    sections += [batch_losses_section(run, drawn_losses), cost_section([run]), settings_section(run)]
     return Page(
         title=f"{run.name} · fullbatch",
         header=header(run, baseline),

@@ -37,6 +37,10 @@ def checkpoints(root: Path) -> list[Path]:
     return sorted(path for path in root.glob(f"{_PREFIX}*") if path.is_dir())
 
 
+def step_of(folder: Path) -> int:
+    return int(folder.name.removeprefix(_PREFIX))
+
+
 def write(root: Path, step: int, parts: dict[str, Any], keep: int, seconds: float = 0.0) -> Path:
     """Save ``parts`` as the checkpoint of ``step``, then drop all but the ``keep`` newest."""
     final, unfinished = folder_of(root, step), root / f"{_UNFINISHED}{step:09d}"

@@ -5,12 +5,15 @@ embeddings once, as it would without micro-batches, and gives the gradient at th
 to bring it back through the towers (Gao et al. 2021, GradCache, for InfoNCE).  The objective only ever sees
 embeddings, so this is exact for every one of them, whatever it remembers.  What dropout draws depends on (seed, step,
 rank, piece) alone, so both runs of a piece draw the same and a resumed run draws what the first would have drawn.
+
+Batches that stand ``apart`` each have a loss of their own; the gradient of the step is the mean of theirs.
 """
 
 # B: rows on this rank   D: width
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -24,6 +27,7 @@ from fullbatch.distributed import towers
 from fullbatch.models.precision import in_precision
 from fullbatch.models.recording import being_recorded
 from fullbatch.objective.objective import Objective, Output
+from fullbatch.training.embedding_table import EmbeddingTable
 
 
 @dataclass(frozen=True)
@@ -31,33 +35,63 @@ class GradientRule:
     """micro_batch   rows at a time; None: all
     precision     of the towers; the objective works in float32 at least (NeuCLIP's fit in TF32, see its _fit)
     seed          of dropout
+    apart         batches that a step's rows are, one after the other
+    table         that keeps what is embedded; None: nobody asks for it
     """
 
     micro_batch: int | None = None
     precision: Precision = "fp32"
     seed: int = 0
+    apart: int = 1
+    table: EmbeddingTable | None = None
 
     def __call__(
         self, model: nn.Module, objective: Objective, batch: Batch, step: int, scaler: torch.amp.GradScaler
     ) -> Output:
         """Add the step's gradient, times the scaler's scale, to ``.grad`` of what the model and the objective learn."""
+        if self.apart == 1:
+            return self._of_batch(model, objective, batch, step, scaler)
+        outputs = []
+        for number, one in enumerate(batch.split(len(batch.ids) // self.apart)):
+            with towers.gradients_stay_here(model, number < self.apart - 1):
+                outputs.append(self._of_batch(model, objective, one, step, scaler, number))
+        return _mean(outputs)
+
+    def _of_batch(
+        self,
+        model: nn.Module,
+        objective: Objective,
+        batch: Batch,
+        step: int,
+        scaler: torch.amp.GradScaler,
+        number: int = 0,
+    ) -> Output:
+        """Of batch ``number`` of those that stand apart, by its share."""
         pieces = batch.split(self.micro_batch)
+        first = number * len(pieces)
         if len(pieces) == 1:
-            image_BD, text_BD = self._embed(model, batch, step, 0)
-            output = objective(image_BD, text_BD, batch.ids)
-            scaler.scale(output.loss).backward()
+            image_BD, text_BD = self._embed(model, batch, step, first)
+            output = self._judged(objective, image_BD, text_BD, batch)
+            _descend(output.loss / self.apart, scaler)
             return _finished(output)
         with torch.no_grad():
-            embedded = [self._embed(model, piece, step, place) for place, piece in enumerate(pieces)]
+            embedded = [self._embed(model, piece, step, first + place) for place, piece in enumerate(pieces)]
         image_BD, text_BD = (torch.cat(rows).requires_grad_() for rows in zip(*embedded, strict=True))
-        output = objective(image_BD, text_BD, batch.ids)
-        scaler.scale(output.loss).backward()
+        output = self._judged(objective, image_BD, text_BD, batch)
+        _descend(output.loss / self.apart, scaler)
         assert image_BD.grad is not None and text_BD.grad is not None
         gradients = zip(*(torch.split(rows, len(pieces[0].ids)) for rows in (image_BD.grad, text_BD.grad)), strict=True)
+        last = number == self.apart - 1
         for place, (piece, gradient) in enumerate(zip(pieces, gradients, strict=True)):
-            with towers.gradients_stay_here(model, place < len(pieces) - 1):
-                _backward(self._embed(model, piece, step, place), gradient)
+            with towers.gradients_stay_here(model, place < len(pieces) - 1 or not last):
+                _backward(self._embed(model, piece, step, first + place), gradient)
         return _finished(output)
+
+    def _judged(self, objective: Objective, image_BD: Tensor, text_BD: Tensor, batch: Batch) -> Output:
+        if self.table is not None:
+            self.table.put(batch.ids, image_BD, text_BD)
+        output: Output = objective(image_BD, text_BD, batch.ids)
+        return output
 
     def seed_dropout(self, step: int, place: int = 0) -> None:
         torch.manual_seed(key_of(self.seed, step, distributed.world().rank, place))
@@ -70,10 +104,20 @@ class GradientRule:
         return embedded
 
 
+def _descend(loss: Tensor, scaler: torch.amp.GradScaler) -> None:
+    scaled: Tensor = scaler.scale(loss)
+    scaled.backward()  # type: ignore[no-untyped-call]
+
+
 def _backward(embedded: tuple[Tensor, Tensor], gradients: tuple[Tensor, Tensor]) -> None:
     """A locked tower's embeddings have no way back."""
     live = [(rows, gradient) for rows, gradient in zip(embedded, gradients, strict=True) if rows.requires_grad]
     torch.autograd.backward([rows for rows, _ in live], [gradient for _, gradient in live])
+
+
+def _mean(outputs: Sequence[Output]) -> Output:
+    """The last one's metrics: what the objective remembers is theirs."""
+    return Output(torch.stack([output.loss for output in outputs]).mean(), outputs[-1].metrics)
 
 
 def _finished(output: Output) -> Output:

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from fullbatch.data.loader import Batch
 from fullbatch.objective.objective import Objective, Output
+from fullbatch.training.lars import Lars
 
 REHEARSALS = 3  # plain steps before one is recorded: libraries set themselves up in them
 
@@ -119,11 +120,14 @@ class StepGraphs:
 
 def make_capturable(optimizer: torch.optim.Optimizer, device: torch.device) -> None:
     """Learning rates and step counts on the device, where a replayed step finds them."""
-    if not isinstance(optimizer, (torch.optim.Adam, torch.optim.AdamW)):
-        raise ValueError(f"--graphs works with the optimizers adam and adamw, not {type(optimizer).__name__}.")
+    if not isinstance(optimizer, (torch.optim.Adam, torch.optim.AdamW, Lars)):
+        raise ValueError(f"--graphs works with the optimizers adam, adamw and lars, not {type(optimizer).__name__}.")
+    for group in optimizer.param_groups:
+        group["lr"] = torch.tensor(float(group["lr"]), device=device)
+    if isinstance(optimizer, Lars):  # which counts no steps
+        return
     for group in optimizer.param_groups:
         group["capturable"] = True
-        group["lr"] = torch.tensor(float(group["lr"]), device=device)
     for state in optimizer.state.values():
         state["step"] = torch.as_tensor(state["step"], dtype=torch.float32).to(device)
     optimizer._warned_capturable_if_run_uncaptured = True  # plain steps are meant

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from fullbatch.config.optimization import Optimizer, Schedule
 from fullbatch.objective.prototypes import PrototypeNormalizer
 from fullbatch.objective.temperature import PredictedTemperature
+from fullbatch.training.lars import Lars
 from fullbatch.training.novograd import NovoGrad
 from fullbatch.training.schedule import (
     learning_rate,
@@ -105,7 +106,7 @@ def make_optimizer(model: nn.Module, config: Optimizer, device: torch.device | s
         case "lamb":
             return _timm("Lamb", scaled, **adam, max_grad_norm=None)  # clip_norm is the only clipping
         case "lars":
-            return _timm("Lars", scaled, lr=config.lr, momentum=momentum)
+            return Lars(scaled, config.lr, momentum)
         case "lion":
             return _timm("Lion", groups, lr=config.lr, betas=betas)
         case "muon":

@@ -7,6 +7,7 @@ runs/NAME/
   log.txt            warnings, samples that could not be read
   results.json       the last evaluation, and what the run cost
   model/             the model's design and tokenizer, without weights
+  batches/           which samples meet in a batch, where that is planned; see training/selector.py
   checkpoints/       step-000000100/ ...
   tensorboard/
 """
@@ -31,6 +32,7 @@ from fullbatch.training import checkpoint
 
 log = logging.getLogger("fullbatch")
 
+LOSSES = "losses.jsonl"  # in batches/: a line a plan
 EVALUATION, AUDIT = "evaluation", "audit"  # kinds of lines of metrics.jsonl; lines of training have none
 
 
@@ -42,6 +44,7 @@ class Folder:
         self.results = path / "results.json"
         self.log = path / "log.txt"
         self.model = path / "model"
+        self.batches = path / "batches"
         self.checkpoints = path / "checkpoints"
         self.tensorboard = path / "tensorboard"
 
@@ -81,6 +84,8 @@ _FIXED = (
     ("training", ("batch_size", "seed", "parallel", "ema")),
     ("optimizer", ("optimizer",)),
     ("recovery", ("recovery_epochs", "recovery_steps", "recovery_batch", "carry")),  # they say what a step was
+    ("selection", ("batches", "embeddings", "plan_ahead", "period_steps", "block_batches")),
+    ("selection", ("drawn_batches", "kept_batches", "reading")),
 )
 
 

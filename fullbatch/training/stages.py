@@ -6,7 +6,7 @@ first one ended.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -26,20 +26,22 @@ class Stages:
     training    steps that move the weights
     recovery    steps before them that do not
     joined      batches that a step of the recovery takes together, all of one epoch: no sample is there twice
+    apart       batches of a training step, each with its own loss, whose gradients it averages
     """
 
     per_epoch: int
     training: int
     recovery: int = 0
     joined: int = 1
+    apart: int = 1
 
     @classmethod
     def of(cls, config: RunConfig, per_epoch: int) -> Stages:
         """At least one step of training, and of the recovery where there is any."""
-        training, recovery = config.training, config.recovery
-        steps = training.epochs * per_epoch
+        training, recovery, apart = config.training, config.recovery, config.selection.batches_a_step
+        steps = training.epochs * per_epoch // apart
         if training.samples is not None:
-            steps = -(-training.samples // training.batch_size)
+            steps = -(-training.samples // (training.batch_size * apart))
         joined = (recovery.recovery_batch or training.batch_size) // training.batch_size
         if joined > per_epoch:
             samples = per_epoch * training.batch_size
@@ -50,11 +52,16 @@ class Stages:
         frozen = recovery.recovery_steps or 0
         if recovery.recovery_epochs:
             frozen = max(1, round(recovery.recovery_epochs * (per_epoch // joined)))
-        return cls(per_epoch, steps, frozen, joined)
+        return cls(per_epoch, steps, frozen, joined, apart)
 
     @property
     def total(self) -> int:
         return self.recovery + self.training
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Steps of training."""
+        return self.per_epoch // self.apart
 
     def recovers(self, step: int) -> bool:
         """Whether the weights stay as they are in step ``step`` (the first is 0)."""
@@ -66,17 +73,17 @@ class Stages:
 
     def batches_read(self, step: int) -> int:
         """By the first ``step`` steps."""
-        return min(step, self.recovery) * self.joined + self.trained(step)
+        return min(step, self.recovery) * self.joined + self.trained(step) * self.apart
 
     def place(self, step: int) -> int:
         """Of step ``step``'s first batch in the order of the data; an epoch's last batches are left out where they are
         too few to be joined."""
         epochs, left = divmod(min(step, self.recovery), self.per_epoch // self.joined)
-        return epochs * self.per_epoch + left * self.joined + self.trained(step)
+        return epochs * self.per_epoch + left * self.joined + self.trained(step) * self.apart
 
     def places(self, step: int) -> range:
         """Of all its batches."""
-        return range(self.place(step), self.place(step) + (self.joined if self.recovers(step) else 1))
+        return range(self.place(step), self.place(step) + (self.joined if self.recovers(step) else self.apart))
 
     def epoch(self, step: int) -> int:
         """Of the data, which both stages count together: gamma starting again at 1 would forget what was recovered."""
@@ -89,15 +96,25 @@ class Stages:
         return RECOVERY if self.recovers(step) else TUNING
 
     def stream(
-        self, batches: TrainingBatches | InMemoryBatches, step: int, workers: int, device: torch.device
+        self,
+        batches: TrainingBatches | InMemoryBatches,
+        step: int,
+        workers: int,
+        device: torch.device,
+        ranges: Callable[[range], Iterable[range]] | None = None,
     ) -> Generator[Batch, None, None]:
-        """A batch a step, from ``step`` to the end."""
-        wanted: Sequence[int] = range(self.place(step), self.place(self.total))
-        if self.joined > 1:
-            wanted = [place for each in range(step, self.total) for place in self.places(each)]
-        single = batches.stream(wanted, workers, device)
+        """A batch a step, from ``step`` to the end; ``ranges`` cuts them up, and says when each part may be read."""
+        numbers = range(self.place(step), self.place(self.total))
+        if ranges is None:
+            single = batches.stream(numbers, workers, device)
+        else:
+            single = batches.stream_ranges(ranges(numbers), workers, device)
+        read = numbers.start
         try:
             for each in range(step, self.total):
+                for _ in range(read, self.place(each)):
+                    next(single)  # at an epoch's end, too few to be joined
+                read = self.places(each).stop
                 yield joined([next(single) for _ in self.places(each)])
         finally:
             single.close()

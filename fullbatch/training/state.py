@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from fullbatch.distributed import towers
 from fullbatch.objective.objective import Objective
 from fullbatch.training.average import WeightAverage
+from fullbatch.training.embedding_table import EmbeddingTable
 
 
 @dataclass
@@ -54,6 +55,7 @@ class TrainingState:
     objective: Objective
     scaler: torch.amp.GradScaler
     position: Position
+    table: EmbeddingTable | None = None
 
     def capture(self, keep: bool = True) -> dict[str, Any]:
         """A copy of it all in host memory, whole.  Every rank must ask, since a rank may hold a part only; a rank that

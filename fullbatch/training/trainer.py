@@ -26,6 +26,7 @@ from fullbatch.training.graphs import CannotRecord, Computed, StepGraphs
 from fullbatch.training.interruption import Interrupted, Interruption
 from fullbatch.training.optimizer import clip_gradients, freeze_learning_rates, set_learning_rates
 from fullbatch.training.run_folder import AUDIT, EVALUATION, Folder, Metrics
+from fullbatch.training.selector import Selector
 from fullbatch.training.stages import Stages, statistics_kept
 from fullbatch.training.state import TrainingState
 from fullbatch.training.stopwatch import Stopwatch
@@ -47,6 +48,7 @@ class Trainer:
     evaluate  measures the model and returns a line for the log; None: there is nothing to measure
     audit     measures the normalizers, likewise, after the steps that ``audit_due`` names
     fresh_objective   makes one without memory, for a recovery that does not carry it over
+    selector  plans which samples meet in a batch; None: the order's neighbours do
     command   that goes on with such a run
     """
 
@@ -63,11 +65,14 @@ class Trainer:
     audit: Callable[[], Mapping[str, Any]] | None = None
     audit_due: Callable[[int], bool] = lambda step: False
     fresh_objective: Callable[[], Objective] | None = None
+    selector: Selector | None = None
     command: str = "train"
 
     def __post_init__(self) -> None:
         training = self.config.training
-        self.gradient = GradientRule(training.micro_batch, training.precision, training.seed)
+        self.gradient = GradientRule(
+            training.micro_batch, training.precision, training.seed, self.stages.apart, self.state.table
+        )
         self.writer = checkpoint.Writer(self.folder.checkpoints, self.config.run.keep)
         self.finite = torch.ones((), dtype=torch.bool, device=self.device)
         self.saved_at = time.monotonic()
@@ -89,7 +94,8 @@ class Trainer:
             self.audit_if_due()  # the run may have ended between a save and what is measured after it
             self.evaluate_if_due()
             self.stopwatch.restart(self.metrics.seconds)
-            batches = self.stages.stream(self.batches, position.step, self.config.data.workers, self.device)
+            ranges = None if self.selector is None else self.selector.ranges
+            batches = self.stages.stream(self.batches, position.step, self.config.data.workers, self.device, ranges)
             try:
                 for batch in batches:
                     line = self.train_step(batch)
@@ -104,6 +110,8 @@ class Trainer:
                 distributed.together(self.writer.wait)
             finally:
                 batches.close()  # ends the workers
+                if self.selector is not None:
+                    self.selector.close()
                 self.writer.finish_quietly()
 
     @property
@@ -147,6 +155,7 @@ class Trainer:
             "lr": rate,
             "gradient_norm": float(norm) if norm is not None else math.nan,
             **{name: value for name, value in numbers.items() if name != "epoch"},
+            **(self.selector.costs() if self.selector is not None else {}),
         }
 
     def _set_rates(self) -> float:
@@ -160,7 +169,7 @@ class Trainer:
             self.config.schedule,
             stages.trained(position.step),
             stages.training,
-            stages.per_epoch,
+            stages.steps_per_epoch,
             position.temperature,
         )
 
@@ -296,7 +305,7 @@ class Trainer:
     def evaluate_if_due(self) -> None:
         """At the end, every few epochs, and if asked before the first step: once each."""
         settings, step = self.config.evaluation, self.state.position.step
-        trained, every = self.stages.trained(step), settings.evaluate_every * self.stages.per_epoch
+        trained, every = self.stages.trained(step), settings.evaluate_every * self.stages.steps_per_epoch
         due = step == self.stages.total or bool(every and trained and trained % every == 0)
         due = due or (step == 0 and settings.evaluate_start)
         if self.evaluate is not None and due and distributed.from_first_rank(self.metrics.evaluated) != step:

@@ -19,7 +19,7 @@ def term(pairwise: str, similarity: float, positive: float, margin: float = 0.1)
             return similarity - positive
         case "hinge":
             return max(similarity - positive + margin, 0.0) ** 2
-        case "robust_positives":
+        case "robust_positives" | "raw":
             return similarity
     raise AssertionError(pairwise)
 

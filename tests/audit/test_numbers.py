@@ -92,7 +92,7 @@ def believed(objective, state, direction, pairwise, own, other, i, tau, seen):
             alpha = by_hand.mlp_alpha(state, direction, pairwise, own, positive, tau)
             return alpha, alpha
         case fb.Amortized():
-            reference = 0.0 if pairwise == "robust_positives" else positive
+            reference = 0.0 if pairwise in ("robust_positives", "raw") else positive
             constant = by_hand.WEIGHT * math.exp((positive - reference) / tau)
             total = math.exp(by_hand.lambda_net(state, f"{name}.net.net", own) - reference / tau)
             known = by_hand.less(total, constant) / (BATCH - 1)

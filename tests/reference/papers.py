@@ -193,6 +193,37 @@ def moving_average_step(
     return Gradients(grad_image, grad_text, torch.tensor(grad_tau, dtype=torch.float64)), value
 
 
+def sogclr_views_step(
+    first: Tensor, second: Tensor, ids: list[int], u: dict[int, float], tau: float, gamma: float
+) -> tuple[Gradients, float]:
+    """SogCLR on two views, as Yuan et al. 2022 and seed 004 have it in code: raw similarities, both views' 2(B - 1)
+    negatives, one u an image.
+
+    Each view divides by its own blend of the image's old u and its mean; the image keeps the mean of both blends.  An
+    anchor's gradient is -grad s_ii + 1/(2(B-1)) sum_j exp(s_ij / tau) / u_i grad s_ij; the value beside it is
+    -s_ii + tau (g_i / u_i - 1 + log u_i).
+    """
+    count, old = len(ids), dict(u)
+    views = (first.detach().requires_grad_(), second.detach().requires_grad_())
+    sums = [torch.zeros_like(view) for view in views]
+    value = 0.0
+    for i in range(count):
+        blends = []
+        for anchor, other in (views, views[::-1]):
+            positive = similarity(anchor[i], other[i])
+            sims = [similarity(anchor[i], rows[j]) for rows in (other, anchor) for j in range(count) if j != i]
+            g = sum(math.exp(float(s.detach()) / tau) for s in sims) / len(sims)
+            own = (1.0 - gamma) * old[ids[i]] + gamma * g if ids[i] in old else g
+            blends.append(own)
+            weights = [math.exp(float(s.detach()) / tau) / own / len(sims) for s in sims]
+            surrogate = -positive + sum(weight * s for weight, s in zip(weights, sims, strict=True))
+            for total, gradient in zip(sums, torch.autograd.grad(surrogate, views), strict=True):
+                total += gradient / count
+            value += (-float(positive.detach()) + tau * (g / own - 1.0 + math.log(own))) / count
+        u[ids[i]] = sum(blends) / 2.0
+    return Gradients(*sums), value
+
+
 # -- per-sample temperatures, iSogCLR and FastCLIP v2 -----------------------------------------------------------------
 
 

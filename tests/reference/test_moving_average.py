@@ -75,6 +75,39 @@ def test_moving_average_methods(name, settings, kind, chunk):
                 parameter -= 0.01 * got
 
 
+@pytest.mark.parametrize("chunk", [None, 2])
+@pytest.mark.parametrize("gamma", [0.9, 0.3])
+def test_sogclr_on_two_views(gamma, chunk):
+    objective = fb.make_objective(
+        "sogclr_views", temperature=0.2, gamma=gamma, epsilon=0.0, num_samples=SAMPLES, chunk=chunk
+    ).double()
+    u = {}
+    for _, ids, first, second in batches():
+        expected, value = papers.sogclr_views_step(first, second, ids.tolist(), u, 0.2, gamma)
+        out = objective(first, second, ids)
+        assert_gradients(out, first, second, expected)
+        assert math.isclose(out.loss.item(), value, rel_tol=1e-9)
+        logs = {key: math.log(value) for key, value in u.items()}
+        for name in ("image", "text"):
+            assert_table(objective.normalizers[name].log_u, logs)
+
+
+@pytest.mark.parametrize("scale", [fb.Scale(), fb.Scale(times_temperature=False, directions="mean")])
+def test_raw_similarities_have_the_loss_of_the_gap(scale):
+    """Where the normalizer is exact there is no difference, in value, gradient or the temperature's gradient."""
+    _, _, image, text = next(batches())
+    found = []
+    for pairwise in (fb.Identity(), fb.RawSimilarity()):
+        objective = fb.make_objective(
+            "gcl_batch", pairwise=pairwise, temperature=fb.LearnedScale(0.2), epsilon=0.0, scale=scale
+        ).double()
+        out = objective(image, text)
+        wanted = (image, text, objective.temperatures["both"].log_temperature)
+        found.append((out.loss, out.metrics["global_loss"], *torch.autograd.grad(out.loss, wanted)))
+    for gap, raw in zip(*found, strict=True):
+        torch.testing.assert_close(raw, gap, **CLOSE)
+
+
 PER_SAMPLE = {
     "isogclr": {"beta": 0.9, "lr": 0.03, "bounds": (0.005, 1.0), "clip": 5.0, "rho": (1.2, 1.2)},
     "isogclr_new": {"beta": 0.5, "lr": 0.03, "bounds": (0.005, 0.22), "clip": 5.0, "rho": (0.9, 1.4)},

@@ -286,3 +286,17 @@ def test_the_newest_run(tmp_path):
         (tmp_path / name / "config.yaml").write_text("")
         os.utime(tmp_path / name / "config.yaml", (when, when))
     assert newest_run(tmp_path).name == "b"
+
+
+def test_batches_that_were_selected_are_shown_beside_uniform_ones(runs, tmp_path):
+    """Figure 3 of Cho et al. 2023; a line that was cut off, or is not of this kind, is passed over."""
+    copy = shutil.copytree(runs[0], tmp_path / "selected")
+    (copy / "batches").mkdir()
+    line = {"step": 10, "edges": [0.0, 1.0, 2.0], "counts": [1, 3], "uniform_counts": [3, 1], "mean": 1.3}
+    lines = [json.dumps({**line, "period": number, "step": 10 * number}) for number in range(2, 9)]
+    (copy / "batches" / "losses.jsonl").write_text("\n".join([*lines, '{"step": 90, "edges": "<b>"}', '{"step"']))
+    page = write_page([copy], tmp_path / "page.html", pictures=False)
+    titles = [chart["title"] for chart in data_of(page)["charts"] if chart["key"].startswith("batch-losses")]
+    assert titles == ["period 2", "period 4", "period 6", "period 8"]
+    assert '<section id="batch-losses">' in text_of(page) and "<b>" not in text_of(page)
+    assert "batch-losses" not in text_of(write_page([runs[0]], tmp_path / "plain.html", pictures=False))

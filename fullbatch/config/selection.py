@@ -1,0 +1,78 @@
+"""Which samples meet in a batch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from fullbatch.config.checks import require, require_choice, require_count
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Which samples meet in a batch (Cho et al. 2024: mini-batches that a contrastive loss learns most from).
+
+    batches         "uniform": at random; "spectral": alike samples together, each once an epoch (their Algorithm 3);
+                    "ordered": of random batches those of largest loss (their OSGD, which shows some samples often)
+    embeddings      what a selection goes by: "passes", each sample's embeddings as the last training step that met it
+                    computed them, or "forward", a pass over the whole set before each plan
+    plan_ahead      plan a period during the one before it, from embeddings one period old; otherwise training waits
+    period_steps    spectral: steps a plan is for, at most an epoch's; None: an epoch.  An ordered plan is for
+                    kept_batches
+    block_batches   spectral: batches of a block; samples meet within their block of so many batches, drawn at random
+    drawn_batches   ordered: random batches that are looked at
+    kept_batches    ordered: those of largest loss, which are trained on
+    reading         ordered: "sequential", a step for each kept batch (the authors' code), or "averaged", one step on
+                    the mean of their losses (Algorithm 7 to the letter)
+    planners        processes that plan; 0: the training process itself, while training waits
+    """
+
+    batches: Literal["uniform", "spectral", "ordered"] = "uniform"
+    embeddings: Literal["passes", "forward"] = "passes"
+    plan_ahead: bool = True
+    period_steps: int | None = None
+    block_batches: int = 40
+    drawn_batches: int = 1500
+    kept_batches: int = 150
+    reading: Literal["sequential", "averaged"] = "sequential"
+    planners: int = 1
+
+    def __post_init__(self) -> None:
+        require_choice(self, "batches", ("uniform", "spectral", "ordered"))
+        require_choice(self, "embeddings", ("passes", "forward"))
+        require_choice(self, "plan_ahead", (True, False))
+        if self.period_steps is not None:
+            require_count(self, "period_steps", 1)
+            hint = "an ordered plan is for kept_batches"
+            require(self.batches == "spectral", self, "period_steps", 'be left out but with batches="spectral"', hint)
+        require_count(self, "block_batches", 1)
+        require_count(self, "drawn_batches", 1)
+        require_count(self, "kept_batches", 1)
+        most = f"be at most drawn_batches ({self.drawn_batches})"
+        require(self.kept_batches <= self.drawn_batches, self, "kept_batches", most)
+        require_choice(self, "reading", ("sequential", "averaged"))
+        require_count(self, "planners", 0)
+
+    @property
+    def averages(self) -> bool:
+        """Whether a step is one on several batches, each with its own loss."""
+        return self.batches == "ordered" and self.reading == "averaged"
+
+    @property
+    def batches_a_step(self) -> int:
+        return self.kept_batches if self.averages else 1
+
+    @property
+    def keeps_table(self) -> bool:
+        """Whether training remembers what it embeds."""
+        return self.batches != "uniform" and self.embeddings == "passes"
+
+    @property
+    def lead(self) -> int:
+        """Periods between the one at whose start the embeddings are looked at and the one that is planned by them."""
+        return 1 if self.plan_ahead else 0
+
+    @property
+    def first_planned(self) -> int:
+        """The periods before this one are uniform: there is nothing to go by yet."""
+        return self.lead + (1 if self.embeddings == "passes" else 0)

@@ -1,0 +1,153 @@
+"""A run's batches in periods with a plan each, and where the plans lie.
+
+A plan says which places of an epoch's order make up each batch of its period: an array (batches, B) in a file, written
+once and read by every rank and every data worker.  What is drawn at a place, sample, crop and caption, is the order's
+affair and stays as it is; so a plan that rearranges an epoch shows the same samples in the same crops.
+"""
+
+# L: batches of a period   B: rows of a batch, on all ranks   W: whole batches of an epoch
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+from typing_extensions import assert_never
+
+from fullbatch.config.selection import Selection
+from fullbatch.data.order import Ints
+
+_UNFINISHED = ".writing-"
+
+
+@dataclass(frozen=True)
+class Period:
+    """batches   the numbers they have in the run
+    epoch     in whose order their places lie
+    first     how many whole batches of that epoch lie before the period's own
+    """
+
+    number: int
+    batches: range
+    epoch: int
+    first: int
+
+
+@dataclass(frozen=True)
+class Periods:
+    """whole   batches of a uniform epoch, W
+
+    Spectral: a period is an epoch, or a stretch of one, and rearranges its own places.  Ordered: a period draws from
+    the whole data set, each in an order of its own, so that a sample that comes again is cropped anew; averaged, it
+    looks at ``drawn_batches`` of an epoch's partition at a time and drops the others.
+    """
+
+    selection: Selection
+    whole: int
+
+    @property
+    def length(self) -> int:
+        """Batches of a period; an epoch's last may have fewer."""
+        if self.selection.batches == "ordered":
+            return self.selection.kept_batches
+        return min(self.selection.period_steps or self.whole, self.whole)
+
+    @property
+    def looked_at(self) -> int:
+        """Batches that an averaged period chooses from."""
+        return min(self.selection.drawn_batches, self.whole)
+
+    @property
+    def an_epoch(self) -> int:
+        """Periods of an epoch, where a period lies in one."""
+        return self.whole // self.looked_at if self.selection.averages else -(-self.whole // self.length)
+
+    @property
+    def trained_batches(self) -> int:
+        """Batches that are trained on in what counts as an epoch."""
+        return self.an_epoch * self.length if self.selection.averages else self.whole
+
+    def __getitem__(self, number: int) -> Period:
+        kind = self.selection.batches
+        match kind:
+            case "uniform" | "spectral":
+                epoch, part = divmod(number, self.an_epoch)
+                first = part * self.length
+                start = epoch * self.whole + first
+                return Period(number, range(start, start + min(self.length, self.whole - first)), epoch, first)
+            case "ordered":
+                batches = range(number * self.length, (number + 1) * self.length)
+                epoch, group = divmod(number, self.an_epoch) if self.selection.averages else (number, 0)
+                return Period(number, batches, epoch, group * self.looked_at)
+            case unknown:
+                assert_never(unknown)
+
+    def of(self, batch: int) -> Period:
+        """The one that batch number ``batch`` of the run belongs to."""
+        if self.selection.batches == "ordered":
+            return self[batch // self.length]
+        epoch, within = divmod(batch, self.whole)
+        return self[epoch * self.an_epoch + within // self.length]
+
+
+@dataclass(frozen=True)
+class Plans:
+    """folder   where they lie"""
+
+    folder: Path
+    periods: Periods
+    batch_size: int
+    _last: dict[int, Ints] = field(default_factory=dict, repr=False, compare=False)  # the one read last, by its number
+
+    def path(self, number: int) -> Path:
+        return self.folder / f"period-{number:06d}.npy"
+
+    def places(self, batch: int) -> tuple[int, Ints]:
+        """The epoch of batch number ``batch`` of the run, and its places there.  It must have been planned by now."""
+        period, places_LB = self.of_period(batch)
+        return period.epoch, np.array(places_LB[batch - period.batches.start])
+
+    def of_period(self, batch: int) -> tuple[Period, Ints]:
+        """The period that batch number ``batch`` of the run belongs to, and the places (L, B) of all its batches."""
+        period = self.periods.of(batch)
+        if period.number not in self._last:
+            self._last.clear()
+            self._last[period.number] = self._read(period)
+        return period, self._last[period.number]
+
+    def _read(self, period: Period) -> Ints:
+        if period.number < self.periods.selection.first_planned:  # uniform
+            numbers_L = np.arange(period.first, period.first + len(period.batches)) % self.periods.whole
+            return numbers_L[:, None] * self.batch_size + np.arange(self.batch_size)
+        places_LB: Ints = np.load(self.path(period.number), mmap_mode="r", allow_pickle=False)
+        return places_LB
+
+    def write(self, number: int, places_LB: Ints) -> None:
+        period = self.periods[number]
+        assert places_LB.shape == (len(period.batches), self.batch_size), "a plan has the shape of its period"
+        write_array(self.path(number), places_LB)
+
+
+def write_array(path: Path, array: npt.NDArray[np.generic]) -> None:
+    """Whole or not at all, and on the disk when this returns."""
+    unfinished = path.with_name(_UNFINISHED + path.name)
+    with unfinished.open("wb") as file:
+        np.save(file, array, allow_pickle=False)
+        file.flush()
+        os.fsync(file.fileno())
+    unfinished.replace(path)
+
+
+def remove_unfinished(folder: Path) -> None:
+    """What was cut off in the writing."""
+    for path in folder.glob(f"{_UNFINISHED}*"):
+        path.unlink()
+
+
+def numbered(folder: Path, prefix: str) -> dict[int, Path]:
+    """The arrays PREFIX-NUMBER.npy of a folder."""
+    found = ((path.stem.removeprefix(f"{prefix}-"), path) for path in folder.glob(f"{prefix}-*.npy"))
+    return {int(number): path for number, path in found if number.isdecimal()}

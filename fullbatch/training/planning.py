@@ -1,0 +1,176 @@
+"""What planners do: from a snapshot of the embeddings to the batches of a period, a piece at a time.
+
+A piece of a plan is a function of the snapshot and of what its task says, so it can be made again, anywhere: on another
+number of planners, or after a kill.
+"""
+
+# n: samples   P: places of a piece   L: batches of a piece   K: batches looked at   B: rows of a batch   D: width
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from multiprocessing.connection import wait
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+from typing_extensions import assert_never
+
+from fullbatch.config.selection import Selection
+from fullbatch.data.order import Ints, Order, key_of
+from fullbatch.data.periods import Period, Periods
+from fullbatch.selection.ordered import batches_of_partition, drawn_batches, hardest, losses_at
+from fullbatch.selection.spectral import blocks, order_of_block
+
+Floats = npt.NDArray[np.float64]
+_PURPOSE = 6  # tells a planner's draws from those of orders and crops
+
+
+@dataclass(frozen=True)
+class Task:
+    """snapshot   the table's file
+    places_KB  of the epoch, as they stand in uniform order: what there is to choose from
+    ids_KB     the samples there
+    kept       batches to choose, those of largest loss; None: rearrange them all
+    piece      which part of the period's plan it is
+    """
+
+    snapshot: Path
+    places_KB: Ints
+    ids_KB: Ints
+    kept: int | None
+    tau: float
+    seed: int
+    piece: int
+
+
+@dataclass(frozen=True)
+class Piece:
+    """losses_L    of the batches chosen, by the snapshot; only of those it knows something of
+    uniform_L   of as many that were not chosen, but stood there in uniform order
+    seconds     that it took
+    """
+
+    places_LB: Ints
+    losses_L: Floats
+    uniform_L: Floats
+    seconds: float
+
+
+def tasks_of(period: Period, periods: Periods, order: Order, batch_size: int, snapshot: Path, tau: float) -> list[Task]:
+    """The pieces of a period's plan, in its order."""
+    selection: Selection = periods.selection
+    seed = key_of(order.seed, _PURPOSE, period.number)
+    kept = None
+    kind = selection.batches
+    match kind:
+        case "spectral":
+            first, count = period.first * batch_size, len(period.batches) * batch_size
+            found = [
+                np.arange(first + block.start, first + block.stop).reshape(-1, batch_size)
+                for block in blocks(count, batch_size, selection.block_batches)
+            ]
+        case "ordered":
+            kept = selection.kept_batches
+            if selection.averages:
+                group = period.first // periods.looked_at
+                found = [batches_of_partition(order.epoch_size, batch_size, periods.looked_at, group)]
+            else:
+                found = [drawn_batches(order.epoch_size, batch_size, selection.drawn_batches, seed)]
+        case "uniform":
+            raise AssertionError("uniform batches have no plan")
+        case unknown:
+            assert_never(unknown)
+    return [
+        Task(snapshot, places_KB, _ids(order, period.epoch, places_KB), kept, tau, seed, number)
+        for number, places_KB in enumerate(found)
+    ]
+
+
+def _ids(order: Order, epoch: int, places_KB: Ints) -> Ints:
+    return order.ids(epoch, places_KB.reshape(-1)).reshape(places_KB.shape)
+
+
+def planned(task: Task) -> Piece:
+    start = time.monotonic()
+    batches, rows = task.places_KB.shape
+    image_PD, text_PD = _rows(task.snapshot, task.ids_KB.reshape(-1))
+    here_KB = np.arange(batches * rows).reshape(batches, rows)
+    if task.kept is None:
+        chosen_LB = order_of_block(image_PD, text_PD, rows, task.tau, task.seed, task.piece).reshape(-1, rows)
+    else:
+        chosen_LB = hardest(image_PD, text_PD, here_KB, task.kept, task.tau)
+    losses_L, uniform_L = (
+        losses_at(image_PD, text_PD, these_LB, task.tau).double().numpy()
+        for these_LB in (chosen_LB, here_KB[: len(chosen_LB)])
+    )
+    places_LB = task.places_KB.reshape(-1)[chosen_LB]
+    known = losses_L[np.isfinite(losses_L)], uniform_L[np.isfinite(uniform_L)]
+    return Piece(places_LB, *known, seconds=time.monotonic() - start)
+
+
+def _rows(snapshot: Path, ids_P: Ints) -> tuple[Tensor, Tensor]:
+    table_n2D = np.load(snapshot, mmap_mode="r", allow_pickle=False)
+    image_PD, text_PD = torch.from_numpy(np.asarray(table_n2D[ids_P], np.float32)).unbind(1)
+    return image_PD, text_PD
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# processes
+
+
+class Planners:
+    """``count`` processes that make pieces of plans; 0: this one, when a plan is asked for."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self._pool: ProcessPoolExecutor | None = None
+
+    def start(self, tasks: Sequence[Task]) -> list[Future[Piece] | Task]:
+        if not self.count:
+            return list(tasks)
+        if self._pool is None:
+            # started afresh rather than forked: a fork would take the locks of this process's threads with it
+            spawn = multiprocessing.get_context("spawn")
+            self._pool = ProcessPoolExecutor(self.count, mp_context=spawn, initializer=_start_planner)
+        return [self._pool.submit(planned, task) for task in tasks]
+
+    def finish(self, started: Sequence[Future[Piece] | Task]) -> list[Piece]:
+        try:
+            return [planned(each) if isinstance(each, Task) else each.result() for each in started]
+        except BrokenProcessPool:
+            raise OSError(
+                "A process that plans batches died. Is the memory full? Is the training script one that starts at "
+                '`if __name__ == "__main__":`? --planners 0 plans in the training process.'
+            ) from None
+
+    def close(self) -> None:
+        if self._pool is not None:
+            self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _start_planner() -> None:
+    """One thread, at a low priority: data workers come first.  Whether to stop on a signal is the training process's
+    decision, and a planner ends when that is gone, however it went."""
+    torch.set_num_threads(1)
+    os.nice(5)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda number, frame: signal.signal(number, signal.SIG_DFL))
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    threading.Thread(target=_end_with, args=(parent.sentinel,), daemon=True).start()
+
+
+def _end_with(sentinel: int) -> None:
+    wait([sentinel])
+    os._exit(1)

@@ -1,0 +1,244 @@
+"""Batches that go by the embeddings: period after period a plan, made beside training from a snapshot of them.
+
+At the start of period s the embeddings are written down, and the plan of period s + 1 (s, if training is to wait for
+it) is made from that snapshot by other processes.  RUN/batches/ holds
+
+  snapshot-000002.npy, .json    the embeddings at the start of period 2, and the temperature; until its plan
+                                is written
+  period-000003.npy             which places make up each batch of period 3; as long as a checkpoint may need it
+  losses.jsonl                  a line a plan: how large the losses of its batches are, beside those of uniform ones
+
+So a run can be killed at any moment: a plan is a function of its snapshot, the one or the other is on the disk before
+training goes on, and whatever lies after the checkpoint that a run goes on from is made again.
+"""
+
+# n: samples   L: batches of a period   B: rows of a batch, on all ranks   D: width
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from fullbatch import distributed
+from fullbatch.data.order import Order
+from fullbatch.data.periods import Period, Plans, numbered, remove_unfinished, write_array
+from fullbatch.objective.objective import Objective
+from fullbatch.training.planning import Piece, Planners, Task, tasks_of
+from fullbatch.training.run_folder import LOSSES, read_lines, replace_text
+
+log = logging.getLogger("fullbatch")
+
+BINS = 40  # of a histogram of losses
+ASKED = 256  # samples whose mean temperature stands for all, where samples have their own
+
+
+@dataclass
+class Selector:
+    """plans     where they are written, and what periods there are
+    look      the embeddings of all samples as they are now, (n, 2, D); every rank calls it
+    tau       the temperature, likewise, given them
+    oldest    the first batch that a run which goes on from the oldest checkpoint would read; None: there is none
+    """
+
+    plans: Plans
+    order: Order
+    planners: Planners
+    look: Callable[[], Tensor]
+    tau: Callable[[Tensor], float]
+    oldest: Callable[[], int | None]
+    _started: dict[int, list[Future[Piece] | Task]] = field(default_factory=dict)
+    _costs: dict[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.folder, self.periods = self.plans.folder, self.plans.periods
+        self.lead = self.periods.selection.lead
+        self.first_planned = self.periods.selection.first_planned
+        self.first_rank = distributed.world().rank == 0
+
+    def ranges(self, batches: range) -> Iterator[range]:
+        """These batches of the run, period by period, each when its plan is there and the one before has been read.
+
+        A range must be asked for when all steps on the batches before it are done: embeddings are looked at then.
+        """
+        with self._stalled():
+            self._go_on(batches)
+        start = batches.start
+        while start < batches.stop:
+            period = self.periods.of(start)
+            with self._stalled():
+                if start == period.batches.start:
+                    self._begin(period, batches.stop)
+                if period.number >= self.first_planned:
+                    self._await(period.number)
+            stop = min(period.batches.stop, batches.stop)
+            yield range(start, stop)
+            start = stop
+
+    def costs(self) -> dict[str, float]:
+        """What selection has cost since the last call: seconds that training waited, seconds that planners worked."""
+        costs, self._costs = self._costs, {}
+        return costs
+
+    def close(self) -> None:
+        self.planners.close()
+
+    # -- one period -------------------------------------------------------------------------------------------------
+
+    def _begin(self, period: Period, end: int) -> None:
+        """At the start of a period: look, if a plan goes by what is seen now."""
+        planned = period.number + self.lead
+        if planned >= self.first_planned and self.periods[planned].batches.start < end:
+            self._look(period.number)
+        if self.first_rank:
+            self._prune()
+
+    def _await(self, number: int) -> None:
+        distributed.together(lambda: self._finish(number) if self.first_rank else None)
+
+    def _look(self, source: int) -> None:
+        rows_n2D = self.look()
+        tau = self.tau(rows_n2D)
+        distributed.together(lambda: self._write_down(source, rows_n2D, tau) if self.first_rank else None)
+
+    def _write_down(self, source: int, rows_n2D: Tensor, tau: float) -> None:
+        self.folder.mkdir(exist_ok=True)
+        path = self._snapshot(source)
+        replace_text(path.with_suffix(".json"), json.dumps({"tau": tau}))
+        write_array(path, rows_n2D.numpy(force=True))
+        self._start(source)
+
+    def _start(self, source: int) -> None:
+        """Have the plan made that the snapshot of period ``source`` is for."""
+        number, path = source + self.lead, self._snapshot(source)
+        tau = json.loads(path.with_suffix(".json").read_text())["tau"]
+        tasks = tasks_of(self.periods[number], self.periods, self.order, self.plans.batch_size, path, tau)
+        self._started[number] = self.planners.start(tasks)
+
+    def _finish(self, number: int) -> None:
+        """Wait for a plan and write it; then its snapshot may go."""
+        started = self._started.pop(number, None)
+        if started is None:
+            assert self.plans.path(number).is_file(), "a period begins with a plan, or with one under way"
+            return
+        pieces = self.planners.finish(started)
+        self._add_line(number, pieces)
+        self.plans.write(number, np.concatenate([piece.places_LB for piece in pieces]))
+        self._forget_snapshot(self._snapshot(number - self.lead))
+        self._add_cost("selection_seconds", sum(piece.seconds for piece in pieces))
+
+    def _add_line(self, number: int, pieces: Sequence[Piece]) -> None:
+        own, uniform = (
+            np.concatenate(losses)
+            for losses in ([piece.losses_L for piece in pieces], [piece.uniform_L for piece in pieces])
+        )
+        if not len(own) or not len(uniform):
+            return
+        edges = np.histogram_bin_edges(np.concatenate([own, uniform]), BINS)
+        selection = self.periods.selection
+        line = {
+            "period": number,
+            "step": self.periods[number].batches.start // selection.batches_a_step,
+            "batches": selection.batches,
+            "mean": float(own.mean()),
+            "uniform_mean": float(uniform.mean()),
+            "edges": edges.tolist(),
+            "counts": np.histogram(own, edges)[0].tolist(),
+            "uniform_counts": np.histogram(uniform, edges)[0].tolist(),
+        }
+        with self._losses.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+
+    # -- what is kept, and what a run that goes on finds -------------------------------------------------------------
+
+    def _go_on(self, batches: range) -> None:
+        """Before the first batch: have made what is missing of the plans that were begun before it."""
+        current = self.periods.of(batches.start)
+        needed = [
+            number
+            for number in range(current.number, current.number + self.lead + 1)
+            if number >= self.first_planned
+            and self._is_past(number, batches.start)
+            and self.periods[number].batches.start < batches.stop
+        ]
+        found = distributed.together(lambda: self._recover(needed, batches.start) if self.first_rank else None)
+        for number in distributed.from_first_rank(found):
+            log.info("period %d is planned by the embeddings of this checkpoint: there is no earlier snapshot", number)
+            self._look(number - self.lead)
+
+    def _is_past(self, number: int, batch: int) -> bool:
+        """Whether the plan of this period goes by embeddings from before ``batch`` was read."""
+        return self.periods[number - self.lead].batches.start < batch
+
+    def _recover(self, needed: Sequence[int], batch: int) -> list[int]:
+        """Forget what comes after ``batch``; start what can be made again from its snapshot, and return the rest."""
+        remove_unfinished(self.folder)
+        plans = numbered(self.folder, "period")
+        for number, path in plans.items():
+            if not self._is_past(number, batch):
+                path.unlink()
+        for source, path in numbered(self.folder, "snapshot").items():
+            if source + self.lead not in needed or source + self.lead in plans:
+                self._forget_snapshot(path)
+        missing = [number for number in needed if number not in plans]
+        if self._losses.is_file():
+            lines = [line for line in read_lines(self._losses) if self._is_past(line["period"], batch)]
+            kept = [json.dumps(line) + "\n" for line in lines if line["period"] not in missing]
+            replace_text(self._losses, "".join(kept))
+        lost = []
+        for number in missing:
+            source = number - self.lead
+            if self._snapshot(source).is_file():
+                self._start(source)
+            else:
+                lost.append(number)
+        return lost
+
+    def _prune(self) -> None:
+        """Plans that no checkpoint will need again."""
+        oldest = self.oldest()
+        if oldest is not None and self.folder.is_dir():
+            first = self.periods.of(oldest).number
+            for number, path in numbered(self.folder, "period").items():
+                if number < first:
+                    path.unlink()
+
+    def _snapshot(self, source: int) -> Path:
+        return self.folder / f"snapshot-{source:06d}.npy"
+
+    def _forget_snapshot(self, path: Path) -> None:
+        path.unlink(missing_ok=True)
+        path.with_suffix(".json").unlink(missing_ok=True)
+
+    @property
+    def _losses(self) -> Path:
+        return self.folder / LOSSES
+
+    @contextmanager
+    def _stalled(self) -> Iterator[None]:
+        start = time.monotonic()
+        yield
+        self._add_cost("selection_stall", time.monotonic() - start)
+
+    def _add_cost(self, name: str, seconds: float) -> None:
+        self._costs[name] = self._costs.get(name, 0.0) + seconds
+
+
+def mean_temperature(objective: Objective, rows_n2D: Tensor) -> float:
+    """Over some of the samples whose embeddings are known, of both directions.  Every rank must ask."""
+    known_n = rows_n2D.isfinite().flatten(1).all(1).nonzero()[:, 0]
+    if not len(known_n):
+        return 1.0  # and nothing to use it on
+    ids = known_n[:: max(1, len(known_n) // ASKED)]
+    image_BD, text_BD = normalize(rows_n2D[ids].float(), dim=-1).unbind(1)
+    return float(torch.cat(objective.anchor_temperatures(image_BD, text_BD, ids)).double().mean())

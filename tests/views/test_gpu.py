@@ -1,0 +1,42 @@
+"""On a GPU: views are those of the CPU, and a recorded step with LARS is the plain one.  CI has none, and says so."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from fullbatch.config.views import Views
+from fullbatch.data.views import ViewMaker
+from fullbatch.run import train
+from tests.training.small import renamed, saved_state
+from tests.training.test_graphs import losses
+from tests.views.test_training import views_config
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+
+
+@pytest.mark.parametrize("size", [16, 32, 64])
+def test_views_are_those_of_the_cpu(size):
+    images = torch.randint(256, (64, 3, size, size), dtype=torch.uint8)
+    maker = ViewMaker(Views(view_blur=0.5), 1)
+    here = maker(images, 3, np.arange(64))
+    there = maker(images.cuda(), 3, np.arange(64))
+    for one, other in zip(here, there, strict=True):
+        assert (one.int() - other.cpu().int()).abs().max() <= 1
+
+
+@pytest.mark.parametrize("method", ["simclr", "sogclr_views", "sogclr", "neuclip"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_replayed_run_is_the_plain_run(tmp_path, method, precision, monkeypatch):
+    monkeypatch.setenv("FULLBATCH_CACHE", str(tmp_path / "cache"))
+    config = views_config(tmp_path, method, steps=40, precision=precision)
+    training = replace(config.training, device="cuda")
+    config = replace(config, data=replace(config.data, in_memory=True), training=training)
+    plain = train(config).folder
+    graphs = train(renamed(replace(config, training=replace(training, graphs=True)), "graphs")).folder
+    close = 5e-3 if precision == "fp32" else 5e-2
+    assert losses(graphs) == pytest.approx(losses(plain), rel=close, abs=close)
+    ours, theirs = (saved_state(run, 40)["model"] for run in (graphs, plain))
+    tracked = [name for name in theirs if name.endswith("num_batches_tracked")]
+    assert tracked and all(torch.equal(ours[name], theirs[name]) for name in tracked)
