@@ -72,13 +72,15 @@ def on_device(device: str, graphs: bool) -> dict[str, Any]:
 QUIET = {"tensorboard": False, "keep": 1, "log_every": 200, "save_minutes": None, "quiet": True}
 
 
-def cifar_plan(data: Path, epochs: int, device: str, graphs: bool, planners: int, tower: str = TOWER) -> dict[str, Any]:
+def cifar_plan(
+    data: Path, epochs: int, device: str, graphs: bool, planners: int, tower: str = TOWER, layout: str = "first"
+) -> dict[str, Any]:
     """Rows before the others have all seeds; the others come in blocks, in the order in which they are asked."""
     base = {
         "data": {"data": [f"{data}/train-{{00000..00004}}.tar"], "workers": 0, "in_memory": True},
         "model": {"view_tower": tower, "view_stem": "small", "projection": [2048, 128]},
         "selection": {"planners": planners},
-        "training": {"epochs": epochs, **on_device(device, graphs)},
+        "training": {"epochs": epochs, "channels_last": layout == "last", **on_device(device, graphs)},
         "optimizer": {"optimizer": "lars", "lr": RATE, "weight_decay": 1e-6, "momentum": 0.9},
         "schedule": {"warmup_share": 0.1},
         "evaluation": {"evaluate": list(tasks(data).values()), "eval_batch": EVAL_BATCH, "audit_every": 0},
@@ -237,6 +239,9 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=EPOCHS, help="of cifar; for a rehearsal: fewer")
     parser.add_argument("--tower", default=TOWER, help="of cifar; for a rehearsal: a smaller one, such as test_resnet")
     parser.add_argument("--samples", type=int, default=ICON_SAMPLES, help="of icons; for a rehearsal: fewer")
+    parser.add_argument(
+        "--channels", choices=("first", "last"), default="first", help="of cifar: how images lie in memory"
+    )
     parser.add_argument("--no-graphs", action="store_true", help="steps are not recorded as CUDA graphs")
     options = parser.parse_args()
     more = ["--jobs", str(options.jobs)]
@@ -247,7 +252,9 @@ def main() -> None:
         case "prepare":
             prepare(options.source, options.jobs)
         case "cifar":
-            compare(cifar_plan(options.source, options.epochs, *how, options.tower), options.out, more)
+            compare(
+                cifar_plan(options.source, options.epochs, *how, options.tower, options.channels), options.out, more
+            )
         case "icons":
             compare(icons_plan(options.source, options.samples, *how), options.out, more)
         case "gather":

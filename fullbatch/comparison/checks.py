@@ -12,9 +12,11 @@ from fullbatch.config.data import Data
 from fullbatch.config.run import RunConfig
 from fullbatch.config.tree import to_dict
 from fullbatch.data.loader import open_pool
+from fullbatch.data.periods import Periods
 from fullbatch.evaluation.tasks import check_tasks, tasks_of
 from fullbatch.training.run_folder import Folder
 from fullbatch.training.schedule import phases
+from fullbatch.training.stages import Stages
 
 
 def check_jobs(jobs: Sequence[Job]) -> dict[str, int]:
@@ -44,10 +46,10 @@ def _steps(config: RunConfig, epoch_size: int) -> int:
             f"a batch of {training.batch_size} is more than the {epoch_size} samples of an epoch; "
             f"use at most {epoch_size}, or more data."
         )
-    per_epoch = epoch_size // training.batch_size
-    total = training.epochs * per_epoch if training.samples is None else -(-training.samples // training.batch_size)
-    phases(config.schedule, total, per_epoch)
-    return total
+    periods = Periods(config.selection, epoch_size // training.batch_size)
+    stages = Stages.of(config, periods.trained_batches)
+    phases(config.schedule, stages.training, stages.steps_per_epoch)
+    return stages.total
 
 
 def check_measured(jobs: Sequence[Job], tasks: Sequence[str]) -> None:

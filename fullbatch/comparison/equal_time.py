@@ -52,11 +52,16 @@ def _short(config: RunConfig, name: str) -> RunConfig:
     """The run's own steps, a few of them, at a constant rate and without an evaluation."""
     return replace(
         config,
-        training=replace(config.training, samples=(WARM_UP + MEASURED) * config.training.batch_size),
+        training=replace(config.training, samples=(WARM_UP + MEASURED) * pairs_a_step(config)),
         schedule=Schedule(schedule="constant"),
         evaluation=Evaluation(evaluate=(), audit_every=0),
         run=replace(config.run, name=name, log_every=WARM_UP, save_minutes=None, save_every=None, tensorboard=False),
     )
+
+
+def pairs_a_step(config: RunConfig) -> int:
+    """OSGD's averaged reading takes several batches a step."""
+    return config.training.batch_size * config.selection.batches_a_step
 
 
 def _measured(job: Job) -> float:
@@ -83,5 +88,5 @@ def samples_in_equal_time(plan: Plan, seconds: Mapping[str, float], steps: Mappi
             )
         its_steps = next(steps[other.name] for other in plan.planned if other.cell == there.cell)
         fitting = max(1, round(its_steps * seconds[there.cell] / seconds[run.cell]))
-        found[run.name] = fitting * run.batch_size
+        found[run.name] = fitting * pairs_a_step(plan.config(run, ""))
     return found

@@ -6,9 +6,13 @@ import re
 import pytest
 
 from fullbatch import cli
+from fullbatch.comparison.checks import check_jobs
+from fullbatch.comparison.execute import execute
 from fullbatch.comparison.metrics import CLASSIFICATION, RETRIEVAL
+from fullbatch.comparison.plan import plan_from, read_plan
 from fullbatch.comparison.summary import results_of
-from fullbatch.training.run_folder import Folder
+from fullbatch.comparison.workers import Job
+from fullbatch.training.run_folder import Folder, read_lines
 from tests.comparison.making import arguments, small_plan
 
 
@@ -106,3 +110,21 @@ def test_methods_from_the_command_line(capsys):
     assert "nowhere is not the folder of a comparison" in capsys.readouterr().err
     assert cli.main(["compare", "--resume", "nowhere", "--lr", "1"]) == 1
     assert "leave --lr out" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("changes", "steps"),
+    [
+        ({"batches": "ordered", "reading": "averaged", "drawn_batches": 4, "kept_batches": 2}, 10),
+        ({"batches": "spectral", "block_batches": 2}, 20),
+        ({"recovery_steps": 3}, 23),
+    ],
+)
+def test_a_run_has_as_many_steps_as_were_counted(tmp_path, changes, steps):
+    plan = plan_from(
+        read_plan(small_plan(tmp_path, baseline="x", methods=[{"name": "x", "method": "sogclr", **changes}]))
+    )
+    job = Job("x", plan.config(plan.planned[0], str(tmp_path / "runs")))
+    assert check_jobs([job]) == {"x": steps}
+    execute(job.config)
+    assert max(line["step"] for line in read_lines(Folder(job.folder).metrics)) == steps

@@ -72,6 +72,21 @@ def test_twenty_steps_are_ten_and_ten(tmp_path, method, in_memory):
     assert lines(whole) == lines(copy)
 
 
+def test_channels_last_is_a_layout_and_not_another_model(tmp_path):
+    calm = replace(LARS, lr=2e-4)
+    first = replace(views_config(tmp_path), optimizer=calm)
+    last = replace(views_config(tmp_path, channels_last=True), optimizer=calm)
+    plain, whole = train(first).folder, train(renamed(last, "last")).folder
+    expected, found = ([line["loss"] for line in lines(run)] for run in (plain, whole))
+    assert found == pytest.approx(expected, rel=1e-4)
+    weight = saved_state(whole, 20)["model"]["backbone.visual.layer1.0.conv2.weight"]
+    assert weight.is_contiguous(memory_format=torch.channels_last) and not weight.is_contiguous()
+    copy = go_on_from(whole, tmp_path / "copy", step=10)
+    train(renamed(last, "copy"), resume=copy)
+    assert differences(saved_state(whole, 20), saved_state(copy, 20)) == []
+    assert export_run(whole, tmp_path / "out.pt", "state-dict").is_file()
+
+
 def test_workers_make_the_same_views(tmp_path):
     config = views_config(tmp_path, steps=10)
     alone = train(config).folder
