@@ -197,7 +197,9 @@ def make_state(
 ) -> tuple[TrainingState, torch.nn.Module]:
     """What the run remembers, and the model as the ranks call it."""
     training = config.training
-    model.to(device, memory_format=torch.channels_last if training.channels_last else torch.preserve_format)
+    model.to(device)
+    if training.channels_last:
+        model.to(memory_format=torch.channels_last)
     if training.compile:
         model.compile()
     wrap = towers.copied if training.parallel == "ddp" else towers.sharded
