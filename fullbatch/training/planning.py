@@ -30,7 +30,7 @@ from fullbatch.config.selection import Selection
 from fullbatch.data.order import Ints, Order, key_of
 from fullbatch.data.periods import Period, Periods
 from fullbatch.selection.ordered import batches_of_partition, drawn_batches, hardest, losses_at
-from fullbatch.selection.spectral import blocks, order_of_block
+from fullbatch.selection.spectral import blocks, one_thread, order_of_block
 
 Floats = npt.NDArray[np.float64]
 _PURPOSE = 6  # tells a planner's draws from those of orders and crops
@@ -136,14 +136,17 @@ class Planners:
         self.count = count
         self._pool: ProcessPoolExecutor | None = None
 
-    def start(self, tasks: Sequence[Task]) -> list[Future[Piece] | Task]:
-        if not self.count:
-            return list(tasks)
-        if self._pool is None:
+    def wake(self) -> None:
+        """Have the processes started: importing takes them seconds, which the first plan would have to wait for."""
+        if self.count and self._pool is None:
             # started afresh rather than forked: a fork would take the locks of this process's threads with it
             spawn = multiprocessing.get_context("spawn")
             self._pool = ProcessPoolExecutor(self.count, mp_context=spawn, initializer=_start_planner)
-        return [self._pool.submit(planned, task) for task in tasks]
+            self._pool.submit(int)
+
+    def start(self, tasks: Sequence[Task]) -> list[Future[Piece] | Task]:
+        self.wake()
+        return list(tasks) if self._pool is None else [self._pool.submit(planned, task) for task in tasks]
 
     def finish(self, started: Sequence[Future[Piece] | Task]) -> list[Piece]:
         try:
@@ -169,6 +172,8 @@ def _start_planner() -> None:
     parent = multiprocessing.parent_process()
     assert parent is not None
     threading.Thread(target=_end_with, args=(parent.sentinel,), daemon=True).start()
+    with one_thread():  # which loads what a plan needs
+        pass
 
 
 def _end_with(sentinel: int) -> None:

@@ -8,8 +8,9 @@ it) is made from that snapshot by other processes.  RUN/batches/ holds
   period-000003.npy             which places make up each batch of period 3; as long as a checkpoint may need it
   losses.jsonl                  a line a plan: how large the losses of its batches are, beside those of uniform ones
 
-So a run can be killed at any moment: a plan is a function of its snapshot, the one or the other is on the disk before
-training goes on, and whatever lies after the checkpoint that a run goes on from is made again.
+So a run can be killed at any moment: a plan is a function of its snapshot, the one or the other is on the disk before a
+checkpoint is written that needs it (``settle``), and whatever lies after the checkpoint that a run goes on from is made
+again.  Training waits for a copy of the embeddings, not for the disk.
 """
 
 # n: samples   L: batches of a period   B: rows of a batch, on all ranks   D: width
@@ -20,12 +21,13 @@ import json
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.nn.functional import normalize
@@ -59,18 +61,22 @@ class Selector:
     oldest: Callable[[], int | None]
     _started: dict[int, list[Future[Piece] | Task]] = field(default_factory=dict)
     _costs: dict[str, float] = field(default_factory=dict)
+    _writing: Future[None] | None = None
 
     def __post_init__(self) -> None:
         self.folder, self.periods = self.plans.folder, self.plans.periods
         self.lead = self.periods.selection.lead
         self.first_planned = self.periods.selection.first_planned
         self.first_rank = distributed.world().rank == 0
+        self._hand = ThreadPoolExecutor(1, thread_name_prefix="snapshot")
 
     def ranges(self, batches: range) -> Iterator[range]:
         """These batches of the run, period by period, each when its plan is there and the one before has been read.
 
         A range must be asked for when all steps on the batches before it are done: embeddings are looked at then.
         """
+        if self.first_rank:
+            self.planners.wake()
         with self._stalled():
             self._go_on(batches)
         start = batches.start
@@ -90,7 +96,13 @@ class Selector:
         costs, self._costs = self._costs, {}
         return costs
 
+    def settle(self) -> None:
+        """Wait until all that was seen is on the disk.  Every rank must call, before it saves."""
+        with self._stalled():
+            distributed.together(self._written)
+
     def close(self) -> None:
+        self._hand.shutdown()
         self.planners.close()
 
     # -- one period -------------------------------------------------------------------------------------------------
@@ -109,14 +121,22 @@ class Selector:
     def _look(self, source: int) -> None:
         rows_n2D = self.look()
         tau = self.tau(rows_n2D)
-        distributed.together(lambda: self._write_down(source, rows_n2D, tau) if self.first_rank else None)
+        distributed.together(self._written)
+        if self.first_rank:
+            copy_n2D = rows_n2D.to("cpu", copy=True).numpy()  # the next step changes the table
+            self._writing = self._hand.submit(self._write_down, source, copy_n2D, tau)
 
-    def _write_down(self, source: int, rows_n2D: Tensor, tau: float) -> None:
+    def _write_down(self, source: int, rows_n2D: npt.NDArray[np.generic], tau: float) -> None:
         self.folder.mkdir(exist_ok=True)
         path = self._snapshot(source)
         replace_text(path.with_suffix(".json"), json.dumps({"tau": tau}))
-        write_array(path, rows_n2D.numpy(force=True))
+        write_array(path, rows_n2D)
         self._start(source)
+
+    def _written(self) -> None:
+        writing, self._writing = self._writing, None
+        if writing is not None:
+            writing.result()
 
     def _start(self, source: int) -> None:
         """Have the plan made that the snapshot of period ``source`` is for."""
@@ -127,6 +147,7 @@ class Selector:
 
     def _finish(self, number: int) -> None:
         """Wait for a plan and write it; then its snapshot may go."""
+        self._written()
         started = self._started.pop(number, None)
         if started is None:
             assert self.plans.path(number).is_file(), "a period begins with a plan, or with one under way"

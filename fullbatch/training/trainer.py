@@ -290,6 +290,8 @@ class Trainer:
     def save(self) -> None:
         self._check_health(0.0)  # a spoilt state must not take a good one's place
         self._report_bad()
+        if self.selector is not None:
+            self.selector.settle()
         parts = self.state.capture(keep=self.first_rank)
         if self.first_rank:
             self.writer.save(self.state.position.step, parts, self.stopwatch.seconds)
