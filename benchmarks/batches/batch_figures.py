@@ -179,7 +179,7 @@ def save(figure: Any, path: Path) -> None:
 
 
 def plot_accuracies(cells: Cells, path: Path) -> None:
-    """A point a seed; the bar is their mean."""
+    """A point a seed; the line is their mean."""
     figure, axes = plotted((9.0, 3.0), len(TASKS))
     for axis, task in zip(axes, TASKS, strict=True):
         places = {}
@@ -187,7 +187,7 @@ def plot_accuracies(cells: Cells, path: Path) -> None:
             values = [run.scores[task] for run in cells.get(f"{loss} {batches}", [])]
             places[place] = f"{batches}\n{loss}" if batches == "OSGD" else batches
             if values:
-                axis.bar(place, statistics.fmean(values), color=COLOURS[batches], alpha=0.45, width=0.7)
+                axis.hlines(statistics.fmean(values), place - 0.3, place + 0.3, color=COLOURS[batches])
                 axis.plot([place] * len(values), values, "o", color=COLOURS[batches], markersize=3)
         axis.set_xticks(list(places), list(places.values()), fontsize=7)
         axis.set_title(f"{task}, %", fontsize=9)
