@@ -24,6 +24,7 @@ usage: fullbatch COMMAND [OPTIONS]
   evaluate     zero-shot, retrieval and DataComp numbers of a run, a checkpoint or an open_clip model
   audit        how wrong the normalizers of a run were, checkpoint by checkpoint
   compare      race methods x batch sizes x seeds on the same data, model and budget
+  search       find the method, the optimizer and the settings for your data, on one machine or many
   report       one self-contained page about a run, or comparing several
   theory       watch which batches lead free embeddings to the full batch's optimum: numbers and a page of figures
   export       write a trained model for open_clip, Hugging Face transformers, or as safetensors
@@ -33,7 +34,10 @@ usage: fullbatch COMMAND [OPTIONS]
 """
 
 # Each is the function of its name in the file of its name in fullbatch/commands.
-COMMANDS = ("train", "finetune", "interpolate", "evaluate", "audit", "compare", "report", "theory", "export", "recipes")
+COMMANDS = (
+    "train", "finetune", "interpolate", "evaluate", "audit", "compare", "search", "report", "theory", "export",
+    "recipes",
+)  # fmt: skip
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

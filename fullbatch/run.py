@@ -50,17 +50,39 @@ class Trained:
     results: Mapping[str, Any]
 
 
+@dataclass(frozen=True)
+class Evaluated:
+    """What a watch is shown, while the model still holds the weights that were measured: the averaged ones where there
+    is an average.
+
+    seconds   of training so far
+    """
+
+    parts: Parts
+    measured: Measured
+    seconds: float
+
+    @property
+    def step(self) -> int:
+        return self.parts.state.position.step
+
+
+# Called on every rank after each evaluation, and once more if the run is killed before that is noted.  True on the
+# first rank ends the run there, as if it had been its last step.
+Watch = Callable[[Evaluated], bool]
+
+
 def train(
     config: RunConfig,
     resume: str | Path | None = None,
-    on_evaluation: Callable[[Parts, Measured], None] | None = None,
+    watch: Watch | None = None,
     command: str = "train",
+    abandoned: Callable[[], bool] = lambda: False,
 ) -> Trained:
     """Train as ``config`` says; with ``resume``, go on with the run in that folder from its last good checkpoint.
 
-    ``on_evaluation`` is called on every rank after each evaluation, while the model still holds the weights that were
-    measured, which are the averaged ones where there is an average; once more if the run is killed before it is noted.
-    ``command`` is the one that goes on with the run.
+    ``watch`` sees every evaluation and may end the run there.  ``command`` is the one that goes on with the run.
+    ``abandoned`` is asked every few steps; True raises ``Abandoned`` without another look at the folder.
 
     >>> trained = train(RunConfig.of(data=["cc3m/{00000..00331}.tar"], batch_size=256))  # doctest: +SKIP
     """
@@ -87,7 +109,7 @@ def train(
         distributed.host_barrier()
         with _written_to(folder.log if first else None, kept):
             _announce(config, parts, display)
-            _train(config, parts, folder, display, on_evaluation, command)
+            _train(config, parts, folder, display, watch, command, abandoned)
         results = json.loads(folder.results.read_text()) if folder.results.is_file() else {}
         return Trained(folder.path, results)
 
@@ -119,8 +141,9 @@ def _train(
     parts: Parts,
     folder: Folder,
     display: Display,
-    on_evaluation: Callable[[Parts, Measured], None] | None,
+    watch: Watch | None,
     command: str,
+    abandoned: Callable[[], bool],
 ) -> None:
     first, state, tasks = distributed.world().rank == 0, parts.state, tasks_of(config)
     embedder = Embedder(
@@ -135,14 +158,16 @@ def _train(
         views=view_maker(config, parts.model),
     )
 
-    def evaluate() -> dict[str, Any]:
+    def evaluate(seconds: float) -> tuple[dict[str, Any], bool]:
+        ends = False
         with state.average.in_use() if state.average is not None else nullcontext():
             measured = run_tasks(tasks, embedder, config.evaluation.templates)
-            if on_evaluation is not None:
-                on_evaluation(parts, measured)
+            if watch is not None:
+                said = distributed.together(lambda: watch(Evaluated(parts, measured, seconds)))
+                ends = bool(distributed.from_first_rank(said))
         if first:
             replace_text(folder.results, json.dumps({"step": state.position.step, **measured.as_dict()}, indent=1))
-        return dict(measured.main_values)
+        return dict(measured.main_values), ends
 
     batch_size, pool = config.training.batch_size, parts.batches.pool
     plan = plan_audits(config.evaluation, batch_size, parts.stages.total, len(pool))
@@ -166,6 +191,7 @@ def _train(
         fresh_objective=partial(fresh_objective, config, parts.model, parts.batches),
         selector=selector,
         command=command,
+        abandoned=abandoned,
     )
     try:
         trainer.run()

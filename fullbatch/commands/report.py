@@ -11,11 +11,13 @@ import tyro
 
 @dataclass(frozen=True)
 class _Report:
-    """Write one self-contained HTML page about a run, several runs, or a comparison."""
+    """Write one self-contained HTML page about a run, several runs, a comparison, or a search."""
 
     runs: Annotated[
         tyro.conf.Positional[tuple[Path, ...]],
-        tyro.conf.arg(metavar="RUN...", help="run folders, or one comparison folder; none: the newest run in runs/"),
+        tyro.conf.arg(
+            metavar="RUN...", help="run folders, or one comparison or search folder; none: the newest run in runs/"
+        ),
     ] = ()
     output: Annotated[
         Path | None, tyro.conf.arg(help="the page; None: report.html in the run folder, or above several")

@@ -33,13 +33,14 @@ def check_jobs(jobs: Sequence[Job]) -> dict[str, int]:
             checked.add(tasks)
         pick_device(job.config)
         try:
-            steps[job.name] = _steps(job.config, epochs[data])
+            steps[job.name] = stages_of(job.config, epochs[data]).total
         except ValueError as error:
             raise ValueError(f"The run {job.name}: {error}") from None
     return steps
 
 
-def _steps(config: RunConfig, epoch_size: int) -> int:
+def stages_of(config: RunConfig, epoch_size: int) -> Stages:
+    """The run's steps; ValueError where the data are too few for a batch, or the steps for their schedule."""
     training = config.training
     if training.batch_size > epoch_size:
         raise ValueError(
@@ -49,7 +50,7 @@ def _steps(config: RunConfig, epoch_size: int) -> int:
     periods = Periods(config.selection, epoch_size // training.batch_size)
     stages = Stages.of(config, periods.trained_batches)
     phases(config.schedule, stages.training, stages.steps_per_epoch)
-    return stages.total
+    return stages
 
 
 def check_measured(jobs: Sequence[Job], tasks: Sequence[str]) -> None:
@@ -75,7 +76,7 @@ def check_begun(jobs: Sequence[Job]) -> None:
     """A run that was begun counts only as what it was begun as; asked when the samples of every run are known."""
     for job in jobs:
         there = Folder(job.folder)
-        change = _first_difference(to_dict(there.read_config()), to_dict(job.config)) if there.config.is_file() else ""
+        change = first_difference(to_dict(there.read_config()), to_dict(job.config)) if there.config.is_file() else ""
         if change:
             raise ValueError(
                 f"{there.config} is of another run than this plan's: {change}. Take another --name, or remove "
@@ -91,7 +92,7 @@ def check_same_plan(before: Sequence[Job], now: Sequence[Job], folder: str) -> N
             raise ValueError(
                 f"{folder} holds a comparison with the run {job.name}, which this plan has not. {_otherwise(folder)}"
             )
-        change = _first_difference(to_dict(job.config), to_dict(wanted[job.name]))
+        change = first_difference(to_dict(job.config), to_dict(wanted[job.name]))
         if change:
             raise ValueError(
                 f"{folder} holds a comparison with another plan: in the run {job.name} {change}. {_otherwise(folder)}"
@@ -109,10 +110,11 @@ _FREE = (
 )  # fmt: skip
 
 
-def _first_difference(before: Any, now: Any, where: str = "") -> str:
+def first_difference(before: Any, now: Any, where: str = "") -> str:
+    """Between two configs as dictionaries, in words; "" where they are the same run."""
     if isinstance(before, Mapping) and isinstance(now, Mapping):
         for key in dict.fromkeys((*before, *now)):
-            found = _first_difference(before.get(key), now.get(key), f"{where}.{key}".strip("."))
+            found = first_difference(before.get(key), now.get(key), f"{where}.{key}".strip("."))
             if found:
                 return found
         return ""

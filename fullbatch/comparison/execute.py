@@ -56,19 +56,18 @@ def outcome_of(run: Path) -> Outcome:
 def execute(config: RunConfig) -> Outcome:
     """Train to the end, going on where the folder stands; Interrupted goes through to the caller."""
     folder = Folder.of(config)
-    with _alone_in(folder.path):
+    with alone_in(folder.path):
         known = outcome_of(folder.path)
         if known.status == "done":
             return known
-        _forget_earlier_runs()
+        forget_earlier_runs()
         try:
-            train(config, _place_to_go_on(folder))
+            train(config, place_to_go_on(folder))
             outcome = Outcome("done", memory_gib=_most_memory())
         except Interrupted:
             raise
         except torch.OutOfMemoryError as error:
-            advice = "; the same gradient in less memory: --micro-batch, and fewer runs side by side: --jobs"
-            outcome = Outcome("failed", str(error).split(".")[0] + advice, memory_gib=_most_memory())
+            outcome = Outcome("failed", out_of_memory(error), memory_gib=_most_memory())
         except OSError as error:
             outcome = Outcome("failed", str(error), again=True)
         except ValueError as error:
@@ -77,17 +76,27 @@ def execute(config: RunConfig) -> Outcome:
         return outcome
 
 
+def out_of_memory(error: Exception) -> str:
+    advice = "; the same gradient in less memory: --micro-batch, and fewer runs side by side: --jobs"
+    return str(error).split(".")[0] + advice
+
+
 def throw_away(run: Path) -> None:
     """Clear a run's folder, once no other process is at work in it."""
-    with _alone_in(run):
-        for path in run.iterdir():
-            if path.is_dir():
-                shutil.rmtree(path)
-            elif path.name != _LOCK:
-                path.unlink()
+    with alone_in(run):
+        clear(run)
 
 
-def _place_to_go_on(folder: Folder) -> Path | None:
+def clear(run: Path) -> None:
+    """All but the lock, which is the caller's."""
+    for path in run.iterdir():
+        if path.is_dir():
+            shutil.rmtree(path)
+        elif path.name != _LOCK:
+            path.unlink()
+
+
+def place_to_go_on(folder: Folder) -> Path | None:
     """None for a run that never began; what a process that was killed while it began left behind is cleared away."""
     if folder.config.is_file():
         return folder.path
@@ -97,7 +106,7 @@ def _place_to_go_on(folder: Folder) -> Path | None:
 
 
 @contextmanager
-def _alone_in(run: Path) -> Iterator[None]:
+def alone_in(run: Path) -> Iterator[None]:
     """Wait until no other process is at work in the folder: one that lost its parent may still be saving."""
     run.mkdir(parents=True, exist_ok=True)
     with (run / _LOCK).open("w") as lock:
@@ -109,7 +118,7 @@ def _alone_in(run: Path) -> Iterator[None]:
 # several runs in one process: each starts clean, and is charged its own memory
 
 
-def _forget_earlier_runs() -> None:
+def forget_earlier_runs() -> None:
     gc.collect()
     if "torch._dynamo" in sys.modules:
         torch._dynamo.reset()  # else a later model would meet the limit on recompilations

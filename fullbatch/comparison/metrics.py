@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from typing_extensions import assert_never
 
@@ -41,13 +42,14 @@ VIEWS = (
 CORRUPTED = ("mean_r1", "first_to_second_r1", "second_to_first_r1", *(f"r1_{name}" for name in CORRUPTION_NAMES))
 NEIGHBOURS = ("accuracy", "accuracy_20", "mean_per_class")
 LINEAR = ("accuracy", "mean_per_class")
+NOT_METRICS = ("chance", "size")  # numbers of a result that are not
 
 
-def metric_named(asked: str | None, tasks: Sequence[str]) -> str:
+def metric_named(asked: str | None, tasks: Sequence[str], flag: str = "--metric") -> str:
     """The "TASK METRIC" that ``asked`` means: itself, a METRIC (of the first task that has it), or None, the main one
-    of the first task."""
+    of the first task.  ``flag`` is where the user asked."""
     if not tasks:
-        raise ValueError("A comparison needs something to measure: name tasks with --evaluate retrieval:SOURCE ...")
+        raise ValueError("This needs something to measure: name tasks with --evaluate retrieval:SOURCE ...")
     known = [name for task in tasks for name in _names(task)]
     if asked is None:
         return known[0]
@@ -57,12 +59,12 @@ def metric_named(asked: str | None, tasks: Sequence[str]) -> str:
             return full
     if meant:
         raise ValueError(
-            f"--metric {asked!r}: {listed(full.rpartition(' ')[0] for full in meant)} has fewer than "
+            f"{flag} {asked!r}: {listed(full.rpartition(' ')[0] for full in meant)} has fewer than "
             f"{FEWEST_FOR_TOP5} classes, where it is not taken; use accuracy."
         )
     short = list(dict.fromkeys(full.rpartition(" ")[2] for full in known))
     raise ValueError(
-        f"--metric {asked!r}: none of the tasks gives it{nearest(asked, [*short, *known])} The tasks are "
+        f"{flag} {asked!r}: none of the tasks gives it{nearest(asked, [*short, *known])} The tasks are "
         f"{listed(tasks)}; the metrics {listed(short)}. Write METRIC or 'TASK METRIC'."
     )
 
@@ -114,6 +116,20 @@ def average_name(name: str, found: int, of: int) -> str:
     """
     short = f" ({found} of {of} tasks)" if found < of else ""
     return f"datacomp {(name + short).replace(' ', '_')}"
+
+
+def named_numbers(results: Mapping[str, Any]) -> dict[str, float]:
+    """Every number of an evaluation, as results.json has it, under "TASK METRIC"."""
+    found = {
+        f"{result['task']} {name}": float(value)
+        for result in results["results"]
+        for name, value in result.items()
+        if isinstance(value, (int, float)) and not isinstance(value, bool) and name not in NOT_METRICS
+    }
+    for one in results.get("averages", ()):
+        if one["value"] is not None:
+            found[average_name(one["name"], one["found"], one["of"])] = one["value"]
+    return found
 
 
 def is_share(metric: str) -> bool:

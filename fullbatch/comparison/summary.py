@@ -9,13 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from fullbatch.comparison.execute import outcome_of
-from fullbatch.comparison.metrics import average_name, more_is_better
+from fullbatch.comparison.metrics import more_is_better, named_numbers
 from fullbatch.comparison.plan import Plan, PlannedRun
 from fullbatch.comparison.statistics import Spread, match, paired
 from fullbatch.comparison.workers import Job
 from fullbatch.training.run_folder import Folder, read_lines
-
-NOT_METRICS = ("chance", "size")
 
 Cells = dict[tuple[str, int, str], dict[int, float]]  # (row, batch size, metric) -> seed -> value
 
@@ -75,17 +73,7 @@ def results_of(folder: Folder) -> dict[str, float]:
     """Every number of results.json under "TASK METRIC"."""
     if not folder.results.is_file():
         return {}
-    written = json.loads(folder.results.read_text())
-    found = {
-        f"{result['task']} {name}": float(value)
-        for result in written["results"]
-        for name, value in result.items()
-        if isinstance(value, (int, float)) and not isinstance(value, bool) and name not in NOT_METRICS
-    }
-    for one in written.get("averages", ()):
-        if one["value"] is not None:
-            found[average_name(one["name"], one["found"], one["of"])] = one["value"]
-    return found
+    return named_numbers(json.loads(folder.results.read_text()))
 
 
 def _cell(key: tuple[str, int, str]) -> dict[str, Any]:

@@ -6,12 +6,8 @@ is replaced, and its run tried once more from its last checkpoint.
 
 from __future__ import annotations
 
-import multiprocessing
-import os
 import queue
 import signal
-import threading
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -20,17 +16,25 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, Protocol
 
-import torch
-
 from fullbatch.comparison.execute import Outcome, execute
+from fullbatch.comparison.processes import (
+    GRACE,
+    OUTPUT,
+    TICK,
+    Member,
+    dismiss,
+    free_place,
+    hire,
+    last_words,
+    listen,
+    signal_all,
+    write_to,
+)
 from fullbatch.config.run import RunConfig
 from fullbatch.config.tree import from_dict, to_dict
 from fullbatch.training.interruption import Interrupted, Interruption
 
-GRACE = 120.0  # seconds an orphan has to save and end
-TICK = 0.5  # seconds between looks at the clock and at signals
 TRIES = 2  # of a run whose process dies
-OUTPUT = "output.txt"
 
 
 @dataclass(frozen=True)
@@ -59,8 +63,7 @@ class Watch(Protocol):
 
 @dataclass
 class _Worker:
-    process: Any
-    connection: Connection
+    member: Member
     job: Job | None = None
 
 
@@ -85,7 +88,7 @@ class Crew:
                 while True:
                     if interruption.signal is not None and not self._stopping:
                         self._stopping = True
-                        self._signal(signal.SIGTERM)
+                        signal_all([worker.member for worker in self._workers], signal.SIGTERM)
                     if self._stopping or not self.may_start():
                         pending.clear()
                     self._hand_out(pending)
@@ -109,28 +112,21 @@ class Crew:
             self._tries[job.name] = self._tries.get(job.name, 0) + 1
             self.watch.started(job)
             with suppress(OSError):  # if it died, _listen will find out
-                worker.connection.send((to_dict(job.config), str(job.folder / OUTPUT)))
+                worker.member.connection.send((to_dict(job.config), str(job.folder / OUTPUT)))
 
     def _hire(self) -> _Worker:
-        context = multiprocessing.get_context("spawn")
-        ours, theirs = context.Pipe()
-        gpus = torch.cuda.device_count()
-        gpu = len(self._workers) % gpus if gpus else None
-        threads = max(1, torch.get_num_threads() // self.jobs)
-        process = context.Process(target=_work, args=(theirs, threads, gpu))  # not a daemon: it has data workers
-        process.start()
-        theirs.close()
-        worker = _Worker(process, ours)
+        place = free_place([worker.member for worker in self._workers])
+        worker = _Worker(hire(_work, (), place, self.jobs))
         self._workers.append(worker)
         return worker
 
     def _listen(self, pending: deque[Job]) -> None:
-        ready = wait([worker.connection for worker in self._workers if worker.job], timeout=TICK)
-        for worker in [worker for worker in self._workers if worker.connection in ready]:
+        ready = wait([worker.member.connection for worker in self._workers if worker.job], timeout=TICK)
+        for worker in [worker for worker in self._workers if worker.member.connection in ready]:
             job = worker.job
             assert job is not None
             try:
-                said = worker.connection.recv()
+                said = worker.member.connection.recv()
             except (EOFError, OSError):
                 self._bury(worker, job, pending)
                 continue
@@ -139,13 +135,11 @@ class Crew:
 
     def _bury(self, worker: _Worker, job: Job, pending: deque[Job]) -> None:
         """The process died; a signal of ours, the user's, the memory's keeper, a crash in a kernel."""
-        worker.process.join(GRACE)
+        worker.member.process.join(GRACE)
         self._workers.remove(worker)
-        code = worker.process.exitcode
-        how = f"by {signal.Signals(-code).name}" if code is not None and code < 0 else f"with status {code}"
         outcome = Outcome("open")
-        said = _last_words(job.folder / OUTPUT) if (code or 0) > 0 else ""
-        why = f"its process ended {how}{said}"
+        said = last_words(job.folder / OUTPUT) if (worker.member.process.exitcode or 0) > 0 else ""
+        why = f"its process ended {worker.member.ended_how()}{said}"
         if not self._stopping and self._tries[job.name] < TRIES:
             pending.appendleft(job)
             outcome = Outcome("open", f"{why}; it is tried again")
@@ -154,23 +148,12 @@ class Crew:
             outcome.write(job.folder)
         self.watch.ended(job, outcome)
 
-    def _signal(self, number: int) -> None:
-        for worker in self._workers:
-            if worker.process.is_alive() and worker.process.pid is not None:
-                os.kill(worker.process.pid, number)
-
     def _dismiss(self) -> None:
-        """At the end, and when this process itself fails or is told to stop at once: no process stays behind."""
         for worker in self._workers:
             with suppress(OSError):
                 if worker.job is None:
-                    worker.connection.send(None)
-            worker.connection.close()  # to one under way: save and end
-        for worker in self._workers:
-            worker.process.join(GRACE)
-            if worker.process.is_alive():
-                worker.process.kill()
-                worker.process.join()
+                    worker.member.connection.send(None)
+        dismiss([worker.member for worker in self._workers])
         self._workers.clear()
 
 
@@ -178,18 +161,13 @@ class Crew:
 # a worker
 
 
-def _work(connection: Connection, threads: int, gpu: int | None) -> None:
-    """Run what comes, until there is no more.  In a group of its own, so that Ctrl-C reaches it through the parent only
-    and just once."""
-    os.setpgrp()
-    torch.set_num_threads(threads)
-    if gpu is not None:
-        os.environ["LOCAL_RANK"] = str(gpu)
+def _work(connection: Connection) -> None:
+    """Run what comes, until there is no more."""
     told: queue.SimpleQueue[Any] = queue.SimpleQueue()
-    threading.Thread(target=_hear, args=(connection, told), daemon=True).start()
+    listen(connection, told.put)
     while (message := told.get()) is not None:
         values, output = message
-        _write_to(Path(output))
+        write_to(Path(output))
         try:
             said = execute(from_dict(RunConfig, values))
         except Interrupted as stopped:
@@ -199,37 +177,3 @@ def _work(connection: Connection, threads: int, gpu: int | None) -> None:
             connection.send(said)
         except OSError:
             return
-
-
-def _hear(connection: Connection, told: queue.SimpleQueue[Any]) -> None:
-    """Pass on what the parent says.  When it is gone: save, end, and if that takes too long, end anyway."""
-    while True:
-        try:
-            message = connection.recv()
-        except (EOFError, OSError):
-            told.put(None)
-            os.kill(os.getpid(), signal.SIGTERM)
-            time.sleep(GRACE)
-            os._exit(1)
-        told.put(message)
-        if message is None:
-            return
-
-
-def _write_to(path: Path) -> None:
-    """What a run says on the terminal goes to its folder."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    os.dup2(file, 1)
-    os.dup2(file, 2)
-    os.close(file)
-
-
-def _last_words(output: Path) -> str:
-    """What a process that failed said at the end."""
-    try:
-        lines = output.read_text(encoding="utf-8", errors="replace").split("\n")
-    except OSError:
-        return ""
-    said = [line.strip() for line in lines if line.strip()]
-    return f" ({said[-1][:300]})" if said else ""

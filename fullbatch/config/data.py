@@ -83,6 +83,7 @@ class Data:
     """Where samples come from.
 
     data            the training sources: PATH, or PATH?weight=2&captions=title
+    data_share      train on this share of each source's samples, the same ones in every run
     workers         processes that read and decode; 0: the training process itself
     image_size      pixels a side; None: what the model wants
     crop            share of the image's area that a training crop keeps, least and most
@@ -93,6 +94,7 @@ class Data:
     """
 
     data: tuple[str, ...] = ("emoji",)
+    data_share: float = 1.0
     workers: int = 2
     image_size: int | None = None
     crop: tuple[float, float] = (0.9, 1.0)
@@ -104,6 +106,7 @@ class Data:
     def __post_init__(self) -> None:
         listed_sources = isinstance(self.data, (tuple, list)) and all(isinstance(text, str) for text in self.data)
         require(listed_sources and bool(self.data), self, "data", "be a list of at least one source")
+        require(is_number(self.data_share) and 0.0 < self.data_share <= 1.0, self, "data_share", "lie in (0, 1]")
         require_count(self, "workers", 0)
         if self.image_size is not None:
             require_count(self, "image_size", 8)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Literal
 
 from fullbatch.config.checks import (
@@ -19,6 +21,19 @@ from fullbatch.config.words import listed, nearest
 OPTIMIZERS: tuple[str, ...] = (
     "adamw", "adam", "radam", "novograd", "nvnovograd", "rmsprop", "sgd", "lamb", "lars", "lion", "muon", "adopt",
 )  # fmt: skip
+
+# Of the fields below that not every optimizer reads, those it does; lr and weight_decay all of them read.
+OPTIMIZER_SETTINGS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        **dict.fromkeys(
+            ("adamw", "adam", "radam", "novograd", "nvnovograd", "lamb", "adopt"), ("beta1", "beta2", "eps")
+        ),
+        "rmsprop": ("beta2", "eps", "momentum"),
+        **dict.fromkeys(("sgd", "lars"), ("momentum",)),
+        "lion": ("beta1", "beta2"),
+        "muon": ("beta1", "beta2", "eps", "momentum"),
+    }
+)
 
 ScheduleKind = Literal["cosine", "tanh", "linear", "constant"]
 _SCHEDULES: tuple[ScheduleKind, ...] = ("cosine", "tanh", "linear", "constant")

@@ -84,6 +84,7 @@ class Evaluation:
                      of image encoders "views:SOURCE", "corrupted_views:SOURCE", "knn:TRAIN|TEST", "linear:TRAIN|TEST";
                      None: the tasks of the built-in set when training on it, else none
     evaluate_every   epochs between evaluations; 0: only at the end
+    evaluations      how many of them in the run, evenly spaced and the last at its end, instead of epochs between them
     evaluate_start   measure before the first step too: what pretrained weights are worth
     templates        prompts for zero-shot, {} stands for the class name; "openai" and "simple" are open_clip's 80
                      and 7; None: the task's own, or "{}", "a picture of {}", "an image about {}" where it has none
@@ -97,6 +98,7 @@ class Evaluation:
 
     evaluate: tuple[str, ...] | None = None
     evaluate_every: int = 0
+    evaluations: int | None = None
     evaluate_start: bool = False
     templates: tuple[str, ...] | None = None
     eval_batch: int = 256
@@ -111,6 +113,9 @@ class Evaluation:
         for task in self.evaluate or ():
             parse_task(task)
         require_count(self, "evaluate_every", 0)
+        if self.evaluations is not None:
+            require_count(self, "evaluations", 1)
+            require(not self.evaluate_every, self, "evaluations", "be left out with evaluate_every")
         require_choice(self, "evaluate_start", (True, False))
         if self.templates is not None:
             check_templates(self.templates)

@@ -24,6 +24,7 @@ from fullbatch.config.data import Data
 from fullbatch.data.order import Ints, Order, key_of
 from fullbatch.data.periods import Plans
 from fullbatch.data.sample import BadSample, RawSample, Samples
+from fullbatch.data.share import share_of
 from fullbatch.data.sources import open_source
 from fullbatch.data.transforms import EvalTransform, TrainTransform
 from fullbatch.data.views import EVALUATION, ViewMaker, WholeSquare
@@ -103,7 +104,7 @@ class Part:
 
 def open_pool(config: Data) -> tuple[Pool, Order]:
     """The training samples and, for seed 0, their order."""
-    pool = Pool([open_source(source) for source in config.sources])
+    pool = Pool([share_of(open_source(source), config.data_share) for source in config.sources])
     order = Order(pool.lengths, tuple(source.weight for source in config.sources), seed=0)
     for source, length, slots in zip(config.sources, pool.lengths, order.slots, strict=True):
         if length == 0:

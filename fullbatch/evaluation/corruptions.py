@@ -15,7 +15,6 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import numpy.typing as npt
 from PIL import Image
-from scipy import ndimage
 
 from fullbatch.data.order import key_of
 from fullbatch.evaluation.weather import Draws, Floats, fog, frost, snow, spatter, streaked
@@ -56,6 +55,8 @@ def gaussian_blur(x_NHWC: Floats, draws: Draws) -> Floats:
 
 def defocus_blur(x_NHWC: Floats, draws: Draws) -> Floats:
     """A disk of radius 0.3, which is one pixel, its edge softened by a Gaussian of 0.4 over three pixels."""
+    from scipy import ndimage  # here, since few runs need it
+
     side = np.exp(-1.0 / (2.0 * 0.4**2))
     kernel = np.array([side, 1.0, side]) / (1.0 + 2.0 * side)
     for axis in (1, 2):
@@ -92,6 +93,8 @@ def zoom_blur(x_NHWC: Floats, draws: Draws) -> Floats:
 
 
 def _gaussian(x_NHWC: Floats, sigma: float) -> Floats:
+    from scipy import ndimage  # here, since few runs need it
+
     return np.asarray(ndimage.gaussian_filter(x_NHWC, (0, sigma, sigma, 0), mode="nearest"), np.float32)
 
 

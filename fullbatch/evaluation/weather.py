@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from scipy import ndimage
 
 from fullbatch.data.order import key_of
 
@@ -131,6 +130,8 @@ def snow(x_NHWC: Floats, draws: Draws) -> Floats:
 
 def spatter(x_NHWC: Floats, draws: Draws) -> Floats:
     """Drops of pale turquoise, lit from one side: the embossed distance from their rims."""
+    from scipy import ndimage  # here, since few runs need it
+
     size = x_NHWC.shape[1]
     liquid = ndimage.gaussian_filter(draws.normal(0.62, 0.1, size, size), (0, 0.7, 0.7), mode="nearest")
     drops = liquid >= 0.7
@@ -149,6 +150,8 @@ def spatter(x_NHWC: Floats, draws: Draws) -> Floats:
 
 
 def _blurred(field_NSS: Floats) -> Floats:
+    from scipy import ndimage  # here, since few runs need it
+
     return np.asarray(ndimage.uniform_filter(field_NSS, (0, 3, 3), mode="mirror"), np.float32)
 
 

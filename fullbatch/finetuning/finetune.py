@@ -97,7 +97,7 @@ def measuring(config: RunConfig) -> RunConfig:
     tasks = BUILTIN_TASKS["emoji"] if evaluation.evaluate is None else evaluation.evaluate
     if not tasks:
         raise ValueError("--evaluate must name at least one task: unmeasured, nobody knows whether tuning did harm.")
-    every = evaluation.evaluate_every or 1
+    every = evaluation.evaluate_every or int(evaluation.evaluations is None)
     return replace(config, evaluation=replace(evaluation, evaluate=tasks, evaluate_every=every, evaluate_start=True))
 
 

@@ -14,12 +14,11 @@ from fullbatch import distributed
 from fullbatch.assembly import Parts
 from fullbatch.config.run import RunConfig
 from fullbatch.distributed import towers
-from fullbatch.evaluation.result import Measured
 from fullbatch.finetuning.folders import replace_folder
 from fullbatch.finetuning.record import MEASURED, TUNED, Epoch, Record, write_record
 from fullbatch.finetuning.verdict import values_of
 from fullbatch.models.export import export
-from fullbatch.run import as_loaded
+from fullbatch.run import Evaluated, as_loaded
 from fullbatch.training.run_folder import Folder
 
 log = logging.getLogger("fullbatch")
@@ -32,11 +31,12 @@ class Keeper:
         self.folder, self.config, self.record, self.say = folder, config, record, say
         self.first = distributed.world().rank == 0
 
-    def __call__(self, parts: Parts, measured: Measured) -> None:
-        step, stages = parts.state.position.step, parts.stages
+    def __call__(self, seen: Evaluated) -> bool:
+        """False: whatever it says, tuning goes on."""
+        parts, measured, step, stages = seen.parts, seen.measured, seen.step, seen.parts.stages
         trained = stages.trained(step)
         if step > 0 and trained == 0:
-            return  # the base once more
+            return False  # the base once more
         values = values_of(measured, self.record.metric)
         finite = {name: value for name, value in values.items() if math.isfinite(value)}
         epoch = self.record.epoch_of(step, trained / stages.steps_per_epoch, finite)
@@ -50,6 +50,7 @@ class Keeper:
         if self.first:
             write_record(self.folder.path, self.record)
         self._announce(epoch, best)
+        return False
 
     def _keep_weights(self, parts: Parts, epoch: Epoch) -> None:
         """Whole weights, however the ranks hold them, are put into towers of the first rank's own and exported."""

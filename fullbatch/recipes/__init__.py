@@ -1,4 +1,7 @@
-"""Recipes: YAML files that open with their command, hardware, hours and result."""
+"""Recipes: YAML files that open with their command, hardware, hours and result.
+
+Those in this folder are of runs, for `fullbatch train`; those in search/ are plans, for `fullbatch search`.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,14 @@ from fullbatch.config.tree import read_yaml
 from fullbatch.config.words import listed, nearest
 
 _FOLDER = Path(str(files(__package__ or "fullbatch.recipes")))
-RECIPES: tuple[str, ...] = tuple(sorted(path.stem for path in _FOLDER.glob("*.yaml")))
+
+
+def _names(folder: Path) -> tuple[str, ...]:
+    return tuple(sorted(path.stem for path in folder.glob("*.yaml")))
+
+
+RECIPES: tuple[str, ...] = _names(_FOLDER)
+SEARCHES: tuple[str, ...] = _names(_FOLDER / "search")
 DEFAULT_RECIPE = "emoji"
 
 
@@ -20,14 +30,33 @@ def _path(name: str) -> Path:
     return _FOLDER / f"{name}.yaml"
 
 
+def _search_path(name: str) -> Path:
+    if name not in SEARCHES:
+        raise ValueError(f"There is no search {name!r}{nearest(name, SEARCHES)} They are {listed(SEARCHES)}.")
+    return _FOLDER / "search" / f"{name}.yaml"
+
+
 def recipe_text(name: str) -> str:
     return _path(name).read_text(encoding="utf-8")
 
 
+def search_text(name: str) -> str:
+    return _search_path(name).read_text(encoding="utf-8")
+
+
+def first_line(text: str) -> str:
+    """Of a recipe: what it is."""
+    return text.splitlines()[0].lstrip("# ")
+
+
 def recipe_summary(name: str) -> str:
-    """The first line."""
-    return recipe_text(name).splitlines()[0].lstrip("# ")
+    return first_line(recipe_text(name))
 
 
 def recipe_values(name: str) -> dict[str, Any]:
     return read_yaml(_path(name))
+
+
+def search_recipe(name: str) -> dict[str, Any]:
+    """The values of a plan, as `search.plan.read_search` gives them of a user's file."""
+    return read_yaml(_search_path(name))

@@ -16,6 +16,7 @@ from fullbatch.training.run_folder import EVALUATION, LOSSES, Folder, read_lines
 from fullbatch.training.stages import RECOVERY, Stages
 
 COMPARISON = "comparison.json"
+SEARCH = "search.json"
 AUDIT = "audit"  # the kind of a line of metrics.jsonl
 PROBED, AUDITED = "probe during training", "fullbatch audit"  # on a part of the data set, and on the whole of it
 _MOST_LOG_BYTES = 4 << 20
@@ -234,7 +235,10 @@ def _not_a_run(path: Path) -> str:
         return f"There is no folder {path}."
     inside = sorted(entry.parent.name for entry in path.glob("*/config.yaml")) if path.is_dir() else []
     hint = f"; it holds run folders, so name one, as {path / inside[-1]}" if inside else ""
-    return f"{path} is neither a run folder (no config.yaml in it) nor a comparison (no {COMPARISON}){hint}."
+    return (
+        f"{path} is neither a run folder (no config.yaml in it) nor a comparison (no {COMPARISON}) nor a search (no "
+        f"{SEARCH}){hint}."
+    )
 
 
 def newest_run(root: Path) -> Path:
@@ -287,3 +291,33 @@ def _run_folder(comparison: Path, name: str, written: object) -> Path | None:
     if isinstance(written, str):
         places += [comparison / written, Path(written)]
     return next((place for place in places if name and (place / "config.yaml").is_file()), None)
+
+
+@dataclass(frozen=True)
+class SearchData:
+    """``said`` is search.json as it stands."""
+
+    path: Path
+    said: Record
+
+    @property
+    def name(self) -> str:
+        return str(self.said.get("name") or self.path.resolve().name)
+
+    def rows(self, key: str) -> list[Record]:
+        return records_of(self.said, key)
+
+
+def is_search(path: Path) -> bool:
+    return (path / SEARCH).is_file()
+
+
+def read_search(path: Path) -> SearchData:
+    file = path / SEARCH
+    try:
+        said = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{file} cannot be read: {error}.") from None
+    if not isinstance(said, dict) or not isinstance(said.get("phases"), list):
+        raise ValueError(f"{file} holds no list of phases; `fullbatch search --resume {path}` writes it anew.")
+    return SearchData(path, said)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from fullbatch.comparison.statistics import SEEDS_TO_TELL, T_95, half_interval
 from fullbatch.report.blocks import Page, Section, best, chart_place, curves_section, folded, listing, notice, table
 from fullbatch.report.collect import ComparisonData, Record
 from fullbatch.report.curves import COLORS, DASHES, Chart, Line, charts_of, for_script
@@ -31,12 +31,6 @@ _MOST_METRICS = 60
 _MOST_CHARTS = 6
 _MOST_COLUMNS = 8
 _MOST_NAMES = 8
-_SEEDS_TO_TELL = 3
-# Student's t, two-sided 95 %, for 1, 2, ... degrees of freedom; the last one serves all beyond, a little too strictly
-_T_95 = (
-    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228,
-    2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086,
-)  # fmt: skip
 _MANY_RUNS = 16  # beyond, only the main curves are drawn, in more detail
 
 
@@ -309,8 +303,8 @@ def _differences(
     body = _first_shown(made, mains)
     lead = (
         "Seed by seed, in points: mean ± standard deviation, and the number of seeds. ● marks a mean whose 95 % "
-        f"interval (Student's t, one degree of freedom fewer than seeds: ± {_T_95[1]:.2f} standard errors at 3, "
-        f"± {_T_95[3]:.2f} at 5) leaves 0 out, where there are at least {_SEEDS_TO_TELL} seeds. The intervals are of "
+        f"interval (Student's t, one degree of freedom fewer than seeds: ± {T_95[1]:.2f} standard errors at 3, "
+        f"± {T_95[3]:.2f} at 5) leaves 0 out, where there are at least {SEEDS_TO_TELL} seeds. The intervals are of "
         "one difference each: of twenty without any effect, one is marked by chance."
     )
     return Section("differences", "Paired differences", body, lead)
@@ -325,13 +319,8 @@ def _difference(row: Record | None, metric: str) -> Html:
     if spread is not None and is_number(spread) and count > 1:
         scale = 100.0 if is_share(metric) else 1.0
         text += f" ± {_figures(scale * float(spread), '%' if is_share(metric) else '')}"
-        clear = count >= _SEEDS_TO_TELL and abs(mean) > _half_interval(float(spread), count)
+        clear = count >= SEEDS_TO_TELL and abs(mean) > half_interval(float(spread), count)
     return node("td", text, node("span", f" ({count})", class_="quiet"), node("span", " ●") if clear else None)
-
-
-def _half_interval(spread: float, count: int) -> float:
-    """Half the width of the 95 % interval of a mean over so many seeds."""
-    return _T_95[min(count - 1, len(_T_95)) - 1] * spread / math.sqrt(count)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -13,10 +13,11 @@ from pathlib import Path
 
 import fullbatch
 from fullbatch.report.blocks import Page, Section
-from fullbatch.report.collect import is_comparison, read_comparison, read_run
+from fullbatch.report.collect import is_comparison, is_search, read_comparison, read_run, read_search
 from fullbatch.report.comparison_page import comparison_page
 from fullbatch.report.markup import Html, embedded_json, joined, node
 from fullbatch.report.run_page import run_page
+from fullbatch.report.search_page import search_page
 from fullbatch.report.several_page import several_page
 from fullbatch.training.run_folder import replace_text
 
@@ -47,7 +48,7 @@ def write_page(
     samples: int | None = None,
     baseline: Path | None = None,
 ) -> Path:
-    """Write the page about a run, several runs, or a comparison folder, and return where it lies.
+    """Write the page about a run, several runs, a comparison folder or a search folder, and return where it lies.
 
     ``output`` is report.html in the folder itself, or in the folder above several runs.  Without ``pictures`` neither
     model nor data are read.  ``samples`` bounds how much of each data set is embedded.  ``baseline`` is a run to
@@ -60,9 +61,10 @@ def write_page(
     if samples is not None and samples < 2:
         raise ValueError(f"samples must be at least 2, got {samples}.")
     paths = [Path(path) for path in paths]
-    compared = [path for path in paths if is_comparison(path)]
-    if compared and len(paths) > 1:
-        raise ValueError(f"{compared[0]} is a comparison, which has a page of its own; name it alone.")
+    compared, searched = ([path for path in paths if is_one(path)] for is_one in (is_comparison, is_search))
+    for kind, alone in (("comparison", compared), ("search", searched)):
+        if alone and len(paths) > 1:
+            raise ValueError(f"{alone[0]} is a {kind}, which has a page of its own; name it alone.")
     target = _target(paths) if output is None else Path(output)
     if target.is_dir():
         target = target / PAGE
@@ -71,6 +73,10 @@ def write_page(
         if other is not None:
             raise ValueError("A comparison has its own baseline; leave --baseline out.")
         page = comparison_page(read_comparison(paths[0]))
+    elif searched:
+        if other is not None:
+            raise ValueError("A search has its own baselines; leave --baseline out.")
+        page = search_page(read_search(paths[0]))
     elif len(paths) > 1:
         page = several_page([read_run(path) for path in paths], other, pictures, samples)
     else:

@@ -20,8 +20,7 @@ import torch
 from torch import Tensor
 
 from fullbatch.config.data import Data
-from fullbatch.data.loader import Pool
-from fullbatch.data.sources import open_source
+from fullbatch.data.loader import Pool, open_pool
 from fullbatch.evaluation.exact_normalizers import exact_log_normalizers
 from fullbatch.report.neighbours import fits_the_other, looks_alike, nearest_other
 from fullbatch.report.samples import Embedded, Eye
@@ -72,7 +71,7 @@ class Suspects:
 
 
 def training_pool(config: Data) -> Pool:
-    return Pool([open_source(source) for source in config.sources])
+    return open_pool(config)[0]
 
 
 def find_suspects(run: Path, eye: Eye, embedded: Embedded) -> Suspects:

@@ -30,6 +30,10 @@ class Interruption:
             signal.signal(number, handler)
 
 
+class Abandoned(Exception):
+    """The run is no longer this process's to train; nothing more is written to its folder."""
+
+
 class Interrupted(Exception):
     """The run was asked to stop and has saved; ``exit_code`` is what a shell expects after that signal."""
 

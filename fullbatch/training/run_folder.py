@@ -32,6 +32,7 @@ from fullbatch.training import checkpoint
 
 log = logging.getLogger("fullbatch")
 
+ENDED = "ended"  # in a line of an evaluation: the run was ended there, before its last step
 LOSSES = "losses.jsonl"  # in batches/: a line a plan
 EVALUATION, AUDIT = "evaluation", "audit"  # kinds of lines of metrics.jsonl; lines of training have none
 
@@ -79,6 +80,7 @@ class Folder:
 # What a checkpoint's meaning hangs on.  Paths of data may change: there the fingerprint decides.
 _FIXED = (
     ("objective", ("method", "pairwise", "normalizer", "temperature_rule")),
+    ("data", ("data_share",)),
     ("model", ("model", "image_tower", "text_tower", "embed_dim", "lock_image", "lock_text")),
     ("model", ("lora_rank", "lora_alpha", "lora_towers")),
     ("training", ("batch_size", "seed", "parallel", "ema")),
@@ -139,11 +141,13 @@ class Metrics:
         self._board: Any = None
         self._wandb: Any = None
         self.evaluated = self.audited = -1  # the step of the last evaluation, of the last audit that was written
+        self.ended = False  # whether that evaluation ended the run
         self.seconds = 0.0  # of training, up to the checkpoint; a line of its step may be all that says it
         if not first:
             return
         for line in forget_after(folder.metrics, step):
-            self.evaluated = line["step"] if line.get("kind") == EVALUATION else self.evaluated
+            if line.get("kind") == EVALUATION:
+                self.evaluated, self.ended = line["step"], bool(line.get(ENDED))
             self.audited = line["step"] if line.get("kind") == AUDIT else self.audited
             self.seconds = line.get("seconds") or self.seconds if "kind" not in line else self.seconds
         self.seconds = max(self.seconds, checkpoint.seconds_at(folder.checkpoints, step))
@@ -157,7 +161,7 @@ class Metrics:
         if self._file is None:
             return
         if kind == EVALUATION:
-            self.evaluated = line["step"]
+            self.evaluated, self.ended = line["step"], bool(line.get(ENDED))
         if kind == AUDIT:
             self.audited = line["step"]
         if kind in (EVALUATION, AUDIT):

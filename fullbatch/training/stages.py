@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from fullbatch.config.run import RunConfig
+from fullbatch.config.training import Evaluation
 from fullbatch.data.in_memory import InMemoryBatches
 from fullbatch.data.loader import Batch, TrainingBatches
 
@@ -88,6 +89,17 @@ class Stages:
     def epoch(self, step: int) -> int:
         """Of the data, which both stages count together: gamma starting again at 1 would forget what was recovered."""
         return self.place(step) // self.per_epoch
+
+    def evaluation_due(self, step: int, settings: Evaluation) -> bool:
+        """After the first ``step`` steps; the end of the run is not asked about."""
+        trained = self.trained(step)
+        if not trained:
+            return step == 0 and settings.evaluate_start
+        if settings.evaluations is not None:  # the first step at or beyond each of the equal parts
+            parts = min(settings.evaluations, self.training)
+            return trained * parts // self.training > (trained - 1) * parts // self.training
+        every = settings.evaluate_every * self.steps_per_epoch
+        return bool(every) and trained % every == 0
 
     def name(self, step: int) -> str:
         """Of the stage that step ``step`` belongs to."""

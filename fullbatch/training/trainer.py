@@ -23,9 +23,9 @@ from fullbatch.training import checkpoint
 from fullbatch.training.display import Display
 from fullbatch.training.gradient import GradientRule
 from fullbatch.training.graphs import CannotRecord, Computed, StepGraphs
-from fullbatch.training.interruption import Interrupted, Interruption
+from fullbatch.training.interruption import Abandoned, Interrupted, Interruption
 from fullbatch.training.optimizer import clip_gradients, freeze_learning_rates, set_learning_rates
-from fullbatch.training.run_folder import AUDIT, EVALUATION, Folder, Metrics
+from fullbatch.training.run_folder import AUDIT, ENDED, EVALUATION, Folder, Metrics
 from fullbatch.training.selector import Selector
 from fullbatch.training.stages import Stages, statistics_kept
 from fullbatch.training.state import TrainingState
@@ -45,11 +45,13 @@ class Diverged(ValueError):
 @dataclass
 class Trainer:
     """model     as wrapped for the ranks; ``state.model`` is the bare one
-    evaluate  measures the model and returns a line for the log; None: there is nothing to measure
-    audit     measures the normalizers, likewise, after the steps that ``audit_due`` names
+    evaluate  measures the model after so many seconds of training, and returns a line for the log and whether the run
+              is to end here; None: there is nothing to measure
+    audit     measures the normalizers, for a line of the log, after the steps that ``audit_due`` names
     fresh_objective   makes one without memory, for a recovery that does not carry it over
     selector  plans which samples meet in a batch; None: the order's neighbours do
     command   that goes on with such a run
+    abandoned asked now and then: whether to leave the run where it stands, at once
     """
 
     config: RunConfig
@@ -61,12 +63,13 @@ class Trainer:
     state: TrainingState
     metrics: Metrics
     display: Display
-    evaluate: Callable[[], Mapping[str, Any]] | None
+    evaluate: Callable[[float], tuple[Mapping[str, Any], bool]] | None
     audit: Callable[[], Mapping[str, Any]] | None = None
     audit_due: Callable[[int], bool] = lambda step: False
     fresh_objective: Callable[[], Objective] | None = None
     selector: Selector | None = None
     command: str = "train"
+    abandoned: Callable[[], bool] = lambda: False
 
     def __post_init__(self) -> None:
         training = self.config.training
@@ -76,6 +79,7 @@ class Trainer:
         self.writer = checkpoint.Writer(self.folder.checkpoints, self.config.run.keep)
         self.finite = torch.ones((), dtype=torch.bool, device=self.device)
         self.saved_at = time.monotonic()
+        self.saved_step = -1
         self.stopwatch = Stopwatch(self.metrics.seconds, self.device)
         self.unreported: list[str] = []  # bad samples this rank met since the ranks last counted
         self.first_rank = distributed.world().rank == 0
@@ -92,7 +96,11 @@ class Trainer:
         shown = self.display.running(position.step, self.stages.total, self._samples_read)
         with Interruption() as interruption, shown:
             self.audit_if_due()  # the run may have ended between a save and what is measured after it
-            self.evaluate_if_due()
+            if self.ended_before():
+                return
+            if self.evaluate_if_due():
+                self.end_early()
+                return
             self.stopwatch.restart(self.metrics.seconds)
             ranges = None if self.selector is None else self.selector.ranges
             batches = self.stages.stream(self.batches, position.step, self.config.data.workers, self.device, ranges)
@@ -104,7 +112,9 @@ class Trainer:
                     self.display.advance(position.step)
                     stop = self.save_if_due(interruption)
                     self.audit_if_due()
-                    self.evaluate_if_due()
+                    if self.evaluate_if_due():
+                        self.end_early()
+                        break
                     if stop:
                         raise Interrupted(interruption.signal, f"Go on with: {self.go_on}")
                 distributed.together(self.writer.wait)
@@ -281,7 +291,10 @@ class Trainer:
         if distributed.world().size == 1 or step % AGREE_EVERY == 0 or by_step:
             waited = time.monotonic() - self.saved_at
             overdue = run.save_minutes is not None and waited > 60.0 * run.save_minutes
-            by_clock, stop = distributed.any_rank(overdue and self.first_rank, interruption.signal is not None)
+            told = interruption.signal is not None
+            by_clock, stop, left = distributed.any_rank(overdue and self.first_rank, told, self.abandoned())
+            if left:
+                raise Abandoned(f"The run in {self.folder.path} is left at step {step}.")
             distributed.together(self.writer.check)
         if by_step or by_clock or stop:
             self.save()
@@ -295,7 +308,7 @@ class Trainer:
         parts = self.state.capture(keep=self.first_rank)
         if self.first_rank:
             self.writer.save(self.state.position.step, parts, self.stopwatch.seconds)
-        self.saved_at = time.monotonic()
+        self.saved_at, self.saved_step = time.monotonic(), self.state.position.step
 
     def audit_if_due(self) -> None:
         step = self.state.position.step
@@ -304,22 +317,47 @@ class Trainer:
             with self.stopwatch.paused():
                 self.metrics.write({"step": step, **self.audit()}, AUDIT)
 
-    def evaluate_if_due(self) -> None:
-        """At the end, every few epochs, and if asked before the first step: once each."""
-        settings, step = self.config.evaluation, self.state.position.step
-        trained, every = self.stages.trained(step), settings.evaluate_every * self.stages.steps_per_epoch
-        due = step == self.stages.total or bool(every and trained and trained % every == 0)
-        due = due or (step == 0 and settings.evaluate_start)
-        if self.evaluate is not None and due and distributed.from_first_rank(self.metrics.evaluated) != step:
-            with self.stopwatch.paused():
-                started = time.monotonic()
-                values = self._measured(self.evaluate)
-                self.metrics.write({"step": step, **values, "seconds": time.monotonic() - started}, EVALUATION)
+    def evaluate_if_due(self) -> bool:
+        """At the end, every so often, and if asked before the first step: once each.  Whether the run is to end here,
+        before its last step; that is written down with the numbers, so that a resumed run knows it too."""
+        step, total = self.state.position.step, self.stages.total
+        due = step == total or self.stages.evaluation_due(step, self.config.evaluation)
+        if self.evaluate is None or not due or distributed.from_first_rank(self.metrics.evaluated) == step:
+            return False
+        seconds = self.stopwatch.seconds
+        with self.stopwatch.paused():
+            started = time.monotonic()
+            values, ends = self._measured(self.evaluate, seconds)
+            ends = ends and step < total
+            line = {"step": step, **values, "seconds": time.monotonic() - started, **({ENDED: True} if ends else {})}
+            self.metrics.write(line, EVALUATION)
+        return ends
 
-    def _measured(self, evaluate: Callable[[], Mapping[str, Any]]) -> Mapping[str, Any]:
+    def ended_before(self) -> bool:
+        """Whether the run that is resumed was ended early, right here."""
+        metrics, step = self.metrics, self.state.position.step
+        ended = bool(distributed.from_first_rank(metrics.ended and metrics.evaluated == step))
+        if ended:
+            self._announce(f"the run was ended early, at step {step} of {self.stages.total}: there is nothing to do")
+        return ended
+
+    def end_early(self) -> None:
+        """What was trained is kept, as at the end."""
+        if self.saved_step != self.state.position.step:
+            self.save()
+        distributed.together(self.writer.wait)
+        self._announce(f"the run ends early, at step {self.state.position.step} of {self.stages.total}")
+
+    def _announce(self, told: str) -> None:
+        log.info("%s", told)
+        self.display.say(told)
+
+    def _measured(
+        self, evaluate: Callable[[float], tuple[Mapping[str, Any], bool]], seconds: float
+    ) -> tuple[Mapping[str, Any], bool]:
         """Data to measure on may be gone by now; what was trained is not lost for that."""
         try:
-            return evaluate()
+            return evaluate(seconds)
         except (ValueError, OSError) as error:
             reason = f"{error} This was the evaluation at step {self.state.position.step}"
             log.info("%s", reason)

@@ -1,0 +1,164 @@
+"""``fullbatch search``: which method, which optimizer, which settings."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tyro
+from rich.console import Console
+from tyro.conf import arg
+
+from fullbatch.commands.train import train_config
+from fullbatch.config.checks import require, require_count, require_positive
+from fullbatch.config.tree import to_dict
+from fullbatch.recipes import search_recipe
+
+DEFAULT = "quick"
+
+
+@dataclass(frozen=True)
+class Search:
+    """Find the method, the optimizer and the settings for your data: Bayesian search, a grid, a finer search, and
+    finals over seeds, on Optuna.
+
+    Every flag of `fullbatch train` that is not named here applies to all trials: --data, --model, --batch-size, ...
+    """
+
+    recipe: Annotated[str | None, arg(help="a search recipe; see `fullbatch recipes`")] = None
+    plan: Annotated[Path | None, arg(help="a YAML file in place of a recipe; see docs/search.md")] = None
+    resume: Annotated[Path | None, arg(help="go on with the search in this folder")] = None
+    study: Annotated[
+        str | None,
+        arg(help="the storage: a journal file, sqlite:///FILE, or an RDB URL; without a plan: join the search there"),
+    ] = None
+    name: Annotated[str | None, arg(help="of the search and of its folder; None: the plan's")] = None
+    searches: Annotated[Path, arg(help="the folder of all searches on this machine")] = Path("searches")
+    methods: Annotated[tuple[str, ...] | None, arg(help="None: the plan's")] = None
+    optimizers: Annotated[tuple[str, ...] | None, arg(help="None: the plan's")] = None
+    metrics: Annotated[
+        tuple[str, ...] | None,
+        arg(help="METRIC, 'TASK METRIC', 'mean(A, B)' or seconds; several: a Pareto front; None: the plan's"),
+    ] = None
+    pruner: Annotated[Literal["asha", "hyperband", "median", "none"] | None, arg(help="None: the plan's")] = None
+    patience: Annotated[int | None, arg(help="evaluations without improvement that end a trial; None: the plan's")] = (
+        None
+    )
+    jobs: Annotated[int, arg(help="trials side by side, a process each, on the GPUs in turn")] = 1
+    stop_after: Annotated[float | None, arg(help="minutes after which no further trial is begun")] = None
+    lost_after: Annotated[
+        float, arg(help="seconds without a sign of life after which a worker on another machine counts as dead")
+    ] = 180.0
+    quiet: Annotated[bool, arg(help="a line a trial in place of bars")] = False
+    page: Annotated[bool, arg(help="write report.html at the end")] = True
+
+    def check(self) -> None:
+        """Not at once: tyro would make a box of an error."""
+        require_count(self, "jobs", 1)
+        require_positive(self, "lost_after")
+        if self.stop_after is not None:
+            require_positive(self, "stop_after")
+        given = [name for name in ("recipe", "plan", "resume") if getattr(self, name) is not None]
+        require(len(given) < 2, self, given[-1] if given else "plan", f"be left out with --{given[0] if given else ''}")
+
+
+def search(arguments: list[str]) -> int:
+    parsed: tuple[Search, list[str]] = tyro.cli(
+        Search, args=arguments, prog="fullbatch search", return_unknown_args=True
+    )
+    options, flags = parsed
+    if "RANK" in os.environ:
+        raise ValueError("`fullbatch search` starts its own processes, one a trial; start it without torchrun.")
+    options.check()
+    _refuse(flags)
+    from fullbatch.search.search import Pace
+    from fullbatch.search.search import search as run_search
+    from fullbatch.search.tables import print_search
+
+    plan, folder, storage = _found(options, flags)
+    pace = Pace(options.jobs, options.quiet, options.stop_after, options.lost_after)
+    summary = run_search(plan, folder, storage, pace)
+    console = Console(highlight=False)
+    print_search(summary, console)
+    if options.page:
+        from fullbatch.report.page import write_page
+
+        write_page([folder], folder / "report.html")
+    console.print(f"\nsearch folder: {folder}", markup=False, soft_wrap=True)
+    if summary["cost"]["trials_done"] < summary["cost"]["trials_owed"]:
+        console.print(f"go on with: fullbatch search --resume {folder}", markup=False, soft_wrap=True)
+    elif summary["winner"] is not None:
+        console.print(f"train it: fullbatch train --config {folder / 'best.yaml'}", markup=False, soft_wrap=True)
+    return 0
+
+
+def _found(options: Search, flags: Sequence[str]) -> tuple[Any, Path, str]:
+    """The plan, its folder here, and where the storage is: begun, gone on with, or joined."""
+    from fullbatch.search.plan import search_from
+    from fullbatch.search.search import PLAN, storage_of
+    from fullbatch.search.storage import open_storage
+    from fullbatch.search.study import kept_plan
+
+    if options.resume is not None:
+        _refuse_changes(options, flags, "--resume goes on with the plan in the folder")
+        if not (options.resume / PLAN).is_file():
+            raise ValueError(f"{options.resume} is not the folder of a search: there is no {PLAN} in it.")
+        from fullbatch.search.plan import read_search
+
+        plan = search_from(read_search(options.resume / PLAN))
+        return plan, options.resume, storage_of(options.resume, options.study)
+    if options.study is not None and options.plan is None and options.recipe is None:
+        _refuse_changes(options, flags, "--study without a plan joins the search there", allowed=("name",))
+        plan = kept_plan(open_storage(options.study), options.name)
+        return plan, options.searches / plan.name, options.study
+    plan = search_from(plan_values(options, flags))
+    folder = options.searches / plan.name
+    return plan, folder, storage_of(folder, options.study)
+
+
+def plan_values(options: Search, flags: Sequence[str]) -> dict[str, Any]:
+    """The plan's values: the file's or the recipe's, under what the command line says, with the base config whole."""
+    from fullbatch.search.plan import read_search
+
+    file = read_search(options.plan) if options.plan is not None else search_recipe(options.recipe or DEFAULT)
+    recipe = ["--recipe", str(file["recipe"])] if "recipe" in file else []
+    base, _ = train_config([*recipe, *flags], file.get("base") or {})
+    given = {
+        name: getattr(options, name) for name in ("name", "methods", "optimizers", "metrics", "pruner", "patience")
+    }
+    over = {
+        name: list(value) if isinstance(value, tuple) else value for name, value in given.items() if value is not None
+    }
+    named = options.plan.stem if options.plan is not None else options.recipe or DEFAULT
+    return {"name": named, **file, "base": to_dict(base), **over}
+
+
+_OWN = {
+    "method": "--methods names them all",
+    "optimizer": "--optimizers names them all",
+    "seed": "the plan has its seeds",
+    "runs": "--searches is the folder of all searches",
+    "resume": "--resume FOLDER stands alone",
+    "config": "put it under `base` of a plan",
+}
+
+
+def _refuse(flags: Sequence[str]) -> None:
+    for flag in flags:
+        name = flag.split("=", 1)[0].removeprefix("--").replace("-", "_")
+        if flag.startswith("--") and name in _OWN:
+            raise ValueError(f"`fullbatch search` takes no {flag.split('=', 1)[0]}: {_OWN[name]}.")
+        if flag.startswith("--settings."):
+            raise ValueError(f"{flag}: settings are a method's own; give them in a plan, under `space` or `changes`.")
+
+
+def _refuse_changes(options: Search, flags: Sequence[str], why: str, allowed: Sequence[str] = ()) -> None:
+    free = ("resume", "study", "searches", "jobs", "stop_after", "lost_after", "quiet", "page", *allowed)
+    default = vars(Search())
+    changed = [name for name, value in vars(options).items() if name not in free and value != default[name]]
+    if changed or flags:
+        first = f"--{changed[0].replace('_', '-')}" if changed else flags[0]
+        raise ValueError(f"{why}; leave {first} out.")

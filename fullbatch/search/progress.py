@@ -1,0 +1,162 @@
+"""What a person sees while a search runs: where a phase stands, what is best so far, the cost, and how long yet."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+NONE = "\u2013"  # an en dash for what is not known
+MOST_RUNNING = 8  # lines of trials under way
+
+
+class SearchDisplay:
+    """Fed with summaries; says each trial that has ended once, and keeps a few live lines where there is a terminal.
+
+    quiet    lines only
+    """
+
+    def __init__(self, quiet: bool, console: Console | None = None) -> None:
+        self.console = console or Console(file=sys.stderr, highlight=False)
+        self._live: Live | None = None
+        if not quiet and self.console.is_terminal:
+            self._live = Live(console=self.console, transient=True, auto_refresh=False)
+        self._told: set[tuple[str, int]] = set()
+        self._begun: set[str] = set()
+
+    def __enter__(self) -> SearchDisplay:
+        if self._live is not None:
+            self._live.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def known(self, summary: Mapping[str, Any]) -> None:
+        """What had ended before this process began is not news."""
+        self._told = {(phase["name"], trial["slot"]) for phase in summary["phases"] for trial in phase["trials"]}
+        self._begun = {phase["name"] for phase in summary["phases"] if phase["trials"]}
+
+    def show(self, summary: Mapping[str, Any], workers: int | None = None) -> None:
+        """``workers`` of this process; None: as many as there are trials under way."""
+        for phase in summary["phases"]:
+            self._tell(phase, summary)
+        if self._live is not None:
+            self._live.update(live_view(summary, workers), refresh=True)
+
+    def _tell(self, phase: Mapping[str, Any], summary: Mapping[str, Any]) -> None:
+        name, trials = phase["name"], phase["trials"]
+        if name not in self._begun and (trials or phase.get("running")):
+            self._begun.add(name)
+            by = ", ".join(metric["short"] for metric in summary["metrics"])
+            self._say(f"{name}: {phase['owed']} trials, by {by}")
+        new = [trial for trial in trials if (name, trial["slot"]) not in self._told]
+        for trial in sorted(new, key=lambda trial: (trial["ended"], trial["slot"])):
+            self._told.add((name, trial["slot"]))
+            told = sum(phase_name == name for phase_name, _ in self._told)
+            self._say(f"{trial_line(name, trial, summary['metrics'])}  [{told} of {phase['owed']}]")
+        if new and len(trials) >= phase["owed"]:
+            best = best_line(phase, summary["metrics"])
+            self._say(f"{name}: ended{f'; {best}' if best else ''}")
+
+    def _say(self, text: str) -> None:
+        self.console.print(text, markup=False, soft_wrap=True)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# words
+
+
+def trial_line(phase: str, trial: Mapping[str, Any], metrics: Sequence[Mapping[str, Any]]) -> str:
+    """
+    >>> metric = {"short": "mean_r1", "share": True}
+    >>> trial = {"slot": 3, "label": "radam + sogclr", "status": "done", "values": [0.2], "seconds": 65.0, "error": ""}
+    >>> trial_line("choices", trial, [metric])
+    'choices 3, radam + sogclr: 20.00%, 1 min 5 s'
+    """
+    slot = f"{phase} {trial['slot']}"
+    name = slot if trial["label"] == slot else f"{slot}, {trial['label']}"
+    if trial["status"] == "failed":
+        return f"{name}: failed, {trial['error'] or 'no reason given'}"
+    status = {"done": "", "stopped": "stopped early, "}.get(trial["status"], f"{trial['status']}, ")
+    said = _values(trial["values"] or (), metrics)
+    words = f"{said}, " if said and trial["status"] != "diverged" else ""
+    return f"{name}: {status}{words}{duration(trial['seconds'])}"
+
+
+def best_line(phase: Mapping[str, Any], metrics: Sequence[Mapping[str, Any]]) -> str:
+    """Of finals none: a single seed is not what they are about."""
+    best = next((trial for trial in phase["trials"] if trial["rank"] == 1), None)
+    if best is None or best["values"] is None or phase["name"] == "finals":
+        return ""
+    return f"best {best['label']} with {_values(best['values'], metrics)}"
+
+
+def _values(values: Sequence[float | None], metrics: Sequence[Mapping[str, Any]]) -> str:
+    """One metric goes without its name, which the phase's first line has."""
+    pairs = [(metric, value) for metric, value in zip(metrics, values, strict=False) if value is not None]
+    names = [f"{metric['short']} " if len(metrics) > 1 else "" for metric, _ in pairs]
+    return ", ".join(f"{name}{measured(*pair)}" for name, pair in zip(names, pairs, strict=True))
+
+
+def measured(metric: Mapping[str, Any], mean: float | None, sd: float | None = None) -> str:
+    """
+    >>> measured({"share": True}, 0.2, 0.01), measured({"share": False}, 65.0)
+    ('20.00 ± 1.00%', '65')
+    """
+    if mean is None:
+        return NONE
+    scale, form, unit = (100.0, ".2f", "%") if metric["share"] else (1.0, ".4g", "")
+    spread = "" if sd is None else f" ± {scale * sd:{form}}"
+    return f"{scale * mean:{form}}{spread}{unit}"
+
+
+def duration(seconds: float) -> str:
+    """
+    >>> duration(7.25), duration(65), duration(7300)
+    ('7.2 s', '1 min 5 s', '2 h 1 min')
+    """
+    if seconds < 60:
+        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
+    whole = round(seconds)
+    return f"{whole // 60} min {whole % 60} s" if whole < 3600 else f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# the live lines
+
+
+def live_view(summary: Mapping[str, Any], workers: int | None = None) -> Group:
+    """A bar a phase, the trials under way, and what it cost."""
+    bars = Table.grid(padding=(0, 2))
+    lines: list[Text] = []
+    for phase in summary["phases"]:
+        done, owed, running = len(phase["trials"]), phase["owed"], phase.get("running") or []
+        count = f"{done} of {owed}" + (f", {len(running)} running" if running else "")
+        best = best_line(phase, summary["metrics"]) if done else ""
+        bars.add_row(
+            Text(phase["name"]), ProgressBar(total=max(owed, 1), completed=done, width=20), Text(count), Text(best)
+        )
+        for one in running[:MOST_RUNNING]:
+            lines.append(Text(f"  {phase['name']} {one['slot']}: {one['label']}, {one['worker']}", style="dim"))
+        if len(running) > MOST_RUNNING:
+            lines.append(Text(f"  and {len(running) - MOST_RUNNING} more", style="dim"))
+    return Group(bars, *lines, Text(cost_and_left(summary["cost"], workers)))
+
+
+def cost_and_left(cost: Mapping[str, Any], workers: int | None = None) -> str:
+    left = cost["left_seconds"]
+    if cost["trials_done"] >= cost["trials_owed"]:
+        rest = "nothing left"
+    elif left is None:
+        rest = "time left not known yet"
+    else:
+        rest = f"about {duration(left if workers is None else left * cost['workers'] / max(workers, 1))} left"
+    return f"{cost['device_hours']:.3g} device-hours so far, {rest}"

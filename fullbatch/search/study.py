@@ -1,0 +1,61 @@
+"""A search's plan in its storage, so that a worker on another machine needs nothing but the storage's name.
+
+The plan is an attribute of an empty study that has the search's name; the phases are studies of their own beside it.
+"""
+
+from __future__ import annotations
+
+import json
+
+import optuna
+from optuna.storages import BaseStorage
+
+from fullbatch.comparison.checks import first_difference
+from fullbatch.config.words import listed, nearest
+from fullbatch.search.plan import SearchPlan, search_from
+from fullbatch.search.slots import PhaseName
+from fullbatch.search.storage import patiently
+
+PLAN = "plan"
+
+
+def phase_study(name: str, phase: PhaseName) -> str:
+    return f"{name}/{phase}"
+
+
+def keep_plan(storage: BaseStorage, plan: SearchPlan) -> None:
+    """Put it there; one that is there already must be the same, or trials of two searches would be mixed."""
+    ours = json.dumps(plan.as_dict(), sort_keys=True)
+    study = patiently(lambda: optuna.create_study(storage=storage, study_name=plan.name, load_if_exists=True))
+    if PLAN not in study.user_attrs:
+        patiently(lambda: study.set_user_attr(PLAN, ours))
+    theirs = study.user_attrs[PLAN]
+    if theirs != ours:
+        change = first_difference(json.loads(theirs), json.loads(ours))
+        raise ValueError(
+            f"The search {plan.name!r} was begun with another plan ({change}). Go on with `--resume`, or give this one "
+            "another --name."
+        )
+
+
+def kept_plan(storage: BaseStorage, name: str | None) -> SearchPlan:
+    """By its name; without one, the only one there is."""
+    there = searches_in(storage)
+    if name is None and len(there) == 1:
+        name = there[0]
+    if name is None:
+        raise ValueError(
+            f"The storage holds the searches {listed(there)}; say which with --name."
+            if there
+            else "There is no search in this storage yet; bring one with --plan or --recipe."
+        )
+    if name not in there:
+        known = f" It holds {listed(there)}." if there else " It holds none; bring a plan with --plan or --recipe."
+        raise ValueError(f"There is no search {name!r} in this storage{nearest(name, there)}{known}")
+    study = patiently(lambda: optuna.load_study(storage=storage, study_name=name))
+    return search_from(json.loads(study.user_attrs[PLAN]))
+
+
+def searches_in(storage: BaseStorage) -> list[str]:
+    found = patiently(lambda: optuna.get_all_study_summaries(storage, include_best_trial=False))
+    return sorted(one.study_name for one in found if PLAN in one.user_attrs)
