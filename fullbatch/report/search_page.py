@@ -199,9 +199,11 @@ def _finalists(found: SearchData, measures: Sequence[Measure]) -> Section | None
         f"{row.get('missing') or 0} ended without a value"
         for row in unfit
     ]
-    lead = (
-        "The same configs and the baselines over seeds. A winner picked as the best of several on the same evaluation "
-        "sets looks a little better than it is."
+    elsewhere = mapping_of(found.said.get("winner")).get("elsewhere") is True
+    lead = "The same configs and the baselines over seeds" + (
+        ", measured on sets that nothing was picked by."
+        if elsewhere
+        else ". A winner picked as the best of several on the same evaluation sets looks a little better than it is."
     )
     return Section("finalists", "Finalists", joined(*pieces, notice(listing(said)) if said else None), lead)
 

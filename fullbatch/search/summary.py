@@ -196,6 +196,7 @@ def _winner(
     if finalists and finalists[0].values:
         best, others = finalists[0], finalists[1:]
         tried = len(last[1]) if last else 0
+        elsewhere = plan.finals is not None and plan.measures_in("finals") != plan.measures
         phase, slot = best.origin
         spreads = [best.spread(number) for number in range(len(plan.metrics))]
         return {
@@ -211,7 +212,8 @@ def _winner(
             "seeds": best.seeds,
             "paired": [one.as_dict(plan.metrics) for one in gains(best, others, plan.measures)],
             "final": final,
-            "said": said_of_finals(best, others, plan.measures, final, tried),
+            "elsewhere": elsewhere,
+            "said": said_of_finals(best, others, plan.measures, final, tried, elsewhere),
         }
     if last is None:
         return None

@@ -182,9 +182,10 @@ def difference_said(metric: Measure, difference: Spread) -> str:
 
 
 def said_of_finals(
-    winner: Finalist, others: Sequence[Finalist], metrics: Sequence[Measure], final: bool, tried: int
+    winner: Finalist, others: Sequence[Finalist], metrics: Sequence[Measure], final: bool, tried: int, elsewhere: bool
 ) -> str:
-    """``final``: all that was planned has ended.  ``tried``: how many trials the finalists were picked from."""
+    """``final``: all that was planned has ended.  ``tried``: how many trials the finalists were picked from.
+    ``elsewhere``: the finals are measured on sets that nothing was picked by."""
     main = metrics[0]
     spread = winner.spread(0)
     count = len(spread.values)
@@ -199,7 +200,9 @@ def said_of_finals(
         pieces.append(f"{winner.diverged} of its seeds diverged")
     if winner.missing:
         pieces.append(f"{winner.missing} of its seeds ended without a value")
-    if tried > 1 and winner.kind == "candidate":
+    if elsewhere:
+        pieces.append("measured on sets that nothing was picked by")
+    elif tried > 1 and winner.kind == "candidate":
         pieces.append(f"picked as the best of {tried} trials on the same evaluation sets, so on the optimistic side")
     return "; ".join(pieces) + "."
 

@@ -142,7 +142,8 @@ class Planners:
             # started afresh rather than forked: a fork would take the locks of this process's threads with it
             spawn = multiprocessing.get_context("spawn")
             self._pool = ProcessPoolExecutor(self.count, mp_context=spawn, initializer=_start_planner)
-            self._pool.submit(int)
+            for _ in range(self.count):  # each task that finds no idle process has one started
+                self._pool.submit(int)
 
     def start(self, tasks: Sequence[Task]) -> list[Future[Piece] | Task]:
         self.wake()

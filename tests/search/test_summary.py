@@ -70,6 +70,19 @@ def test_few_seeds_say_so():
     assert "no other finalist" in said
 
 
+def test_finals_on_other_sets_are_not_called_optimistic():
+    finals = {
+        "best": 1,
+        "seeds": [0, 1, 2],
+        "baselines": ["openclip"],
+        "changes": {"evaluate": ["retrieval:other.tar"]},
+    }
+    plan = plan_of(finals=finals)
+    winner = summarize(plan, played(plan), {}, all_owed(plan), importance=False)["winner"]
+    assert winner["elsewhere"] and "on sets that nothing was picked by" in winner["said"]
+    assert "optimistic" not in winner["said"]
+
+
 def test_a_baseline_may_win():
     winner = finals_of({"fine 1": (0.1, 0.11, 0.12), "openclip": (0.2, 0.21, 0.22)})["winner"]
     assert winner["kind"] == "baseline" and winner["params"] == {"method": "openclip"}
