@@ -34,7 +34,7 @@ def curves(trials: Sequence[Trial], measure: Measure) -> Html | None:
     upright = scale_of([value for one in shown for _, value in one.evaluations], bottom, top, share=measure.share)
     left = room_for([said for _, said in upright.ticks()])
     across = scale_of(steps, left, right)
-    pieces: list[Child] = [y_axis(upright, left, right), x_axis(across, bottom, bottom, "step")]
+    pieces: list[Child] = [y_axis(upright, left, right), x_axis(across, bottom, bottom, "evaluation")]
     best = min((one for one in shown if one.rank is not None), key=lambda one: one.rank or 0, default=None)
     for one in sorted(shown, key=lambda one: (one is best, one.status in WHOLE)):
         way = [(across.at(step), upright.at(value)) for step, value in one.evaluations]

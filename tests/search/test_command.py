@@ -123,3 +123,30 @@ def test_killed_wherever_it_is_it_goes_on_as_if_nothing_had_happened(tmp_path):
 def children_of(pid):
     found = subprocess.run(["ps", "-o", "pid=", "--ppid", str(pid)], capture_output=True, text=True).stdout.split()
     return [int(child) for child in found]
+
+
+@pytest.mark.slow
+def test_the_quick_recipe_is_killed_and_goes_on_to_a_config_that_trains(tmp_path):
+    """As a user has it, on the built-in data, but at half the pixels: 31 trials.  Killed once in each phase."""
+    command = [sys.executable, "-m", "fullbatch", "search", "--recipe", "quick", "--image-size", "16"]
+    command += ["--searches", str(tmp_path), "--quiet"]
+    folder = tmp_path / "quick"
+    for trial in ("choices-004", "grid-001", "fine-002", "finals-003", None):
+        process = subprocess.Popen(command, start_new_session=True)
+        seen = None if trial is None else folder / "trials" / trial / "metrics.jsonl"
+        while process.poll() is None and not (seen is not None and seen.is_file() and seen.stat().st_size):
+            time.sleep(0.05)
+        if trial is not None:
+            assert process.poll() is None, f"{trial} was over before it could be killed"
+            for pid in (process.pid, *children_of(process.pid)):
+                os.kill(pid, signal.SIGKILL)
+        assert process.wait() == (-signal.SIGKILL if trial else 0)
+    summary = summary_of(folder)
+    assert {phase["name"]: len(phase["trials"]) for phase in summary["phases"]} == {
+        "choices": 12, "grid": 4, "fine": 6, "finals": 9,
+    }  # fmt: skip
+    attempts = [trial["attempts"] for phase in summary["phases"] for trial in phase["trials"]]
+    assert sum(attempts) == 31 + 4, "each kill cost one attempt, and no trial was lost or counted twice"
+    assert summary["winner"]["seeds"] == [0, 1, 2] and (folder / "report.html").is_file()
+    trained = ["train", "--config", str(folder / "best.yaml"), "--samples", "1280", "--runs", str(tmp_path)]
+    assert cli.main([*trained, "--name", "won", "--quiet"]) == 0
