@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from fullbatch.finetuning.finetune import finetune
     from fullbatch.run import train
 
-__version__ = "0.5.0"
+__version__ = "0.6.0"
 
 __all__ = [
     "METHODS",
