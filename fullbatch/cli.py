@@ -51,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return _dispatch(arguments)
     except KeyboardInterrupt:
-        print("fullbatch: stopped before the first step.", file=sys.stderr)
+        print(f"fullbatch: stopped at once.{_kept(arguments)}", file=sys.stderr)
         return 130
     except Interrupted as stopped:
         print(f"fullbatch: {stopped}", file=sys.stderr)
@@ -73,6 +73,13 @@ def _advice(error: Exception) -> str:
     if isinstance(error, OSError) and error.filename and error.strerror:
         return f"{os.fsdecode(error.filename)}: {error.strerror}."
     return str(error)
+
+
+def _kept(arguments: Sequence[str]) -> str:
+    """Ctrl-C before a run can save, or the second one."""
+    if not arguments or arguments[0] not in ("train", "finetune", "compare", "search"):
+        return ""
+    return f" What was saved before is kept: go on with `fullbatch {arguments[0]} --resume FOLDER`, if it had begun."
 
 
 def run() -> None:

@@ -1,6 +1,7 @@
 """The command line: help, YAML, which setting wins, and what a user's mistake is answered with."""
 
 import dataclasses
+import importlib
 import json
 import os
 import re
@@ -280,7 +281,7 @@ def small(place):
 WORDS = {  # what is typed, and what the one message must say
     "trian": "There is no command 'trian'; did you mean 'train'?",
     "recipes emojy": "There is no recipe 'emojy'; did you mean 'emoji'?",
-    "recipes a b": "usage: fullbatch recipes [NAME]",
+    "recipes a b": "usage: fullbatch recipes [NAME | search NAME]",
     "train --config {place}/absent.yaml": "There is no config file {place}/absent.yaml.",
     "train --config {place}/broken.yaml": "The config file {place}/broken.yaml cannot be read",
     "train --config {place}": "The config file {place} cannot be read: [Errno 21] Is a directory",
@@ -466,6 +467,20 @@ def test_export(run_folder, tmp_path, capsys):
 def test_settings_reach_the_run(run_folder):
     config = from_dict(RunConfig, read_yaml(run_folder / "config.yaml"))
     assert to_dict(config)["objective"]["settings"] == {"rho": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [("search", "go on with `fullbatch search --resume FOLDER`"), ("compare", "compare --resume"), ("report", "")],
+)
+def test_stopped_at_once(command, words, capsys, monkeypatch):
+    def stopped(arguments):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(importlib.import_module(f"fullbatch.commands.{command}"), command, stopped)
+    assert main([command]) == 130
+    told = capsys.readouterr().err
+    assert told.startswith("fullbatch: stopped at once.") and words in told and "first step" not in told
 
 
 def test_out_of_memory_is_answered_with_micro_batches(capsys, monkeypatch, place):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+import shlex
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -12,12 +13,17 @@ import tyro
 from rich.console import Console
 from tyro.conf import arg
 
-from fullbatch.commands.train import train_config
+from fullbatch.commands.train import Command, train_config
 from fullbatch.config.checks import require, require_count, require_positive
+from fullbatch.config.run import RunConfig
+from fullbatch.config.tasks import parse_task
 from fullbatch.config.tree import to_dict
+from fullbatch.config.words import nearest
+from fullbatch.data.builtin import BUILTIN
 from fullbatch.recipes import search_recipe
 
 DEFAULT = "quick"
+LEAST_LOST_AFTER = 30.0  # a machine that is busy, or a disk that hangs, is silent for longer than one thinks
 
 
 @dataclass(frozen=True)
@@ -25,7 +31,8 @@ class Search:
     """Find the method, the optimizer and the settings for your data: Bayesian search, a grid, a finer search, and
     finals over seeds, on Optuna.
 
-    Every flag of `fullbatch train` that is not named here applies to all trials: --data, --model, --batch-size, ...
+    Every flag of `fullbatch train` that is not named here is part of the config that all trials start from: --data,
+    --model, --batch-size, ...
     """
 
     recipe: Annotated[str | None, arg(help="a search recipe; see `fullbatch recipes`")] = None
@@ -58,7 +65,7 @@ class Search:
     def check(self) -> None:
         """Not at once: tyro would make a box of an error."""
         require_count(self, "jobs", 1)
-        require_positive(self, "lost_after")
+        require(self.lost_after >= LEAST_LOST_AFTER, self, "lost_after", f"be at least {LEAST_LOST_AFTER:g} seconds")
         if self.stop_after is not None:
             require_positive(self, "stop_after")
         given = [name for name in ("recipe", "plan", "resume") if getattr(self, name) is not None]
@@ -80,25 +87,31 @@ def search(arguments: list[str]) -> int:
 
     plan, folder, storage = _found(options, flags)
     pace = Pace(options.jobs, options.quiet, options.stop_after, options.lost_after)
-    summary = run_search(plan, folder, storage, pace)
     console = Console(highlight=False)
-    print_search(summary, console)
-    if options.page:
-        from fullbatch.report.page import write_page
 
-        write_page([folder], folder / "report.html")
-    console.print(f"\nsearch folder: {folder}", markup=False, soft_wrap=True)
+    def tell(summary: Mapping[str, Any]) -> None:
+        print_search(summary, console)
+        if options.page:
+            from fullbatch.report.page import write_page
+
+            write_page([folder], folder / "report.html")
+        console.print(f"\nsearch folder: {folder}", markup=False, soft_wrap=True)
+
+    summary = run_search(plan, folder, storage, pace, tell)
+    tell(summary)
     if summary["cost"]["trials_done"] < summary["cost"]["trials_owed"]:
-        console.print(f"go on with: fullbatch search --resume {folder}", markup=False, soft_wrap=True)
+        way = f"go on with: fullbatch search --resume {shlex.quote(str(folder))}"
+        console.print(way, markup=False, soft_wrap=True)
     elif summary["winner"] is not None:
-        console.print(f"train it: fullbatch train --config {folder / 'best.yaml'}", markup=False, soft_wrap=True)
+        way = f"train it: fullbatch train --config {shlex.quote(str(folder / 'best.yaml'))}"
+        console.print(way, markup=False, soft_wrap=True)
     return 0
 
 
 def _found(options: Search, flags: Sequence[str]) -> tuple[Any, Path, str]:
     """The plan, its folder here, and where the storage is: begun, gone on with, or joined."""
+    from fullbatch.search.folder import PLAN, plan_to_go_on_with, storage_of
     from fullbatch.search.plan import search_from
-    from fullbatch.search.search import PLAN, storage_of
     from fullbatch.search.storage import open_storage
     from fullbatch.search.study import kept_plan
 
@@ -106,15 +119,13 @@ def _found(options: Search, flags: Sequence[str]) -> tuple[Any, Path, str]:
         _refuse_changes(options, flags, "--resume goes on with the plan in the folder")
         if not (options.resume / PLAN).is_file():
             raise ValueError(f"{options.resume} is not the folder of a search: there is no {PLAN} in it.")
-        from fullbatch.search.plan import read_search
-
-        plan = search_from(read_search(options.resume / PLAN))
-        return plan, options.resume, storage_of(options.resume, options.study)
+        storage = storage_of(options.resume, options.study)
+        return plan_to_go_on_with(options.resume, storage), options.resume, storage
     if options.study is not None and options.plan is None and options.recipe is None:
         _refuse_changes(options, flags, "--study without a plan joins the search there", allowed=("name",))
         plan = kept_plan(open_storage(options.study), options.name)
-        return plan, options.searches / plan.name, options.study
-    plan = search_from(plan_values(options, flags))
+    else:
+        plan = search_from(plan_values(options, flags))
     folder = options.searches / plan.name
     return plan, folder, storage_of(folder, options.study)
 
@@ -124,8 +135,10 @@ def plan_values(options: Search, flags: Sequence[str]) -> dict[str, Any]:
     from fullbatch.search.plan import read_search
 
     file = read_search(options.plan) if options.plan is not None else search_recipe(options.recipe or DEFAULT)
-    recipe = ["--recipe", str(file["recipe"])] if "recipe" in file else []
-    base, _ = train_config([*recipe, *flags], file.get("base") or {})
+    recipe = ["--recipe", str(file["recipe"])] if file.get("recipe") is not None else []
+    base, _ = train_config([*recipe, *flags], file.get("base") or {}, Command("search"))
+    if options.plan is None:
+        _check_measured(base, options.recipe, flags)
     given = {
         name: getattr(options, name) for name in ("name", "methods", "optimizers", "metrics", "pruner", "patience")
     }
@@ -134,6 +147,25 @@ def plan_values(options: Search, flags: Sequence[str]) -> dict[str, Any]:
     }
     named = options.plan.stem if options.plan is not None else options.recipe or DEFAULT
     return {"name": named, **file, "base": to_dict(base), **over}
+
+
+def _check_measured(base: RunConfig, recipe: str | None, flags: Sequence[str]) -> None:
+    """A recipe's tasks go with its data."""
+    given = _names_in(flags)
+    own = [source.path for source in base.data.sources if source.path not in BUILTIN]
+    sources = [getattr(parse_task(task), "source", None) for task in base.evaluation.evaluate or ()]
+    builtin = [source.path for source in sources if source is not None and source.path in BUILTIN]
+    if "data" in given and "evaluate" not in given and own and builtin:
+        opening = (
+            f"The search recipe {recipe!r}"
+            if recipe
+            else f"Without --recipe and --plan the recipe is {DEFAULT!r}, which"
+        )
+        raise ValueError(
+            f"{opening} measures on the built-in {builtin[0]}, and that says nothing about {own[0]}. Say what to "
+            f"measure on, such as --evaluate retrieval:HELD_OUT --metrics mean_r1 (and --image-size, which is "
+            f"{base.data.image_size} there), or bring a plan with --plan; see docs/search.md."
+        )
 
 
 _OWN = {
@@ -147,12 +179,20 @@ _OWN = {
 
 
 def _refuse(flags: Sequence[str]) -> None:
-    for flag in flags:
-        name = flag.split("=", 1)[0].removeprefix("--").replace("-", "_")
-        if flag.startswith("--") and name in _OWN:
-            raise ValueError(f"`fullbatch search` takes no {flag.split('=', 1)[0]}: {_OWN[name]}.")
-        if flag.startswith("--settings."):
-            raise ValueError(f"{flag}: settings are a method's own; give them in a plan, under `space` or `changes`.")
+    known = [*vars(Search()), *(name for group in to_dict(RunConfig()).values() for name in group)]
+    for name in _names_in(flags):
+        shown = f"--{name.replace('_', '-')}"
+        if name in _OWN:
+            raise ValueError(f"`fullbatch search` takes no {shown}: {_OWN[name]}.")
+        if name.startswith("settings."):
+            raise ValueError(f"{shown}: settings are a method's own; give them in a plan, under `space` or `changes`.")
+        if name.removeprefix("no_") not in known:
+            guess = nearest(name, known).replace("_", "-")
+            raise ValueError(f"`fullbatch search` has no {shown}{guess} `fullbatch search --help` shows its flags.")
+
+
+def _names_in(flags: Sequence[str]) -> list[str]:
+    return [flag.split("=", 1)[0][2:].replace("-", "_") for flag in flags if flag.startswith("--")]
 
 
 def _refuse_changes(options: Search, flags: Sequence[str], why: str, allowed: Sequence[str] = ()) -> None:

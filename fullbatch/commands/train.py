@@ -65,7 +65,7 @@ def train_config(
         values = layered(values, to_dict(Folder(Path(chosen.resume)).read_config()))
     axes = {axis: None if value == "None" else value for axis in AXES if (value := getattr(chosen, axis)) is not None}
     lengths = {name: getattr(chosen, name) for names in RIVALS for name in names}
-    over = {"objective": axes, "training": lengths, "schedule": lengths, "recovery": lengths}
+    over = {"objective": axes, "training": lengths, "schedule": lengths, "recovery": lengths, "evaluation": lengths}
     values = giving_way(values, over)
     base = from_dict(RunConfig, merged(values, {"objective": axes}) if axes else values)
     config = config_from_flags(

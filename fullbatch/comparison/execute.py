@@ -8,22 +8,24 @@ import json
 import resource
 import shutil
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TextIO
 
 import torch
 
 from fullbatch.config.run import RunConfig
 from fullbatch.run import train
 from fullbatch.training import checkpoint
-from fullbatch.training.interruption import Interrupted
+from fullbatch.training.interruption import Abandoned, Interrupted
 from fullbatch.training.run_folder import Folder, replace_text
 
 Status = Literal["done", "failed", "open"]
 OUTCOME, _LOCK = "outcome.json", ".lock"
+_LOOK_EVERY = 0.1  # seconds between looks whether the folder is free
 
 
 @dataclass(frozen=True)
@@ -87,12 +89,12 @@ def throw_away(run: Path) -> None:
         clear(run)
 
 
-def clear(run: Path) -> None:
-    """All but the lock, which is the caller's."""
+def clear(run: Path, but: Collection[str] = ()) -> None:
+    """All but the lock, which is the caller's, and the files of these names."""
     for path in run.iterdir():
         if path.is_dir():
             shutil.rmtree(path)
-        elif path.name != _LOCK:
+        elif path.name != _LOCK and path.name not in but:
             path.unlink()
 
 
@@ -106,12 +108,26 @@ def place_to_go_on(folder: Folder) -> Path | None:
 
 
 @contextmanager
-def alone_in(run: Path) -> Iterator[None]:
-    """Wait until no other process is at work in the folder: one that lost its parent may still be saving."""
+def alone_in(run: Path, given_up: Callable[[], bool] = lambda: False) -> Iterator[None]:
+    """Wait until no other process is at work in the folder: one that lost its parent may still be saving.
+
+    ``given_up`` is asked while it waits, for the other may never end; then ``Abandoned`` is raised.
+    """
     run.mkdir(parents=True, exist_ok=True)
     with (run / _LOCK).open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        while not _locked(lock):
+            if given_up():
+                raise Abandoned(f"Another process is still at work in {run}.")
+            time.sleep(_LOOK_EVERY)
         yield
+
+
+def _locked(lock: TextIO) -> bool:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 # ---------------------------------------------------------------------------------------------------------------------

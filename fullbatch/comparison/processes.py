@@ -9,6 +9,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -114,6 +115,8 @@ def _listen(connection: Connection, heard: Callable[[Any], None]) -> None:
 def write_to(path: Path) -> None:
     """What this process says on the terminal goes to a file."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    sys.stdout.flush()
+    sys.stderr.flush()
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
     os.dup2(file, 1)
     os.dup2(file, 2)
@@ -121,9 +124,14 @@ def write_to(path: Path) -> None:
 
 
 def last_words(output: Path) -> str:
-    """What a process that failed said at the end."""
+    """What a process that failed said at the end, to be put behind a sentence."""
+    said = last_line(output)
+    return f" ({said})" if said else ""
+
+
+def last_line(output: Path) -> str:
     lines: list[str] = []
     with suppress(OSError):
         lines = output.read_text(encoding="utf-8", errors="replace").split("\n")
     said = [line.strip() for line in lines if line.strip()]
-    return f" ({said[-1][:300]})" if said else ""
+    return said[-1][:300] if said else ""

@@ -15,6 +15,7 @@ RIVALS = (
     ("warmup_steps", "warmup_epochs", "warmup_share"),
     ("cooldown_steps", "cooldown_epochs"),
     ("recovery_epochs", "recovery_steps"),
+    ("evaluate_every", "evaluations"),
 )
 
 

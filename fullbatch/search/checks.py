@@ -18,8 +18,10 @@ from fullbatch.config.training import Evaluation
 from fullbatch.data.loader import open_pool
 from fullbatch.evaluation.tasks import check_captions_unneeded, check_tasks, tasks_of
 from fullbatch.models.build import build_model
+from fullbatch.search.phases import phases_of
 from fullbatch.search.plan import PRUNED, SearchPlan
-from fullbatch.search.slots import PHASES, PhaseName
+from fullbatch.search.plan_parts import CHOSEN
+from fullbatch.search.slots import PhaseName
 from fullbatch.search.space import Dimension
 from fullbatch.training.stages import Stages
 
@@ -38,7 +40,7 @@ class Checked:
 
 def check_search(plan: SearchPlan) -> Checked:
     """Does every phase have data, tasks, a model, a device, metrics and enough steps, at every end of the space?"""
-    phases = [name for name in PHASES if getattr(plan, name) is not None]
+    phases = phases_of(plan)
     check_metrics(plan, phases)
     runs = _Runs({}, set(), set())
     steps: dict[PhaseName, int] = {}
@@ -117,10 +119,12 @@ def tried(plan: SearchPlan, phase: PhaseName) -> Iterator[dict[str, Any]]:
 def _reaching(plan: SearchPlan, phase: PhaseName, method: str, optimizer: str) -> dict[str, Dimension]:
     """Dimensions whose values a trial of the phase may have: what was chosen before comes along."""
     found: dict[str, Dimension] = {}
-    for name in PHASES[: PHASES.index(phase) + 1]:
-        if getattr(plan, name) is not None:
-            found |= plan.dimensions(name, method, optimizer)
-    return found
+    for name in phases_of(plan):
+        found |= plan.dimensions(name, method, optimizer)
+        if name == phase:
+            break
+    kept = plan.carried(phase, {"method": method, "optimizer": optimizer, **found})
+    return {key: dimension for key, dimension in found.items() if key in kept}
 
 
 def _outer(dimension: Dimension) -> Sequence[Any]:
@@ -128,7 +132,7 @@ def _outer(dimension: Dimension) -> Sequence[Any]:
 
 
 def _words(phase: PhaseName, params: Mapping[str, Any]) -> str:
-    settings = "".join(f", {name} = {value}" for name, value in params.items() if name not in ("method", "optimizer"))
+    settings = "".join(f", {name} = {value}" for name, value in params.items() if name not in CHOSEN)
     who = f"{params['method']} with {params['optimizer']}" if "optimizer" in params else f"baseline {params['method']}"
     return f"The phase {phase!r}, {who}{settings}"
 

@@ -55,7 +55,7 @@ class Claim:
         choose   suggests by the trial, and returns the parameters as they are to be shown
         """
         try:
-            params = dict(choose(self.trial))
+            params = patiently(lambda: dict(choose(self.trial)))
         except RuntimeError:
             if not self._is_finished():
                 raise

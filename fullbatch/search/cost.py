@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from typing import Any
 
 from fullbatch.search.plan import SearchPlan
@@ -13,13 +14,11 @@ Phases = Mapping[PhaseName, Sequence[Ended]]
 
 
 def cost_of(
-    plan: SearchPlan,
-    ended: Phases,
-    running: Mapping[PhaseName, int],
-    owed: Mapping[PhaseName, int],
+    plan: SearchPlan, ended: Phases, running: int, owed: Mapping[PhaseName, int], jobs: int = 1
 ) -> dict[str, Any]:
+    """``running``: trials under way, anywhere.  ``jobs``: so many at a time on this machine."""
     every = [one for ones in ended.values() for one in ones]
-    workers = max(1, sum(running.values()))
+    workers = max(1, jobs, running)
     return {
         "seconds": sum(one.seconds for one in every),
         "device_hours": sum(one.device_hours for one in every),
@@ -36,10 +35,11 @@ def _left(plan: SearchPlan, ended: Phases, owed: Mapping[PhaseName, int], worker
     left, before = 0.0, None
     for name in (name for name in PHASES if name in owed):
         length = _length(plan, name)
-        times = [one.seconds for one in ended.get(name, ()) if one.status != "failed"]
+        times = [_took(one) for one in ended.get(name, ()) if one.status != "failed" and not one.repeated]
+        rest = max(0, owed[name] - len(ended.get(name, ())))
         if times:
             mean = statistics.fmean(times)
-        elif owed[name] <= len(ended.get(name, ())):
+        elif not rest:
             mean = 0.0
         elif before is None or length is None or before[0][0] != length[0]:
             return None
@@ -47,8 +47,17 @@ def _left(plan: SearchPlan, ended: Phases, owed: Mapping[PhaseName, int], worker
             mean = before[1] * length[1] / before[0][1]
         if length is not None and mean > 0.0:
             before = (length, mean)
-        left += mean * max(0, owed[name] - len(ended.get(name, ()))) / workers
+        if rest:
+            left += mean * max(1.0, rest / workers)  # a single one is not done sooner by many
     return left
+
+
+def _took(one: Ended) -> float:
+    """By the clock: the model is built and measured, too.  One that was taken up again has trained before."""
+    if not one.started or not one.ended:
+        return one.seconds
+    clock = datetime.fromisoformat(one.ended) - datetime.fromisoformat(one.started)
+    return max(one.seconds, clock.total_seconds())
 
 
 def _length(plan: SearchPlan, phase: PhaseName) -> tuple[str, float] | None:

@@ -64,9 +64,13 @@ class _Said:
 
 @dataclass(frozen=True)
 class _Wrong:
-    """A mistake of the user's that only a worker could find."""
+    """A mistake of the user's that only a worker could find, or something that is not there for it."""
 
     message: str
+
+
+class WorkersDie(ValueError):
+    """One after another, of a mistake of ours or of the machine's."""
 
 
 @dataclass
@@ -87,8 +91,9 @@ class Crew:
     def work(self, work: Work, arguments: Any) -> None:
         """``work(desk, arguments)`` in each of them, until all have returned; both must be such as can be pickled.
 
-        After a signal those under way are saved, and Interrupted is raised.  A ValueError in a worker is raised here; a
-        worker that ends otherwise, by a signal or by an error, is replaced as long as one of them has something to say.
+        After a signal those under way are saved, and Interrupted is raised.  A ValueError or OSError in a worker is
+        raised here, as a ValueError; a worker that ends otherwise before its work has, by a signal of its own or by an
+        error, is replaced as long as one of them has something to say.
         """
         stopping = False
         with Interruption() as interruption:
@@ -98,8 +103,8 @@ class Crew:
                     if interruption.signal is not None and not stopping:
                         stopping = True
                         signal_all(self._members, signal.SIGTERM)
-                    dead = self._listen(stopping)
-                    if not stopping:
+                    dead = self._listen(interruption)
+                    if interruption.signal is None:
                         self._hire(work, arguments, dead)
                     self.tick()
             except KeyboardInterrupt:  # the second: at once, without saving
@@ -116,7 +121,7 @@ class Crew:
             place = free_place(self._members)
             self._members.append(hire(_work, (place, self.output, work, arguments), place, self.jobs))
 
-    def _listen(self, stopping: bool) -> int:
+    def _listen(self, interruption: Interruption) -> int:
         """How many have died, and should be replaced."""
         dead = 0
         ready = wait([member.connection for member in self._members], timeout=TICK)
@@ -129,20 +134,21 @@ class Crew:
                     case _Wrong(message):
                         raise ValueError(message)
             except (EOFError, OSError):
-                dead += self._see_off(member, stopping)
+                dead += self._see_off(member, interruption)
         return dead
 
-    def _see_off(self, member: Member, stopping: bool) -> bool:
+    def _see_off(self, member: Member, interruption: Interruption) -> bool:
         """Whether another is to take its place: not of one that has ended in peace."""
         member.process.join()
         member.connection.close()
         self._members.remove(member)
-        if stopping or member.process.exitcode == 0:
+        if interruption.signal is not None or member.process.exitcode == 0:
             return False
         self._silent_deaths += 1
         if self._silent_deaths >= DEATHS * self.jobs:
             said = last_words(self.output) if self.output is not None else ""
-            raise RuntimeError(f"The workers of the search die one after another, the last {member.ended_how()}{said}.")
+            where = f" What they said is in {self.output}." if self.output is not None else ""
+            raise WorkersDie(f"The workers die one after another, the last {member.ended_how()}{said}.{where}")
         return True
 
 
@@ -155,7 +161,11 @@ def _work(connection: Connection, place: int, output: Path | None, work: Work, a
             work(Desk(place, connection, interruption), arguments)
         except Interrupted as stopped:
             print(f"fullbatch: {stopped}", flush=True)
-        except ValueError as error:
+            sys.exit(stopped.exit_code)
+        except (ValueError, OSError) as error:
             traceback.print_exc()
-            connection.send(_Wrong(str(error)))
+            with suppress(OSError):  # the parent is gone
+                connection.send(_Wrong(str(error)))
             sys.exit(1)
+        if interruption.signal is not None:  # there may be more to do
+            sys.exit(128 + interruption.signal)

@@ -102,7 +102,8 @@ class Ledger:
     pruner       Optuna's; None: none
     worker       this process
     lost_after   seconds without a sign of life after which a worker counts as dead
-    beat_every   seconds between signs of life; a small part of ``lost_after``
+    beat_every   seconds between signs of life, a small part of ``lost_after``; None: a sixth, at most BEAT_EVERY
+    last_words   what those who tried a slot said at the end, if it can be seen from here; else ""
     gone, clock  how processes and time are seen; tests have their own
     """
 
@@ -113,7 +114,8 @@ class Ledger:
     worker: Identity = field(default_factory=this_process)
     lost_after: float = LOST_AFTER
     pruner: BasePruner | None = None
-    beat_every: float = BEAT_EVERY
+    beat_every: float | None = None
+    last_words: Callable[[Slot], str] = lambda slot: ""
     gone: Callable[[Identity], bool] = is_gone
     clock: Callable[[], float] = time.monotonic
 
@@ -214,15 +216,18 @@ class Ledger:
         slot = self._by_number.get(trial.user_attrs.get(SLOT, -1))
         found = self._standings(self._trials())[slot.number] if slot is not None else None
         if slot is not None and isinstance(found, Held) and found.trial.number == trial.number:
-            return Claim(self, trial, slot, found.attempt, self.beat_every)
+            every = min(BEAT_EVERY, self.lost_after / 6) if self.beat_every is None else self.beat_every
+            return Claim(self, trial, slot, found.attempt, every)
         with suppress(RuntimeError, ValueError):
-            trial.set_user_attr(SUPERSEDED, True)
-            self.study.tell(trial, state=TrialState.FAIL)
+            patiently(lambda: trial.set_user_attr(SUPERSEDED, True))
+            patiently(lambda: self.study.tell(trial, state=TrialState.FAIL))
         return None
 
     def _give_up(self, slot: Slot, owed: Owed) -> None:
         last = counted(self._trials())[slot.number, owed.attempt - 1]
-        why = f"its process died {DEATHS} times (out of memory? see the end of its output)"
+        said = self.last_words(slot)
+        where = f"its output ends with: {said}" if said else "see the end of its output"
+        why = f"its process died {DEATHS} times (out of memory? {where})"
         self.record(slot, owed.attempt - 1, last.number, Outcome("failed", error=why))
 
     def record(self, slot: Slot, attempt: int, number: int, outcome: Outcome) -> None:

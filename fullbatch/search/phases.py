@@ -14,15 +14,18 @@ from typing_extensions import assert_never
 
 from fullbatch.search.plan import SearchPlan
 from fullbatch.search.plan_parts import CHOSEN
-from fullbatch.search.ranking import ranked
-from fullbatch.search.slots import PHASES, Ended, PhaseName, Slot
+from fullbatch.search.ranking import last_won
+from fullbatch.search.slots import Ended, PhaseName, Slot
 
 Before = Mapping[PhaseName, Sequence[Ended]]
 
 
+class NoWinner(ValueError):
+    """A phase has nothing to start from."""
+
+
 def phases_of(plan: SearchPlan) -> tuple[PhaseName, ...]:
-    """Those that the plan has, in their order."""
-    return tuple(name for name in PHASES if getattr(plan, name) is not None)
+    return tuple(name for name, _ in plan.phases())
 
 
 def slots_of(phase: PhaseName, plan: SearchPlan, before: Before) -> list[Slot]:
@@ -30,7 +33,7 @@ def slots_of(phase: PhaseName, plan: SearchPlan, before: Before) -> list[Slot]:
         case "choices":
             return _choices(plan)
         case "grid":
-            return _grid(plan, before["choices"])
+            return _grid(plan, before)
         case "fine":
             return _fine(plan, before)
         case "finals":
@@ -99,48 +102,48 @@ def _covering(methods: Sequence[str], optimizers: Sequence[str]) -> list[tuple[s
     return list(dict.fromkeys([*turns, *product(methods, optimizers)]))
 
 
-def _grid(plan: SearchPlan, tried: Sequence[Ended]) -> list[Slot]:
+def _grid(plan: SearchPlan, before: Before) -> list[Slot]:
     assert plan.grid is not None
-    order = _ranked_or_refused(plan, tried, "choices")
+    _, order = _won(plan, before, "grid")
     methods = _first(order, "method", plan.grid.methods)
     optimizers = _first(order, "optimizer", plan.grid.optimizers)
-    pairs = product(methods, optimizers)
-    return [Slot(number, _inherited(plan, order, *pair)) for number, pair in enumerate(pairs)]
+    found = [plan.carried("grid", _inherited(plan, order, *pair)) for pair in product(methods, optimizers)]
+    return [Slot(number, params) for number, params in enumerate(found)]
 
 
 def _fine(plan: SearchPlan, before: Before) -> list[Slot]:
-    """Around the winner so far, which is the first to be tried."""
+    """Around the winner so far, which is the first to be tried; what is not searched here all have from it."""
     assert plan.fine is not None
-    last = _last(before, ("grid", "choices"))
-    winner = _ranked_or_refused(plan, before[last], last)[0]
-    chosen = {name: winner.params[name] for name in CHOSEN}
-    start = {**plan.values_at("fine", winner.params), **winner.params}
-    return [Slot(number, start if number == 0 else chosen) for number in range(plan.fine.trials)]
+    winner = _won(plan, before, "fine")[1][0]
+    params = plan.carried("fine", winner.params)
+    searched = plan.dimensions("fine", params["method"], params["optimizer"])
+    kept = {key: value for key, value in params.items() if key not in searched}
+    start = {**plan.values_at("fine", params), **params}
+    return [Slot(number, start if number == 0 else kept) for number in range(plan.fine.trials)]
 
 
 def _finals(plan: SearchPlan, before: Before) -> list[Slot]:
     """Seed by seed, so that every finalist has one before any has two."""
     assert plan.finals is not None
-    last = _last(before, ("fine", "grid", "choices"))
-    order = _ranked_or_refused(plan, before[last], last)
-    rows = [(f"{last} {one.slot.number}", one.params) for one in _different(order, plan.finals.best)]
-    rows += [(name, {"method": name}) for name in plan.finals.baselines]
+    last, order = _won(plan, before, "finals")
+    carried = [(f"{last} {one.slot.number}", plan.carried("finals", one.params)) for one in order]
+    rows = _different(carried, plan.finals.best) + [(name, {"method": name}) for name in plan.finals.baselines]
     pairs = product(plan.finals.seeds, rows)
     return [Slot(number, params, seed, label) for number, (seed, (label, params)) in enumerate(pairs)]
 
 
-def _last(before: Before, phases: Sequence[PhaseName]) -> PhaseName:
-    return next(name for name in phases if before.get(name))
-
-
-def _ranked_or_refused(plan: SearchPlan, ended: Sequence[Ended], phase: PhaseName) -> list[Ended]:
-    order = ranked(ended, plan.maximise)
-    if not order:
+def _won(plan: SearchPlan, before: Before, phase: PhaseName) -> tuple[PhaseName, list[Ended]]:
+    """What the phase starts from."""
+    found = last_won(before, plan.maximise, phase)
+    if found is None:
+        ended = [one for ones in before.values() for one in ones]
         said = next((f": {one.error}" for one in ended if one.error), ".")
-        raise ValueError(
-            f"All {len(ended)} trials of the phase {phase!r} failed, so there is no winner to go on with{said}"
+        named = ", ".join(map(repr, before))
+        raise NoWinner(
+            f"All {len(ended)} trials of the phase {named} failed or diverged, so there is no winner to go on "
+            f"with{said}"
         )
-    return order
+    return found
 
 
 def _first(order: Sequence[Ended], name: str, count: int) -> list[str]:
@@ -148,12 +151,12 @@ def _first(order: Sequence[Ended], name: str, count: int) -> list[str]:
     return list(dict.fromkeys(str(one.params[name]) for one in order))[:count]
 
 
-def _different(order: Sequence[Ended], count: int) -> list[Ended]:
+def _different(rows: Sequence[tuple[str, dict[str, Any]]], count: int) -> list[tuple[str, dict[str, Any]]]:
     """The best few, each with params of its own: a winner twice among the finalists would be compared with itself."""
-    found: list[Ended] = []
-    for one in order:
-        if all(one.params != other.params for other in found):
-            found.append(one)
+    found: list[tuple[str, dict[str, Any]]] = []
+    for label, params in rows:
+        if all(params != other for _, other in found):
+            found.append((label, params))
     return found[:count]
 
 

@@ -6,6 +6,7 @@ A plan is a YAML file, a frozen tree, and JSON in the study's storage, so that o
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -13,7 +14,6 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from fullbatch.comparison.plan import is_plain_name
 from fullbatch.config.checks import require, require_choice, require_count
 from fullbatch.config.layers import layered
 from fullbatch.config.method import Method
@@ -24,10 +24,10 @@ from fullbatch.config.tree import from_dict, merged, read_yaml
 from fullbatch.config.words import listed, nearest
 from fullbatch.evaluation.tasks import tasks_of
 from fullbatch.search.objective import Metric, parse_metrics
-from fullbatch.search.plan_parts import CHOSEN, Choices, Fine, Phase, all_different
+from fullbatch.search.plan_parts import CHOSEN, Choices, Fine, Phase, Take, all_different
 from fullbatch.search.plan_parts import Finals as Finals
 from fullbatch.search.plan_parts import Grid as Grid
-from fullbatch.search.slots import PhaseName
+from fullbatch.search.slots import PHASES, PhaseName
 from fullbatch.search.space import (
     Choice,
     Dimension,
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from optuna.trial import BaseTrial
 
 Pruner = Literal["asha", "hyperband", "median", "none"]
-Take = Literal["best", "last"]
+_NAME = re.compile(r"\w([\w .+=@,-]*[\w+=@-])?")
 PRUNED: tuple[PhaseName, ...] = ("choices", "fine")  # a grid and finals compare whole runs
 
 
@@ -93,7 +93,8 @@ class SearchPlan:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        require(is_plain_name(self.name), self, "name", "be a plain folder name")
+        named = isinstance(self.name, str) and _NAME.fullmatch(self.name) is not None
+        require(named, self, "name", "be a plain folder name of letters, digits, spaces and . _ + = @ , -")
         for names in ("metrics", "methods", "optimizers"):
             require(bool(getattr(self, names)), self, names, "name at least one")
             require(all_different(getattr(self, names)), self, names, "all be different")
@@ -119,6 +120,13 @@ class SearchPlan:
     @property
     def candidates(self) -> Iterator[tuple[str, str]]:
         return product(self.methods, self.optimizers)
+
+    def phases(self) -> Iterator[tuple[PhaseName, Phase]]:
+        """Those that the plan has, in their order."""
+        for name in PHASES:
+            phase: Phase | None = getattr(self, name)
+            if phase is not None:
+                yield name, phase
 
     def phase(self, name: PhaseName) -> Phase:
         phase: Phase | None = getattr(self, name)
@@ -161,6 +169,18 @@ class SearchPlan:
     def params_of(self, params: Mapping[str, Any]) -> dict[str, Any]:
         """Params by their plain names: "lr" for "sgd.lr"."""
         return {key if key in CHOSEN else place_of(key, "params").plain: value for key, value in params.items()}
+
+    def carried(self, phase: PhaseName, params: Mapping[str, Any]) -> dict[str, Any]:
+        """Of a candidate's params what a trial of the phase has as well: not what the phase's changes settle, nor what
+        says in another unit what they settle or what the phase searches."""
+        method, optimizer = params["method"], params["optimizer"]
+        settled = resolved(self.phase(phase).changes, f"{phase}.changes", method, self._built(method), optimizer)
+        searched = [place_of(key, "space") for key in self.dimensions(phase, method, optimizer)]
+        gone = {place.plain for place in settled} | {rival for place in (*settled, *searched) for rival in place.rivals}
+        gone -= {place.plain for place in searched}
+        return {
+            key: value for key, value in params.items() if key in CHOSEN or place_of(key, "params").plain not in gone
+        }
 
     def values_at(self, phase: PhaseName, params: Mapping[str, Any]) -> dict[str, Any]:
         """What a run with these params has on the phase's dimensions, by Optuna's names, where it lies in the range."""
@@ -240,26 +260,19 @@ class SearchPlan:
         if self.finals is not None:
             usual = from_dict(RunConfig, self.base).optimizer.optimizer
             extra = [(method, self._built(method), usual) for method in self.finals.baselines]
-        for name, phase in self._phases():
+        for name, phase in self.phases():
             known_to_one(phase.changes, f"{name}.changes", [*pairs, *extra] if name == "finals" else pairs)
         for who in pairs:
             resolved(self.space, "space", *who)
             resolved(self.defaults, "defaults", *who)
-            for name, phase in self._phases():
+            for name, phase in self.phases():
                 resolved(phase.changes, f"{name}.changes", *who)
-
-    def _phases(self) -> Iterator[tuple[PhaseName, Phase]]:
-        names: tuple[PhaseName, ...] = ("choices", "grid", "fine", "finals")
-        for name in names:
-            phase = getattr(self, name)
-            if phase is not None:
-                yield name, phase
 
     def _check_over(self) -> None:
         """`over` names dimensions, and there is something to choose for whoever may win."""
         places = [searched_place(key) for key in self.space]
         known = dict.fromkeys(name for place in places for name in (place.key, place.plain))
-        for name, phase in self._phases():
+        for name, phase in self.phases():
             if not isinstance(phase, Choices | Fine):
                 continue
             allowed = (*CHOSEN, *known) if name == "choices" else tuple(known)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from fullbatch.config.checks import is_whole, require, require_choice, require_count
 from fullbatch.config.methods import named_method
 
 CHOSEN = ("method", "optimizer")
+Take = Literal["best", "last"]  # which evaluation's values are a trial's
 
 
 def all_different(values: Sequence[Any]) -> bool:

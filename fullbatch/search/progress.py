@@ -44,12 +44,11 @@ class SearchDisplay:
         self._told = {(phase["name"], trial["slot"]) for phase in summary["phases"] for trial in phase["trials"]}
         self._begun = {phase["name"] for phase in summary["phases"] if phase["trials"]}
 
-    def show(self, summary: Mapping[str, Any], workers: int | None = None) -> None:
-        """``workers`` of this process; None: as many as there are trials under way."""
+    def show(self, summary: Mapping[str, Any]) -> None:
         for phase in summary["phases"]:
             self._tell(phase, summary)
         if self._live is not None:
-            self._live.update(live_view(summary, workers), refresh=True)
+            self._live.update(live_view(summary), refresh=True)
 
     def _tell(self, phase: Mapping[str, Any], summary: Mapping[str, Any]) -> None:
         name, trials = phase["name"], phase["trials"]
@@ -61,7 +60,8 @@ class SearchDisplay:
         for trial in sorted(new, key=lambda trial: (trial["ended"], trial["slot"])):
             self._told.add((name, trial["slot"]))
             told = sum(phase_name == name for phase_name, _ in self._told)
-            self._say(f"{trial_line(name, trial, summary['metrics'])}  [{told} of {phase['owed']}]")
+            cost = "" if self._live is not None else f", {cost_and_left(summary['cost'])}"
+            self._say(f"{trial_line(name, trial, summary['metrics'])}  [{told} of {phase['owed']}]{cost}")
         if new and len(trials) >= phase["owed"]:
             best = best_line(phase, summary["metrics"])
             self._say(f"{name}: ended{f'; {best}' if best else ''}")
@@ -94,7 +94,7 @@ def trial_line(phase: str, trial: Mapping[str, Any], metrics: Sequence[Mapping[s
 def best_line(phase: Mapping[str, Any], metrics: Sequence[Mapping[str, Any]]) -> str:
     """Of finals none: a single seed is not what they are about."""
     best = next((trial for trial in phase["trials"] if trial["rank"] == 1), None)
-    if best is None or best["values"] is None or phase["name"] == "finals":
+    if best is None or best["values"] is None or best["status"] == "diverged" or phase["name"] == "finals":
         return ""
     return f"best {best['label']} with {_values(best['values'], metrics)}"
 
@@ -133,7 +133,7 @@ def duration(seconds: float) -> str:
 # the live lines
 
 
-def live_view(summary: Mapping[str, Any], workers: int | None = None) -> Group:
+def live_view(summary: Mapping[str, Any]) -> Group:
     """A bar a phase, the trials under way, and what it cost."""
     bars = Table.grid(padding=(0, 2))
     lines: list[Text] = []
@@ -148,15 +148,15 @@ def live_view(summary: Mapping[str, Any], workers: int | None = None) -> Group:
             lines.append(Text(f"  {phase['name']} {one['slot']}: {one['label']}, {one['worker']}", style="dim"))
         if len(running) > MOST_RUNNING:
             lines.append(Text(f"  and {len(running) - MOST_RUNNING} more", style="dim"))
-    return Group(bars, *lines, Text(cost_and_left(summary["cost"], workers)))
+    return Group(bars, *lines, Text(cost_and_left(summary["cost"])))
 
 
-def cost_and_left(cost: Mapping[str, Any], workers: int | None = None) -> str:
+def cost_and_left(cost: Mapping[str, Any]) -> str:
     left = cost["left_seconds"]
     if cost["trials_done"] >= cost["trials_owed"]:
         rest = "nothing left"
     elif left is None:
         rest = "time left not known yet"
     else:
-        rest = f"about {duration(left if workers is None else left * cost['workers'] / max(workers, 1))} left"
-    return f"{cost['device_hours']:.3g} device-hours so far, {rest}"
+        rest = f"about {duration(left)} left"
+    return f"{cost['device_hours']:.3g} device-hours, {rest}"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from fullbatch.search.slots import Ended, Status
+from fullbatch.search.slots import PHASES, Ended, PhaseName, Status
 
 # A pruned trial's value is that of a shorter training, and says less.
 _CLASSES: Mapping[Status, int] = {"done": 0, "stopped": 0, "pruned": 1, "diverged": 2}
@@ -24,6 +24,22 @@ def ranked(ended: Sequence[Ended], maximise: Sequence[bool]) -> list[Ended]:
         by_front = sorted(zip(fronts(costs), costs, alike, strict=True), key=lambda row: (row[0], row[1]))
         found += [one for _, _, one in by_front]
     return found
+
+
+def winners(ended: Sequence[Ended], maximise: Sequence[bool]) -> list[Ended]:
+    """Best first, those that may win: what ran away is a result, and nothing to go on with."""
+    return [one for one in ranked(ended, maximise) if one.status != "diverged"]
+
+
+def last_won(
+    ended: Mapping[PhaseName, Sequence[Ended]], maximise: Sequence[bool], until: PhaseName = "finals"
+) -> tuple[PhaseName, list[Ended]] | None:
+    """The last phase before ``until`` in which somebody won, and who, best first: one in which all failed or ran away
+    says nothing against the winners of the phase before it."""
+    for name in reversed(PHASES[: PHASES.index(until)]):
+        if order := winners(ended.get(name, ()), maximise):
+            return name, order
+    return None
 
 
 def costs_of(one: Ended, maximise: Sequence[bool]) -> tuple[float, ...]:

@@ -2,7 +2,8 @@
 
 searches/NAME/
   search.yaml     the plan
-  study.journal   the storage, where no other is named; else storage.txt: which one
+  study.journal   the storage, where --study names no other
+  storage.txt     else: which one
   trials/         an ordinary run folder each, with trial.json (its evaluations, how it ended) and output.txt
   search.json     everything in numbers; rewritten whenever a trial ends
   search.csv      the ranked table
@@ -13,31 +14,37 @@ searches/NAME/
 
 from __future__ import annotations
 
-import re
+import shlex
 import time
-from collections.abc import Mapping, Sequence
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
+
+from optuna.exceptions import StorageInternalError
 
 from fullbatch.comparison.processes import write_to
 from fullbatch.config.tree import write_values
 from fullbatch.search.checks import check_search
-from fullbatch.search.crew import Crew, Desk
+from fullbatch.search.crew import Crew, Desk, WorkersDie
+from fullbatch.search.folder import PLAN, remember
 from fullbatch.search.ledger import LOST_AFTER, Ledger, Running
-from fullbatch.search.phases import owed, phases_of
+from fullbatch.search.phases import NoWinner, owed, phases_of
 from fullbatch.search.plan import SearchPlan
 from fullbatch.search.progress import SearchDisplay
 from fullbatch.search.slots import Ended, PhaseName
-from fullbatch.search.storage import open_storage
+from fullbatch.search.storage import StorageAway, open_storage, without_password
 from fullbatch.search.study import keep_plan, kept_plan
-from fullbatch.search.summary import summarize, write_files
+from fullbatch.search.summary import TRIALS, summarize, write_files
+from fullbatch.search.trial import CannotWork
 from fullbatch.search.worker import InFolder, Phases, Worker
-from fullbatch.training.interruption import Interrupted
+from fullbatch.training.interruption import Abandoned, Interrupted
 from fullbatch.training.run_folder import replace_text
 
-PLAN, JOURNAL, STORAGE, OUTPUT = "search.yaml", "study.journal", "storage.txt", "output.txt"
-HIDDEN = ":***"
+OUTPUT = "output.txt"
 LOOK_EVERY = 2.0  # seconds between looks at the storage
 
 
@@ -55,46 +62,66 @@ class Pace:
     lost_after: float = LOST_AFTER
 
 
-def search(plan: SearchPlan, folder: Path, storage: str, pace: Pace) -> dict[str, Any]:
-    """Begin, join or go on; the summary, as in search.json."""
+def search(
+    plan: SearchPlan,
+    folder: Path,
+    storage: str,
+    pace: Pace,
+    tell: Callable[[Mapping[str, Any]], None] = lambda summary: None,
+) -> dict[str, Any]:
+    """Begin, join or go on; the summary, as in search.json.
+
+    tell   is given the summary where an error ends the search, before it is raised
+    """
     began = time.monotonic()
     opened = open_storage(storage)
     checked = check_search(plan)
-    keep_plan(opened, plan)
+    plan = keep_plan(opened, plan)
     folder.mkdir(parents=True, exist_ok=True)
+    remember(folder, storage)
     replace_text(folder / PLAN, write_values(plan.as_dict()))
-    replace_text(folder / STORAGE, without_password(storage) + "\n")
     until = None if pace.stop_after is None else began + 60.0 * pace.stop_after
     terms = Terms(storage, plan.name, folder, dict(checked.evaluations), pace.lost_after, until)
     board = Board(Phases(opened, plan, checked.evaluations, pace.lost_after), folder, pace)
-    with board.display:
-        board.begin()
-        try:
-            Crew(pace.jobs, tick=board.tick, output=folder / OUTPUT).work(work, terms)
-        except Interrupted as stopped:
-            board.end()
-            raise Interrupted(stopped.exit_code - 128, f"Go on with: fullbatch search --resume {folder}") from None
-        return board.end()
+    with how_to_go_on(folder, storage):
+        stopped: Interrupted | ValueError | None = None
+        with board.display:
+            board.begin()
+            try:
+                Crew(pace.jobs, tick=board.tick, output=folder / OUTPUT).work(work, terms)
+            except (Interrupted, ValueError) as error:
+                stopped = error
+            summary = board.end()
+        if isinstance(stopped, Interrupted):
+            way = f"Go on with: fullbatch search --resume {shlex.quote(str(folder))}"
+            raise Interrupted(stopped.exit_code - 128, way) from None
+        if stopped is not None:
+            tell(summary)
+            raise stopped if board.no_winner is None else _without_winner(board.no_winner, folder)
+        return summary
 
 
-def storage_of(folder: Path, given: str | None) -> str:
-    """The one that was asked for, else the one that the folder was begun with, else its own journal."""
-    if given is not None:
-        return given
-    if not (folder / STORAGE).is_file():
-        return str(folder / JOURNAL)
-    before = (folder / STORAGE).read_text(encoding="utf-8").strip()
-    if HIDDEN in before:
-        raise ValueError(f"{folder} goes on with the storage {before}; give it again, with its password: --study URL.")
-    return before
+def _without_winner(error: NoWinner, folder: Path) -> NoWinner:
+    return NoWinner(
+        f"{str(error).rstrip('.')}. What each of them said is in {folder / TRIALS}/*/{OUTPUT}. They are not tried "
+        "again in this search: mend what is wrong, and begin anew with another --name."
+    )
 
 
-def without_password(storage: str) -> str:
-    """
-    >>> without_password("postgresql://me:secret@host/db"), without_password("sqlite:///a.db")
-    ('postgresql://me:***@host/db', 'sqlite:///a.db')
-    """
-    return re.sub(r"(://[^/@:]*):[^/@]*@", rf"\1{HIDDEN}@", storage)
+@contextmanager
+def how_to_go_on(folder: Path, storage: str) -> Iterator[None]:
+    """What stops a search though nothing is wrong with its plan: the message ends with the way on."""
+    way = f"Once that is mended, go on with: fullbatch search --resume {shlex.quote(str(folder))}"
+    try:
+        yield
+    except BrokenPipeError:  # nobody reads on
+        raise
+    except (StorageAway, StorageInternalError) as error:
+        raise StorageAway(f"{without_password(storage)}: {error} {way}") from error
+    except (CannotWork, WorkersDie) as error:
+        raise type(error)(f"{str(error).rstrip('.')}. {way}") from error
+    except OSError as error:
+        raise OSError(f"{error}. {way}") from error
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -114,15 +141,28 @@ class Terms:
 
 
 def work(desk: Desk, terms: Terms) -> None:
-    opened = open_storage(terms.storage)
-    plan = kept_plan(opened, terms.name)
+    with how_to_go_on(terms.folder, terms.storage):
+        opened = open_storage(terms.storage)
+        plan = kept_plan(opened, terms.name)
+        phases = Phases(opened, plan, terms.evaluations, terms.lost_after, terms.folder)
+        train = InFolder(plan, terms.folder, partial(_in_its_file, desk, terms.folder))
+        Worker(phases, train, lambda: desk.stopping, terms.until).work()
 
-    def begun(trial: Path) -> None:
-        desk.say(trial.name)
-        write_to(trial / OUTPUT)
 
-    phases = Phases(opened, plan, terms.evaluations, terms.lost_after)
-    Worker(phases, InFolder(plan, terms.folder, begun), lambda: desk.stopping, terms.until).work()
+@contextmanager
+def _in_its_file(desk: Desk, search: Path, trial: Path) -> Iterator[None]:
+    """What is said in a trial stands in the trial's folder, also why its process dies; else in the search's."""
+    desk.say(trial.name)
+    write_to(trial / OUTPUT)
+    try:
+        yield
+    except (Abandoned, Interrupted):
+        raise
+    except Exception:
+        traceback.print_exc()
+        raise
+    finally:
+        write_to(search / OUTPUT)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -137,6 +177,7 @@ class Board:
     folder: Path
     pace: Pace
     summary: dict[str, Any] | None = None
+    no_winner: NoWinner | None = None  # why the phases end early
     _ledgers: dict[PhaseName, Ledger] = field(default_factory=dict)
     _count: int = -1  # trials ended, at the last look
     _looked: float = 0.0
@@ -150,11 +191,11 @@ class Board:
 
     def tick(self) -> None:
         if time.monotonic() - self._looked >= LOOK_EVERY:
-            self.display.show(self._look(), self.pace.jobs)
+            self.display.show(self._look())
 
     def end(self) -> dict[str, Any]:
         summary = self._look(importance=True)
-        self.display.show(summary, self.pace.jobs)
+        self.display.show(summary)
         return summary
 
     def _look(self, importance: bool = False) -> dict[str, Any]:
@@ -164,7 +205,11 @@ class Board:
         running: dict[PhaseName, Sequence[Running]] = {}
         for phase in phases_of(plan):
             if phase not in self._ledgers:
-                self._ledgers[phase] = self.phases.ledger(phase, ended)
+                try:
+                    self._ledgers[phase] = self.phases.ledger(phase, ended)
+                except NoWinner as error:
+                    self.no_winner = error
+                    break
             ledger = self._ledgers[phase]
             ended[phase], running[phase] = ledger.ended(), ledger.running()
             if len(ended[phase]) < len(ledger.slots):
@@ -172,7 +217,9 @@ class Board:
         count = sum(map(len, ended.values()))
         known = {phase: len(ledger.slots) for phase, ledger in self._ledgers.items()}
         due = {**owed(plan), **known}
-        self.summary = summarize(plan, ended, running, due, importance=importance, before=self.summary)
+        self.summary = summarize(
+            plan, ended, running, due, importance=importance, before=self.summary, jobs=self.pace.jobs
+        )
         if importance or count != self._count:
             write_files(plan, self.summary, self.folder)
         self._count, self._looked = count, time.monotonic()

@@ -16,6 +16,8 @@ PHASES: tuple[PhaseName, ...] = ("choices", "grid", "fine", "finals")
 # failed    it could not be trained (memory, a setting that does not fit the data); no value
 Status = Literal["done", "stopped", "pruned", "diverged", "failed"]
 
+NOT_TRAINED = "not trained again"  # ends the remark on a slot that has the settings of another
+
 
 @dataclass(frozen=True)
 class Slot:
@@ -51,3 +53,8 @@ class Ended:
     evaluations: tuple[tuple[int, tuple[float, ...]], ...] = ()
     started: str = ""
     ended: str = ""
+
+    @property
+    def repeated(self) -> bool:
+        """Its numbers are another slot's."""
+        return self.error.endswith(NOT_TRAINED)

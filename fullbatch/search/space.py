@@ -238,6 +238,12 @@ class Place:
         """Its name in the space and in Optuna, where one name is one range."""
         return f"{self.scope}.{self.plain}" if self.scope else self.plain
 
+    @property
+    def rivals(self) -> tuple[str, ...]:
+        """Flags that say the same in another unit."""
+        names = next((names for names in RIVALS if self.group and self.name in names), ())
+        return tuple(name for name in names if name != self.name)
+
     def counts(self, method_name: str, method: Method, optimizer: str) -> bool:
         """Whether a run with this method, as it is built, and this optimizer reads it."""
         if self.scope and self.scope not in (method_name, optimizer):

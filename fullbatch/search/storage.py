@@ -8,6 +8,7 @@ order.)  So every transaction on SQLite takes the write lock at its beginning.
 from __future__ import annotations
 
 import logging
+import re
 import time
 from collections.abc import Callable
 from importlib.util import find_spec
@@ -22,7 +23,23 @@ from fullbatch.search.journal import JournalFile
 
 T = TypeVar("T")
 PATIENCE = 60.0  # seconds that a storage may be away
+HIDDEN = ":***"
 _DRIVERS = {"psycopg2": "postgresql+psycopg2", "psycopg": "postgresql+psycopg"}
+
+
+class StorageAway(ConnectionError):
+    """For longer than anyone waits: a server that is down, a disk that is full or gone."""
+
+
+def without_password(storage: str) -> str:
+    """Hidden up to the last @: one in a password should be written %40, but not everybody does.
+
+    >>> without_password("postgresql://me:secret@host/db"), without_password("sqlite:///a.db")
+    ('postgresql://me:***@host/db', 'sqlite:///a.db')
+    >>> without_password("postgresql://me:sec@ret/@host/db"), without_password("postgresql://me@host:5432/db")
+    ('postgresql://me:***@host/db', 'postgresql://me@host:5432/db')
+    """
+    return re.sub(r"(://[^/@:]*):.*@", rf"\1{HIDDEN}@", storage)
 
 
 def open_storage(where: str) -> BaseStorage:
@@ -40,9 +57,11 @@ def patiently(act: Callable[[], T], patience: float = PATIENCE) -> T:
     while True:
         try:
             return act()
-        except (StorageInternalError, OSError):
+        except (StorageInternalError, OSError) as error:
             if time.monotonic() + pause > until:
-                raise
+                cause = error.__cause__
+                said = " ".join(str(getattr(cause, "orig", None) or cause or error).split()).rstrip(".")
+                raise StorageAway(f"The study's storage was away for {patience:.0f} seconds: {said}.") from error
         time.sleep(pause)
         pause = min(2 * pause, 5.0)
 
@@ -69,12 +88,14 @@ def _data_base(url: str) -> BaseStorage:
     from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, SQLAlchemyError
 
     try:
-        shown = make_url(url).render_as_string(hide_password=True)
-        kind = make_url(url).get_backend_name()
+        shown, parts = without_password(url), make_url(url)
+        kind = parts.get_backend_name()
     except (ArgumentError, ValueError) as error:
         raise ValueError(
-            f"{url!r} is not a URL of a data base; one is postgresql://USER:PASSWORD@HOST/NAME."
+            f"{without_password(url)!r} is not a URL of a data base; one is postgresql://USER:PASSWORD@HOST/NAME."
         ) from error
+    if parts.host and "@" in f"{parts.host}{parts.database}":
+        raise ValueError(f"{shown}: in a password write %40 for an @.")
     logging.getLogger("alembic").setLevel(logging.WARNING)
     for wait in (0.05, 0.2, 0.5, 1.0, 2.0, None):
         try:

@@ -1,14 +1,17 @@
 """A search's plan in its storage, so that a worker on another machine needs nothing but the storage's name.
 
-The plan is an attribute of an empty study that has the search's name; the phases are studies of their own beside it.
+The plan is an attribute of a study that has the search's name; the phases are studies of their own beside it.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from typing import Any
 
 import optuna
 from optuna.storages import BaseStorage
+from optuna.trial import TrialState, create_trial
 
 from fullbatch.comparison.checks import first_difference
 from fullbatch.config.words import listed, nearest
@@ -23,19 +26,41 @@ def phase_study(name: str, phase: PhaseName) -> str:
     return f"{name}/{phase}"
 
 
-def keep_plan(storage: BaseStorage, plan: SearchPlan) -> None:
-    """Put it there; one that is there already must be the same, or trials of two searches would be mixed."""
-    ours = json.dumps(plan.as_dict(), sort_keys=True)
+def keep_plan(storage: BaseStorage, plan: SearchPlan) -> SearchPlan:
+    """Put it there; one that is there already must be the same, or trials of two searches would be mixed.  The one that
+    is there: what does not touch the results may differ.
+
+    Of several who bring a plan at once the first counts.  An attribute has the last writer's value, but trials are
+    numbered in the order in which they were made: so each makes one that says its plan, and the lowest number is it.
+    """
     study = patiently(lambda: optuna.create_study(storage=storage, study_name=plan.name, load_if_exists=True))
     if PLAN not in study.user_attrs:
-        patiently(lambda: study.set_user_attr(PLAN, ours))
-    theirs = study.user_attrs[PLAN]
-    if theirs != ours:
-        change = first_difference(json.loads(theirs), json.loads(ours))
+        ours = create_trial(state=TrialState.FAIL, user_attrs={PLAN: json.dumps(plan.as_dict(), sort_keys=True)})
+        patiently(lambda: study.add_trial(ours))
+        brought = [trial for trial in patiently(study.get_trials) if PLAN in trial.user_attrs]
+        first = min(brought, key=lambda trial: trial.number).user_attrs[PLAN]
+        patiently(lambda: study.set_user_attr(PLAN, first))
+    kept = kept_plan(storage, plan.name)
+    if change := difference(kept, plan):
         raise ValueError(
             f"The search {plan.name!r} was begun with another plan ({change}). Go on with `--resume`, or give this one "
             "another --name."
         )
+    return kept
+
+
+def difference(before: SearchPlan, now: SearchPlan) -> str:
+    """The first, in words; "" where the two make the same trials."""
+    return first_difference(_telling(before), _telling(now))
+
+
+def _telling(plan: SearchPlan) -> dict[str, Any]:
+    """The plan without what does not touch the results: how a run is written down, and who loads its data."""
+    values = plan.as_dict()
+    base = {group: fields for group, fields in values["base"].items() if group != "run"}
+    if isinstance(data := base.get("data"), Mapping):
+        base["data"] = {name: value for name, value in data.items() if name != "workers"}
+    return {**values, "base": base}
 
 
 def kept_plan(storage: BaseStorage, name: str | None) -> SearchPlan:

@@ -17,7 +17,8 @@ from fullbatch.config.tree import write_yaml
 from fullbatch.search.cost import cost_of
 from fullbatch.search.importance import importance_of
 from fullbatch.search.plan import SearchPlan
-from fullbatch.search.ranking import fronts, ranked
+from fullbatch.search.plan_parts import CHOSEN
+from fullbatch.search.ranking import fronts, last_won, ranked
 from fullbatch.search.slots import PHASES, Ended, PhaseName, Slot
 from fullbatch.search.space import Choice
 from fullbatch.search.verdict import Finalist, finalists_of, gains, said_of_finals, said_of_one, with_spread
@@ -25,7 +26,6 @@ from fullbatch.training.run_folder import replace_text
 
 SUMMARY, TABLE, BEST = "search.json", "search.csv", "best.yaml"
 TRIALS = "trials"  # the folder of all trials, in the search's
-CHOSEN = ("optimizer", "method")
 
 
 class UnderWay(Protocol):
@@ -53,7 +53,7 @@ def label_of(phase: PhaseName, slot: Slot, params: Mapping[str, Any]) -> str:
     """As tables call it: "radam + sogclr" where these are searched, "fine 17" where they are settled."""
     if slot.label:
         return slot.label
-    chosen = [str(params[name]) for name in CHOSEN if name in params]
+    chosen = [str(params[name]) for name in reversed(CHOSEN) if name in params]
     return " + ".join(chosen) if chosen and phase in ("choices", "grid") else f"{phase} {slot.number}"
 
 
@@ -65,9 +65,11 @@ def summarize(
     *,
     importance: bool = True,
     before: Mapping[str, Any] | None = None,
+    jobs: int = 1,
 ) -> dict[str, Any]:
     """``importance`` takes some seconds where there are hundreds of trials, so a display does without it; from
-    ``before``, an earlier summary, it is taken over for a phase in which nothing has ended since."""
+    ``before``, an earlier summary, it is taken over for a phase in which nothing has ended since.  ``jobs``: trials
+    side by side on this machine."""
     phases = [name for name in PHASES if name in owed]
     finalists = finalists_of(ended.get("finals", ()), plan.finals.baselines if plan.finals else (), plan.measures)
     return {
@@ -90,7 +92,7 @@ def summarize(
         ],
         "winner": _winner(plan, ended, owed, finalists),
         "pareto": _pareto(plan, ended, finalists) if len(plan.metrics) > 1 else [],
-        "cost": cost_of(plan, ended, {name: len(ones) for name, ones in running.items()}, owed),
+        "cost": cost_of(plan, ended, sum(map(len, running.values())), owed, jobs),
     }
 
 
@@ -162,7 +164,7 @@ def log_scaled(plan: SearchPlan) -> list[str]:
 def _plain_params(plan: SearchPlan, params: Mapping[str, Any]) -> dict[str, Any]:
     """By plain names: what was chosen first, then as the plan's space has them."""
     found = plan.params_of(params)
-    order = dict.fromkeys(("method", "optimizer", *plan.params_of(plan.space), *found))
+    order = dict.fromkeys((*CHOSEN, *plan.params_of(plan.space), *found))
     return {name: found[name] for name in order if name in found}
 
 
@@ -179,23 +181,14 @@ def _finite(values: Sequence[float]) -> list[float | None]:
 # the winner
 
 
-def _last(ended: Phases, plan: SearchPlan) -> tuple[PhaseName, list[Ended]] | None:
-    """The last phase before the finals that has a trial with a value, and its trials, best first."""
-    for name in ("fine", "grid", "choices"):
-        order = ranked(ended.get(name, ()), plan.maximise)
-        if order:
-            return name, order
-    return None
-
-
 def _winner(
     plan: SearchPlan, ended: Phases, owed: Mapping[PhaseName, int], finalists: Sequence[Finalist]
 ) -> dict[str, Any] | None:
     final = all(len(ended.get(name, ())) >= count for name, count in owed.items())
-    last = _last(ended, plan)
-    if finalists and finalists[0].values:
+    last = last_won(ended, plan.maximise)
+    tried = len(ranked(ended[last[0]], plan.maximise)) if last else 0
+    if finalists and finalists[0].trained:
         best, others = finalists[0], finalists[1:]
-        tried = len(last[1]) if last else 0
         elsewhere = plan.finals is not None and plan.measures_in("finals") != plan.measures
         phase, slot = best.origin
         spreads = [best.spread(number) for number in range(len(plan.metrics))]
@@ -222,6 +215,9 @@ def _winner(
     assert one.values is not None, "only trials with values are ranked"
     label = label_of(name, one.slot, one.params)
     shown = Finalist(label, "candidate", one.params, {})
+    over = len(ended.get("finals", ())) >= owed.get("finals", 0)
+    why = "all finals failed or diverged" if over else "no final has ended yet"
+    why = "the plan has no finals" if plan.finals is None else why
     return {
         "label": label,
         "name": shown.name,
@@ -235,20 +231,18 @@ def _winner(
         "seeds": [plan.seed if one.slot.seed is None else one.slot.seed],
         "paired": [],
         "final": final,
-        "said": said_of_one(
-            shown.name, plan.measures[0], one.values[0], name, len(order), final, plan.finals is not None
-        ),
+        "said": said_of_one(shown.name, plan.measures[0], one.values[0], name, tried, final, why),
     }
 
 
 def _pareto(plan: SearchPlan, ended: Phases, finalists: Sequence[Finalist]) -> list[dict[str, Any]]:
     """Those that no other beats in every metric: of the finalists by their means, else of the last phase's trials."""
-    known = [one for one in finalists if one.values]
+    known = [one for one in finalists if one.trained]
     if known:
         means = [tuple(one.spread(number).mean for number in range(len(plan.metrics))) for one in known]
         rows = [(one.name, *one.origin, one.params, values) for one, values in zip(known, means, strict=True)]
     else:
-        last = _last(ended, plan)
+        last = last_won(ended, plan.maximise)
         whole = [] if last is None else [one for one in last[1] if one.status in ("done", "stopped")]
         rows = [
             (label_of(last[0], one.slot, one.params), last[0], one.slot.number, one.params, one.values)

@@ -7,10 +7,10 @@ from typing import Any
 
 from rich.console import Console
 
+from fullbatch.search.plan_parts import CHOSEN
 from fullbatch.search.progress import NONE, duration, measured, trial_line
 
 MOST_ROWS = 10  # of a phase; search.csv has all
-_CHOSEN = ("method", "optimizer")
 
 
 def print_search(summary: Mapping[str, Any], console: Console) -> None:
@@ -51,7 +51,7 @@ def _ranked(phase: Mapping[str, Any], metrics: Sequence[Mapping[str, Any]]) -> t
     order = sorted(phase["trials"], key=lambda one: (one["rank"] is None, one["rank"] or 0, one["slot"]))
     names = list(dict.fromkeys(name for one in order for name in one["params"]))
     varied = [name for name in names if len({repr(one["params"].get(name)) for one in order}) > 1]
-    own = [name for name in varied if name not in _CHOSEN]
+    own = [name for name in varied if name not in CHOSEN]
     fixed = [f"{name} {value_said(order[0]['params'].get(name))}" for name in names if name not in varied]
     title = f"{phase['name']}: {len(order)} of {phase['owed']} trials{', all with ' if fixed else ''}{', '.join(fixed)}"
     rows = [["trial", "rank", *heads(metrics), *own, "status", "time"]]

@@ -23,10 +23,15 @@ from fullbatch import distributed
 from fullbatch.assembly import pick_device
 from fullbatch.comparison.checks import first_difference
 from fullbatch.comparison.execute import alone_in, clear, forget_earlier_runs, out_of_memory, place_to_go_on
+from fullbatch.comparison.processes import OUTPUT
 from fullbatch.config.run import RunConfig
 from fullbatch.config.tree import to_dict
+from fullbatch.data.loader import open_pool
+from fullbatch.evaluation.tasks import check_tasks, tasks_of
+from fullbatch.models.build import build_model
 from fullbatch.run import Evaluated, train
 from fullbatch.search.objective import Metric, worst_of
+from fullbatch.search.plan_parts import Take
 from fullbatch.search.slots import Status
 from fullbatch.training import checkpoint
 from fullbatch.training.cost import cost_of
@@ -37,7 +42,12 @@ from fullbatch.training.trainer import Diverged
 log = logging.getLogger("fullbatch")
 
 FILE = "trial.json"
-Take = Literal["best", "last"]
+
+
+class CannotWork(ValueError):
+    """Nothing is wrong with the trial, but this machine cannot train it: a disk is full or gone, there is no GPU."""
+
+
 Verdict = Literal["", "pruned", "stopped"]  # of an evaluation; "": the run goes on
 
 # Told the number of an evaluation, from 1, and its value; whether the trial is to be pruned there.
@@ -79,6 +89,7 @@ def run_trial(
     patience: int | None = None,
     take: Take = "best",
     lost: Callable[[], bool] = lambda: False,
+    stopping: Callable[[], bool] = lambda: False,
 ) -> Score:
     """Train in the folder that ``config`` names, going on where it stands.  On several ranks, all call it.
 
@@ -86,24 +97,29 @@ def run_trial(
     patience   evaluations without a better one after which the run ends; None: it never does for that
     take       which evaluation's values are the trial's
     lost       asked every few steps: whether the trial was given to another process; then ``Abandoned`` is raised
+    stopping   likewise: whether this process was told to stop; of a trial that is over it is not asked any more
 
-    ``Interrupted`` goes through, as does what ``report`` raises: the trial has not ended then.
+    ``Interrupted`` goes through, as does what ``report`` raises: the trial has not ended then.  Nor has it when
+    ``CannotWork`` is raised.
     """
     assert config.run.name, "a trial has a folder of its own"
     config = replace(config, run=replace(config.run, keep=1))
     try:
         device = pick_device(config)
     except ValueError as error:
-        return Score("failed", None, error=str(error))
+        raise CannotWork(str(error)) from None
     with distributed.ranks(device) as world:
         first, folder = world.rank == 0, Folder.of(config)
-        with alone_in(folder.path) if first else nullcontext():
-            trial = _Trial(config, folder, metrics, report, patience, take, lost, first)
+        trial = _Trial(config, folder, metrics, report, patience, take, lost, stopping, first)
+        with alone_in(folder.path, trial.given_up) if first else nullcontext():
             score: Score | None = distributed.from_first_rank(distributed.together(trial.open))
-            trial.check_ours()
+            trial.check_ours(trial.given_up)
             if score is None:
-                score = distributed.from_first_rank(trial.go_on())
-                trial.check_ours()
+                found: Score | CannotWork = distributed.from_first_rank(trial.go_on())
+                trial.check_ours(lost)
+                if isinstance(found, CannotWork):
+                    raise found
+                score = found
             distributed.together(lambda: trial.close(score))
             return score
 
@@ -117,6 +133,7 @@ class _Trial:
     patience: int | None
     take: Take
     lost: Callable[[], bool]
+    stopping: Callable[[], bool]
     first: bool
     looks: list[Look] = field(default_factory=list)
     untold: Exception | None = None  # what the report raised
@@ -147,15 +164,18 @@ class _Trial:
             change = str(error)
         if change:
             log.warning("%s is trained anew: it is of another trial (%s)", self.folder.path, change)
-            clear(self.folder.path)
+            clear(self.folder.path, but=[OUTPUT])  # where this process writes just now
 
-    def check_ours(self) -> None:
-        """Whether it is for us to end the trial, and can be told."""
-        untold, given_away = distributed.any_rank(self.untold is not None, self.lost())
+    def given_up(self) -> bool:
+        return self.lost() or self.stopping()
+
+    def check_ours(self, lost: Callable[[], bool]) -> None:
+        """Whether it is for us to go on with the trial or to end it, and can be told."""
+        untold, given_away = distributed.any_rank(self.untold is not None, lost())
         if untold:
             raise self.untold or Abandoned(f"The first rank could not report on {self.folder.path}.")
         if given_away:
-            raise Abandoned(f"The trial in {self.folder.path} was given to another process.")
+            raise Abandoned(f"The trial in {self.folder.path} is left to another process.")
 
     def close(self, score: Score) -> None:
         """Write the score, but for a failure, which another try may not meet; then drop what nobody needs again."""
@@ -176,19 +196,22 @@ class _Trial:
 
     # -- training ---------------------------------------------------------------------------------------------------
 
-    def go_on(self) -> Score:
+    def go_on(self) -> Score | CannotWork:
         """From wherever it stands to its end."""
         forget_earlier_runs()
         place = distributed.from_first_rank(place_to_go_on(self.folder) if self.first else None)
         try:
-            train(self.config, place, self.watch, command="train", abandoned=self.lost)
+            train(self.config, place, self.watch, command="train", abandoned=self.given_up)
             return self._score()
         except Diverged as error:
             return self._score("diverged", str(error))
         except (torch.OutOfMemoryError, MemoryError) as error:
             return self._score("failed", out_of_memory(error))
-        except (ValueError, OSError) as error:
-            return self._score("failed", str(error))
+        except ValueError as error:
+            unseen = _unseen(self.config)
+            return CannotWork(f"{self.folder.path}: {unseen}") if unseen else self._score("failed", str(error))
+        except OSError as error:
+            return CannotWork(f"{self.folder.path}: {error}")
         except RuntimeError as error:
             if "CUDA" in str(error):
                 raise  # the device is of no use to this process any more; another one will try
@@ -264,6 +287,19 @@ class _Trial:
             return tuple(metric.of({"results": []}, seconds) for metric in self.metrics)
         best = self.take == "best" and status != "pruned"
         return self.looks[self._best(self.looks) if best else -1].values
+
+
+def _unseen(config: RunConfig) -> str:
+    """Which of the things that every trial needs this machine does not have, though it had when the search began."""
+    model = config.model
+    try:
+        open_pool(replace(config.data, data_share=1.0))
+        check_tasks(tasks_of(config))
+        if model.pretrained or model.image_weights or model.text_weights:
+            build_model(model, config.data.image_size)
+    except (ValueError, OSError) as error:
+        return str(error)
+    return ""
 
 
 def _read(path: Path) -> tuple[list[Look], Score | None]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 from fullbatch.comparison.statistics import SEEDS_TO_TELL, Spread, half_interval, paired
+from fullbatch.search.plan_parts import CHOSEN
 from fullbatch.search.ranking import fronts
 from fullbatch.search.slots import Ended, PhaseName
 
@@ -37,6 +38,7 @@ class Finalist:
     values     of each seed that has some, by metric
     missing    how many of its seeds ended without a value: they failed, or diverged where there is no worst value
     diverged   how many of its seeds ran away; those with a worst value have it among ``values``
+    trained    how many of its seeds were trained to an end; without any it does not win
     """
 
     label: str
@@ -45,6 +47,7 @@ class Finalist:
     values: Mapping[int, tuple[float, ...]]
     missing: int = 0
     diverged: int = 0
+    trained: int = 0
 
     @property
     def seeds(self) -> list[int]:
@@ -59,7 +62,7 @@ class Finalist:
     @property
     def name(self) -> str:
         """The label, with what it stands for."""
-        chosen = [str(self.params[key]) for key in ("optimizer", "method") if key in self.params]
+        chosen = [str(self.params[key]) for key in reversed(CHOSEN) if key in self.params]
         words = " + ".join(chosen)
         return f"{self.label} ({words})" if words and words != self.label else self.label
 
@@ -83,7 +86,8 @@ class Finalist:
 
 
 def finalists_of(ended: Sequence[Ended], baselines: Sequence[str], metrics: Sequence[Measure]) -> list[Finalist]:
-    """Best first; a finalist that lacks the value of a seed stands behind those that lack none."""
+    """Best first; a finalist that lacks the value of a seed stands behind those that lack none, and one that ran away
+    with every seed behind them all."""
     rows: dict[str, list[Ended]] = {}
     for one in ended:
         rows.setdefault(one.slot.label, []).append(one)
@@ -91,7 +95,7 @@ def finalists_of(ended: Sequence[Ended], baselines: Sequence[str], metrics: Sequ
     known = [one for one in found if one.values]
     costs = [_costs(one, metrics) for one in known]
     places = zip(fronts(costs), costs, known, strict=True)
-    order = sorted(places, key=lambda row: (row[2].missing > 0, row[0], row[1]))
+    order = sorted(places, key=lambda row: (not row[2].trained, row[2].missing > 0, row[0], row[1]))
     return [one for _, _, one in order] + [one for one in found if not one.values]
 
 
@@ -105,6 +109,7 @@ def _finalist(label: str, ones: Sequence[Ended], baselines: Sequence[str]) -> Fi
         values={one.slot.seed or 0: one.values for one in ones if one.values is not None and one.status != "failed"},
         missing=sum(one.values is None or one.status == "failed" for one in ones),
         diverged=sum(one.status == "diverged" for one in ones),
+        trained=sum(one.values is not None and one.status not in ("failed", "diverged") for one in ones),
     )
 
 
@@ -234,11 +239,10 @@ def _doubts(found: Sequence[Gain], count: int) -> list[str]:
     return [f"the spread does not separate it from {listed_and(names, 'or')}"]
 
 
-def said_of_one(name: str, metric: Measure, value: float, phase: str, trials: int, final: bool, finals: bool) -> str:
-    """Of a winner without finals (yet)."""
+def said_of_one(name: str, metric: Measure, value: float, phase: str, trials: int, final: bool, why: str) -> str:
+    """Of a winner without finals (yet); ``why``."""
     best = "is best" if final else "is best so far"
     of = "the only trial" if trials == 1 else f"the best of {trials} trials"
-    why = "no final has ended yet" if finals else "the plan has no finals"
     return (
         f"{name} {best} with {with_spread(metric, value, None)} {metric.short}, {of} of the phase {phase!r}; it is one "
         f"run and {why}, so its spread is not known and its value is optimistic."

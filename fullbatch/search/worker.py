@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -11,15 +12,17 @@ from typing import Any
 
 from optuna.storages import BaseStorage
 
+from fullbatch.comparison.processes import OUTPUT, last_line
 from fullbatch.search.claim import Claim
 from fullbatch.search.ledger import Ledger
 from fullbatch.search.phases import phases_of, slots_of
 from fullbatch.search.plan import SearchPlan
 from fullbatch.search.samplers import pruner_of, sampler_of
-from fullbatch.search.slots import Ended, PhaseName
+from fullbatch.search.slots import NOT_TRAINED, Ended, PhaseName, Slot
+from fullbatch.search.storage import StorageAway
 from fullbatch.search.study import phase_study
 from fullbatch.search.summary import TRIALS, trial_name
-from fullbatch.search.trial import Report, Score, run_trial
+from fullbatch.search.trial import CannotWork, Report, Score, run_trial
 from fullbatch.training.interruption import Abandoned, Interrupted
 
 POLL = 1.0  # seconds between looks for work while others finish a phase
@@ -34,12 +37,14 @@ class Phases:
 
     evaluations   of a whole run of each phase
     lost_after    seconds without a sign of life after which a worker counts as dead
+    folder        of the search on this machine, for what its trials said before they died; None: not known
     """
 
     storage: BaseStorage
     plan: SearchPlan
     evaluations: Mapping[PhaseName, int]
     lost_after: float
+    folder: Path | None = None
 
     def ledger(self, phase: PhaseName, before: Mapping[PhaseName, Sequence[Ended]]) -> Ledger:
         return Ledger(
@@ -49,7 +54,13 @@ class Phases:
             slots_of(phase, self.plan, before),
             lost_after=self.lost_after,
             pruner=pruner_of(self.plan, phase, self.evaluations[phase]),
+            last_words=partial(self._last_words, phase),
         )
+
+    def _last_words(self, phase: PhaseName, slot: Slot) -> str:
+        if self.folder is None:
+            return ""
+        return last_line(self.folder / TRIALS / trial_name(phase, slot.number) / OUTPUT)
 
 
 @dataclass(frozen=True)
@@ -92,7 +103,9 @@ class Worker:
         except Abandoned:
             claim.release()
             return
-        except Interrupted:
+        except StorageAway:  # nor can the claim be given back; the others will find it
+            raise
+        except (Interrupted, CannotWork, OSError):
             claim.release()
             raise
         claim.end(
@@ -104,18 +117,19 @@ def _known(ledger: Ledger, claim: Claim, params: Mapping[str, Any]) -> Score | N
     """The same settings and the same seed once more would give the same numbers: a sampler may draw so."""
     for one in ledger.ended():
         if one.params == params and one.slot.seed == claim.slot.seed and one.status != "failed":
-            said = f"the same settings as slot {one.slot.number}, not trained again"
+            said = f"the same settings as slot {one.slot.number}, {NOT_TRAINED}"
             return Score(one.status, one.values, error=said, evaluations=one.evaluations)
     return None
 
 
 @dataclass(frozen=True)
 class InFolder:
-    """Trains a trial as a run in a folder of the search's; ``begun`` is called with it before."""
+    """Trains a trial as a run in a folder of the search's; ``around`` is called with it before, and what it returns
+    entered."""
 
     plan: SearchPlan
     folder: Path
-    begun: Callable[[Path], None] = lambda folder: None
+    around: Callable[[Path], AbstractContextManager[None]] = lambda folder: nullcontext()
 
     def __call__(
         self,
@@ -126,9 +140,10 @@ class InFolder:
         given_up: Callable[[], bool],
     ) -> Score:
         plan, runs, name = self.plan, self.folder / TRIALS, trial_name(phase, claim.slot.number)
-        self.begun(runs / name)
-        try:
-            config = plan.config(phase, params, claim.slot.seed, str(runs), name)
-        except ValueError as error:  # two settings that do not go together
-            return Score("failed", None, error=str(error))
-        return run_trial(config, plan.measures_in(phase), report, plan.patience, plan.take, given_up)
+        with self.around(runs / name):
+            try:
+                config = plan.config(phase, params, claim.slot.seed, str(runs), name)
+            except ValueError as error:  # two settings that do not go together
+                return Score("failed", None, error=str(error))
+            measures = plan.measures_in(phase)
+            return run_trial(config, measures, report, plan.patience, plan.take, lambda: claim.lost, given_up)

@@ -9,7 +9,11 @@ from typing import Any
 
 
 class Interruption:
-    """A context in which the first signal only sets ``signal``."""
+    """A context in which the first signal only sets ``signal``.
+
+    One within another keeps the signal to itself if that is why it was left; else what it was in had ended by itself,
+    and the signal is for the one around it.
+    """
 
     def __init__(self) -> None:
         self.signal: int | None = None
@@ -25,9 +29,13 @@ class Interruption:
         self.signal = number
         signal.signal(number, self._before[number])
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
+        if self.signal is not None and not (kind is not None and issubclass(kind, Interrupted)):
+            around = getattr(self._before[self.signal], "__self__", None)
+            if isinstance(around, Interruption):
+                around._receive(self.signal, None)
 
 
 class Abandoned(Exception):

@@ -361,4 +361,5 @@ class Trainer:
         except (ValueError, OSError) as error:
             reason = f"{error} This was the evaluation at step {self.state.position.step}"
             log.info("%s", reason)
-            raise ValueError(f"{reason}; go on from there with `{self.go_on}`.") from None
+            kind = OSError if isinstance(error, OSError) else ValueError
+            raise kind(f"{reason}; go on from there with `{self.go_on}`.") from None

@@ -11,6 +11,10 @@ import pytest
 import yaml
 
 from fullbatch import cli
+from fullbatch.commands.search import Search, plan_values
+from fullbatch.config.run import RunConfig
+from fullbatch.config.tree import from_dict
+from fullbatch.search.plan import search_from
 from tests.search.making import arguments, small_search
 
 
@@ -66,6 +70,11 @@ def test_a_search_ends_with_a_config_that_trains(tmp_path, capsys):
         ({}, ("--jobs", "0"), "jobs"),
         ({}, ("--recipe", "quick"), "be left out with"),
         ({}, ("--data", "nowhere.tar"), "nowhere.tar"),
+        ({}, ("--job", "2"), "`fullbatch search` has no --job; did you mean 'jobs'? `fullbatch search --help`"),
+        ({}, ("--lost-after", "29"), "at least 30"),
+        ({}, ("--name", "[red]"), "plain folder name"),
+        ({}, ("--name", "a\nb"), "plain folder name"),
+        ({}, ("--name=-a",), "plain folder name"),
     ],
 )
 def test_mistakes_are_said_before_a_trial(tmp_path, capsys, values, more, words):
@@ -74,6 +83,31 @@ def test_mistakes_are_said_before_a_trial(tmp_path, capsys, values, more, words)
     told = capsys.readouterr().err
     assert words in told and "Traceback" not in told and told.startswith("fullbatch: ")
     assert not (tmp_path / "small" / "trials").exists()
+
+
+def test_a_recipe_that_measures_on_other_data_than_the_users_is_refused(capsys):
+    for recipe, opening in (
+        ((), "Without --recipe and --plan the recipe is 'quick', which"),
+        (("--recipe", "quick"), ""),
+    ):
+        assert cli.main(["search", *recipe, "--data", "mine.tar"]) == 1
+        told = capsys.readouterr().err
+        assert opening in told and "measures on the built-in emoji" in told and "--evaluate retrieval:" in told
+        assert cli.main(["search", *recipe, "--data", "mine.tar", "--evaluate", "retrieval:mine.tar"]) == 1
+        assert "the tasks" in capsys.readouterr().err, "quick's metric needs an accuracy; past the check"
+    base = from_dict(RunConfig, plan_values(Search(recipe="quick"), ["--data", "emoji"])["base"])
+    assert base.data.sources[0].path == "emoji"
+
+
+def test_the_command_line_displaces_what_the_plan_says_in_another_unit(tmp_path):
+    plan = small_search(tmp_path, recipe=None)
+    values = plan_values(Search(plan=plan), ["--evaluate-every", "1"])
+    assert values["base"]["evaluation"]["evaluate_every"] == 1 and values["base"]["evaluation"]["evaluations"] is None
+    assert plan_values(Search(plan=plan), [])["base"]["evaluation"]["evaluations"] == 2
+    finals = {"best": 1, "seeds": [0], "changes": {"evaluations": 3}}
+    made = search_from({**values, "finals": finals})
+    config = made.config("finals", {"method": "openclip"}, None, "runs", "x")
+    assert (config.evaluation.evaluate_every, config.evaluation.evaluations) == (0, 3)
 
 
 def test_folders_that_are_none(tmp_path, capsys):

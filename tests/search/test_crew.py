@@ -1,5 +1,6 @@
 """Workers as processes with a parent: replaced when they die, told to stop, never left behind."""
 
+import errno
 import os
 import signal
 import subprocess
@@ -9,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from fullbatch.search.crew import Crew
+from fullbatch.search.crew import Crew, WorkersDie, _work
+from fullbatch.training.interruption import Interrupted
 from tests.comparison.test_killed import is_alive, wait_for
 
 
@@ -55,6 +57,37 @@ def die(desk, folder):
     raise RuntimeError("no use")
 
 
+def told_to_end(desk, folder):
+    """The first is told to stop by somebody who is not its parent, and the second while it is between two things."""
+    desk.say("here")
+    for way in ("within", "between"):
+        if make(folder, way):
+            os.kill(os.getpid(), signal.SIGTERM)
+            if way == "within":
+                raise Interrupted(signal.SIGTERM, "Saved.")
+            assert desk.stopping
+            return
+    make(folder, "peace")
+
+
+def no_room(desk, folder):
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+class Gone:
+    """The end of a line at whose other end nobody is."""
+
+    def __init__(self):
+        self.tried = False
+
+    def recv(self):
+        time.sleep(3600)
+
+    def send(self, message):
+        self.tried = True
+        raise BrokenPipeError
+
+
 def test_who_dies_is_replaced(tmp_path):
     heard, ticks = [], []
     Crew(2, heard.append, lambda: ticks.append(1), tmp_path / "output.txt").work(die_once, tmp_path)
@@ -73,8 +106,26 @@ def test_a_users_mistake_is_raised_and_the_others_end(tmp_path):
 
 @pytest.mark.slow
 def test_a_crew_that_only_dies_is_given_up(tmp_path):
-    with pytest.raises(RuntimeError, match=r"one after another.*no use"):
+    with pytest.raises(WorkersDie, match=r"one after another.*no use.*What they said is in .*output.txt"):
         Crew(1, output=tmp_path / "output.txt").work(die, tmp_path)
+
+
+def test_who_is_told_to_stop_alone_is_replaced(tmp_path):
+    Crew(1, output=tmp_path / "output.txt").work(told_to_end, tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} >= {"within", "between", "peace"}
+
+
+@pytest.mark.slow
+def test_what_is_not_there_for_a_worker_stops_the_search(tmp_path):
+    with pytest.raises(ValueError, match="No space left"):
+        Crew(1, output=tmp_path / "output.txt").work(no_room, tmp_path)
+
+
+def test_a_parent_that_is_gone_is_not_told(capsys):
+    gone = Gone()
+    with pytest.raises(SystemExit):
+        _work(gone, 0, None, no_room, None)
+    assert gone.tried and "No space left" in capsys.readouterr().err
 
 
 PARENT = """

@@ -155,12 +155,20 @@ def test_after_too_many_deaths_it_has_failed():
         assert (claim.slot.number, claim.attempt) == (0, death + 1)
         claim.begin(choose)
         world.dead.add(f"victim {death}")
-    ledger = world.ledger()
+    ledger = world.ledger(last_words=lambda slot: f"KeyError: 'slot {slot.number}'")
     claim = claimed(ledger)
     assert claim.slot.number == 1
     (found,) = ledger.ended()
     assert (found.status, found.attempts, found.values) == ("failed", DEATHS, None)
-    assert f"died {DEATHS} times" in found.error
+    assert f"died {DEATHS} times (out of memory? its output ends with: KeyError: 'slot 0')" in found.error
+
+
+@pytest.mark.parametrize(("lost_after", "every"), [(180.0, 10.0), (30.0, 5.0), (0.6, 0.1)])
+def test_who_is_soon_taken_for_dead_says_often_that_it_lives(lost_after, every):
+    world = World(1)
+    ledger = Ledger(world.storage, "study", world.directions, world.slots, lost_after=lost_after)
+    with claimed(ledger) as claim:
+        assert claim._every == pytest.approx(every)
 
 
 def test_two_who_find_a_death_try_again_once():

@@ -4,7 +4,7 @@ import pytest
 
 from fullbatch.commands.train import train_config
 from fullbatch.config.tree import to_dict
-from fullbatch.search.phases import owed, phases_of, slots_of
+from fullbatch.search.phases import NoWinner, owed, phases_of, slots_of
 from fullbatch.search.plan import search_from
 from fullbatch.search.ranking import fronts, ranked
 from fullbatch.search.slots import Ended, Slot
@@ -86,6 +86,56 @@ def test_the_fine_search_starts_from_the_winner():
     assert [dict(slot.params) for slot in slots[1:]] == [{"method": "sogclr", "optimizer": "adamw"}] * 2
     of_choices = slots_of("fine", plan(grid=None), {"choices": [ended(0, 0.9)]})
     assert of_choices[0].params == {"method": "openclip", "optimizer": "adamw", "lr": 1e-3}
+
+
+def test_what_the_fine_search_leaves_alone_is_the_winners_in_all_its_trials():
+    values = {"choices": {"trials": 5, "over": ["method", "optimizer", "lr", "gamma"]}, "grid": None}
+    values["space"] = {**plan().as_dict()["space"], "weight_decay": {"low": 1e-3, "high": 0.5, "log": True}}
+    found = {"choices": [ended(0, 0.9, method="sogclr", lr=4e-3, gamma=0.6), ended(1, 0.1)]}
+    slots = slots_of("fine", plan(**values, fine={"trials": 3, "over": ["weight_decay"]}), found)
+    kept = {"method": "sogclr", "optimizer": "adamw", "lr": 4e-3, "gamma": 0.6}
+    assert [dict(slot.params) for slot in slots[1:]] == [kept] * 2
+    assert slots[0].params == {**kept, "weight_decay": slots[0].params["weight_decay"]}
+
+    settled = plan(**values, fine={"trials": 3, "over": ["weight_decay"], "changes": {"lr": 1e-3}})
+    for slot in slots_of("fine", settled, found):
+        config = settled.config("fine", slot.params, None, "runs", "x")
+        assert "lr" not in slot.params and config.optimizer.lr == 1e-3, "the change counts for all"
+
+
+@pytest.mark.parametrize(("changes", "over"), [({"warmup_steps": 7}, ["lr"]), ({}, ["lr", "warmup_steps"])])
+def test_a_length_in_another_unit_gives_way_as_well(changes, over):
+    lengths = {name: {"low": 1, "high": 5} for name in ("warmup_epochs", "warmup_steps")}
+    values = {"grid": None, "finals": {"best": 1, "changes": changes}}
+    values["space"] = {"lr": {"low": 1e-4, "high": 1e-2, "log": True}, **lengths}
+    values["choices"] = {"trials": 5, "over": ["method", "optimizer", "warmup_epochs"]}
+    made = plan(**values, fine={"trials": 2, "over": over, "changes": changes})
+    slots = slots_of("fine", made, {"choices": [ended(0, 0.9, warmup_epochs=2)]})
+    assert all("warmup_epochs" not in slot.params for slot in slots)
+    params = {"warmup_steps": 3, **slots[1].params} if not changes else slots[1].params
+    assert made.config("fine", params, None, "runs", "x").schedule.warmup_epochs is None
+
+
+def test_changes_of_the_grid_and_of_the_finals_count_for_all():
+    choices = {"trials": 5, "over": ["method", "optimizer", "lr"]}
+    found = {"choices": [ended(0, 0.9, lr=4e-3), ended(1, 0.8, lr=3e-3), ended(2, 0.7, method="sogclr", lr=2e-3)]}
+    made = plan(choices=choices, grid={"methods": 2, "optimizers": 1, "changes": {"lr": 1e-3}})
+    assert all(set(slot.params) == {"method", "optimizer"} for slot in slots_of("grid", made, found))
+    finals = {"best": 3, "seeds": [0], "changes": {"lr": 1e-3}}
+    slots = slots_of("finals", plan(choices=choices, grid=None, fine=None, finals=finals), found)
+    assert [slot.label for slot in slots] == ["choices 0", "choices 2"], "what differed in the rate alone is now one"
+    assert all("lr" not in slot.params for slot in slots)
+
+
+def test_a_phase_in_which_all_failed_or_diverged_yields_no_winner():
+    choices = [ended(0, 0.3, method="sogclr"), ended(1, 0.0, "diverged", method="neuclip")]
+    for lost in (ended(0, None, "failed"), ended(0, 0.0, "diverged")):
+        fine = slots_of("fine", plan(), {"choices": choices, "grid": [lost]})
+        assert fine[1].params["method"] == "sogclr"
+        finals = slots_of("finals", plan(), {"choices": choices, "grid": [lost], "fine": [lost]})
+        assert [slot.label for slot in finals] == ["choices 0", "openclip"] * 2, "the diverged one is no finalist"
+    with pytest.raises(NoWinner, match="failed or diverged"):
+        slots_of("grid", plan(), {"choices": [ended(0, 0.0, "diverged")]})
 
 
 def test_finals_repeat_different_ones_over_seeds():

@@ -13,7 +13,7 @@ from optuna.storages import JournalStorage
 from optuna.trial import TrialState
 
 from fullbatch.search.journal import JournalFile
-from fullbatch.search.storage import open_storage
+from fullbatch.search.storage import StorageAway, open_storage, patiently
 
 
 def test_clear_errors(tmp_path):
@@ -31,10 +31,32 @@ def test_clear_errors(tmp_path):
         ("nosuch://me@host/db", "no driver"),
         ("://x", "not a URL"),
         ("postgresql://me:secret@127.0.0.1:1/db", "cannot be used"),
+        ("postgresql://me:a@secret@127.0.0.1:1/db", "write %40 for an @"),
+        ("postgresql://me:a@b/secret@127.0.0.1:1/db", "write %40 for an @"),
+        ("no scheme://me:a@secret@host/db", "not a URL"),
     ]:
         with pytest.raises(ValueError, match=said) as error:
             open_storage(where)
         assert "secret" not in str(error.value)
+
+
+def test_a_storage_that_stays_away(tmp_path):
+    url = f"sqlite:///{tmp_path}/study.db"
+    study = optuna.create_study(storage=open_storage(url), study_name="study")
+    tries = []
+
+    def act():
+        tries.append(True)
+        if len(tries) == 2:
+            (tmp_path / "study.db").write_bytes(b"not a data base at all, but long enough" * 100)
+        return study.get_trials()
+
+    assert patiently(act) == []
+    with pytest.raises(StorageAway, match=r"was away for 0 seconds: file is not a database\.$"):
+        patiently(act, patience=0.3)
+    assert len(tries) > 2
+    with pytest.raises(StorageAway, match="No space left"):
+        patiently(lambda: (_ for _ in ()).throw(OSError("No space left")), patience=0.0)
 
 
 def test_without_a_driver(monkeypatch):

@@ -99,6 +99,16 @@ def test_lost_and_diverged_seeds_are_said_and_do_not_win():
     assert "1 of its seeds diverged" in alone and "1 of its seeds ended without a value" in alone
 
 
+def test_who_ran_away_with_every_seed_does_not_win():
+    found = finals_of({"fine 1": (0.0, 0.0, 0.0), "openclip": (0.0, 0.0, 0.0)})
+    assert found["winner"]["measured"] == "fine" and "all finals failed or diverged" in found["winner"]["said"]
+    found = finals_of({"fine 1": (0.0, 0.0, 0.0), "openclip": (None, 0.1, 0.1)})
+    assert found["winner"]["label"] == "openclip"
+    plan = plan_of()
+    away = [Ended(Slot(0), "diverged", {"method": "sogclr", "optimizer": "sgd"}, (0.0,))]
+    assert summarize(plan, {"choices": away}, {}, all_owed(plan))["winner"] is None
+
+
 def test_nobody_wins_where_nothing_has_a_value():
     plan = plan_of()
     assert summarize(plan, {}, {}, all_owed(plan))["winner"] is None
@@ -170,14 +180,27 @@ def test_labels():
 def test_the_cost_and_what_is_left():
     plan = plan_of()
     ended = played(plan, ("choices",))
-    ended = {"choices": [replace(one, seconds=10.0, device_hours=0.5) for one in ended["choices"]]}
+    ended = {
+        "choices": [
+            replace(one, seconds=2.0, ended="2026-01-01T00:00:10", device_hours=0.5) for one in ended["choices"]
+        ]
+    }
     running = {"grid": [Running(Slot(n), {"method": "sogclr", "optimizer": "sgd"}) for n in range(2)]}
     found = summarize(plan, ended, running, all_owed(plan), importance=False)
     cost = found["cost"]
     assert (cost["trials_done"], cost["trials_owed"]) == (24, 24 + 4 + 20 + 15)
-    assert cost["seconds"] == pytest.approx(240.0) and cost["device_hours"] == pytest.approx(12.0)
+    assert cost["seconds"] == pytest.approx(48.0) and cost["device_hours"] == pytest.approx(12.0)
     # 2 epochs of a fifth took 10 s, so 3 epochs of all take 75 s and 4 take 100 s; two work side by side
     assert cost["left_seconds"] == pytest.approx((4 * 75 + 20 * 100 + 15 * 100) / 2)
+    many = summarize(plan, ended, running, all_owed(plan), importance=False, jobs=5)["cost"]
+    assert many["left_seconds"] == pytest.approx(75 + 20 * 100 / 5 + 15 * 100 / 5), "four grid trials take one's time"
+    again = replace(ended["choices"][0], seconds=0.0, started="", ended="", error="as slot 1, not trained again")
+    with_more = {"choices": [*ended["choices"], again, replace(again, status="failed", error="no memory")]}
+    owed = {**all_owed(plan), "choices": 26}
+    assert summarize(plan, with_more, running, owed, importance=False)["cost"]["left_seconds"] == cost["left_seconds"]
+    resumed = {"choices": [replace(one, seconds=10.0, started=one.ended) for one in ended["choices"]]}
+    left = summarize(plan, resumed, running, all_owed(plan), importance=False)["cost"]["left_seconds"]
+    assert left == cost["left_seconds"], "what was trained before it was taken up again counts"
     assert [one["label"] for one in found["phases"][1]["running"]] == ["sgd + sogclr"] * 2
     assert summarize(plan, {}, {}, all_owed(plan))["cost"]["left_seconds"] is None
     assert summarize(plan, played(plan), {}, all_owed(plan), importance=False)["cost"]["left_seconds"] == 0.0
@@ -209,7 +232,7 @@ def test_importance_is_taken_over_where_nothing_ended_since():
 
 
 def test_the_files(tmp_path):
-    plan = plan_of(name="with\na line")
+    plan = plan_of(name="with spaces")
     ended = played(plan)
     summary = summarize(plan, ended, {}, all_owed(plan), importance=False)
     for _ in range(2):

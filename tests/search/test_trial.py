@@ -1,5 +1,6 @@
 """A trial: a run that is watched, ended early, or fails, and which ends the same however often it is killed."""
 
+import errno
 import json
 import multiprocessing
 import os
@@ -8,6 +9,7 @@ import signal
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import optuna
 import pytest
@@ -15,11 +17,13 @@ import torch
 
 import fullbatch.search.trial
 import fullbatch.training.trainer
+from fullbatch.comparison.execute import alone_in
+from fullbatch.comparison.processes import OUTPUT
 from fullbatch.config.optimization import Optimizer
 from fullbatch.config.training import Evaluation
 from fullbatch.run import train
 from fullbatch.search.objective import parse_metrics
-from fullbatch.search.trial import FILE, Score, run_trial
+from fullbatch.search.trial import FILE, CannotWork, Score, run_trial
 from fullbatch.training import checkpoint
 from fullbatch.training.interruption import Abandoned, Interrupted
 from tests.training.small import renamed, small_config
@@ -139,7 +143,6 @@ def test_diverged_is_a_result(tmp_path, monkeypatch):
     [
         (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB."), "CUDA out of memory; .*--micro-batch"),
         (MemoryError("no room"), "no room; .*--micro-batch"),
-        (OSError("the disk is gone"), "the disk is gone"),
         (ValueError("that does not fit"), "that does not fit"),
         (RuntimeError("shapes\n differ"), "RuntimeError: shapes differ"),
     ],
@@ -172,9 +175,72 @@ def test_settings_that_do_not_fit_the_data(tmp_path):
     config = replace(config, training=replace(config.training, batch_size=41))
     score = run_trial(config, metrics)
     assert score.status == "failed" and "--batch-size 41 is more than the 40 samples" in score.error
-    cuda = replace(config, training=replace(config.training, device="cuda"))
-    if not torch.cuda.is_available():
-        assert "sees no GPU" in run_trial(cuda, metrics).error
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# what is this machine's fault, and ends no trial
+
+
+def full_disk(*args, **kwargs):
+    raise OSError(errno.ENOSPC, "No space left on device", "here")
+
+
+@pytest.mark.parametrize("at", ["train", "_Trial._write", "_Trial.close"])
+def test_a_full_disk_is_the_machines_fault(tmp_path, monkeypatch, at):
+    config, metrics = small_trial(tmp_path)
+    with monkeypatch.context() as patched:
+        patched.setattr(f"fullbatch.search.trial.{at}", full_disk)
+        with pytest.raises((CannotWork, OSError), match="No space left"):
+            run_trial(config, metrics)
+    assert plain(run_trial(config, metrics)) == plain(run_trial(*small_trial(tmp_path, "whole")))
+
+
+@pytest.mark.parametrize("which", ["data", "tasks"])
+def test_data_that_cannot_be_seen_from_here(tmp_path, which):
+    """Gone after the second evaluation; what was opened before that may still be read."""
+    config, metrics = small_trial(tmp_path)
+    own = tmp_path / "own.tar"
+    own.write_bytes(Path(config.data.data[0]).read_bytes())
+    if which == "data":
+        config = replace(config, data=replace(config.data, data=(str(own),)))
+    else:
+        config = replace(config, evaluation=replace(config.evaluation, evaluate=(f"retrieval:{own}",)))
+        metrics = parse_metrics((MEAN,), config.evaluation.evaluate)
+
+    def lose(number):
+        if number == 2:
+            own.rename(tmp_path / "away.tar")
+            if which == "data":
+                raise KeyError
+
+    with pytest.raises(KeyError if which == "data" else CannotWork):
+        run_trial(config, metrics, Told(action=lose))
+    with pytest.raises(CannotWork, match=r"There is no '.*own\.tar'"):
+        run_trial(config, metrics)
+    (tmp_path / "away.tar").rename(own)
+    assert [number for number, _ in run_trial(config, metrics).evaluations] == [1, 2, 3, 4]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_no_device_for_it_here(tmp_path):
+    config, metrics = small_trial(tmp_path)
+    with pytest.raises(CannotWork, match="sees no GPU"):
+        run_trial(replace(config, training=replace(config.training, device="cuda")), metrics)
+
+
+def test_a_folder_in_which_another_is_at_work(tmp_path):
+    """It may be stopped, and never end."""
+    config, metrics = small_trial(tmp_path)
+    asked = []
+
+    def stopping():
+        asked.append(True)
+        return len(asked) > 2
+
+    with alone_in(tmp_path / "trial"), pytest.raises(Abandoned, match="still at work"):
+        run_trial(config, metrics, stopping=stopping)
+    assert len(asked) == 3
+    assert run_trial(config, metrics).status == "done"
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -224,6 +290,13 @@ def test_what_the_report_raises_goes_through(tmp_path):
     assert plain(run_trial(config, metrics)) == plain(whole)
 
 
+def test_told_to_stop_when_it_is_over_it_has_ended(tmp_path):
+    config, metrics = small_trial(tmp_path)
+    told = Told()
+    score = run_trial(config, metrics, told, stopping=lambda: len(told.said) == 4)
+    assert score.status == "done"
+
+
 def test_a_signal_goes_through(tmp_path):
     config, metrics = small_trial(tmp_path)
     told = Told(action=lambda number: number == 2 and os.kill(os.getpid(), signal.SIGTERM))
@@ -238,7 +311,7 @@ def test_a_trial_that_was_given_away_is_left(tmp_path):
     with pytest.raises(Abandoned, match="is left at step 11"):
         run_trial(config, metrics, told, lost=lambda: len(told.said) == 2)
     told = Told()
-    with pytest.raises(Abandoned, match="was given to another process"):
+    with pytest.raises(Abandoned, match="is left to another process"):
         run_trial(config, metrics, told, lost=lambda: len(told.said) == 4)
     assert plain(run_trial(config, metrics)) == plain(run_trial(*small_trial(tmp_path, "whole")))
 
@@ -253,7 +326,7 @@ def test_given_away_during_an_evaluation_it_is_evaluated_again(tmp_path):
         asked.append(True)
         return len(asked) > 6  # at the start, and after each of five steps
 
-    with pytest.raises(Abandoned, match="was given to another process"):
+    with pytest.raises(Abandoned, match="is left to another process"):
         run_trial(config, metrics, told, lost=lost)
     assert told.said == [] and left(tmp_path) == ["step-000000005"]
     assert plain(run_trial(config, metrics)) == plain(run_trial(*small_trial(tmp_path, "whole")))
@@ -273,7 +346,10 @@ def test_an_ended_trial_is_not_trained_again(tmp_path, monkeypatch):
 def test_a_folder_of_another_trial_is_cleared(tmp_path, caplog):
     run_trial(*small_trial(tmp_path))
     config, metrics = small_trial(tmp_path, lr=1e-3)
+    output = (tmp_path / "trial" / OUTPUT).open("x")
     score = run_trial(config, metrics)
+    output.close()
+    assert (tmp_path / "trial" / OUTPUT).is_file(), "a process writes to it"
     assert "is trained anew: it is of another trial (optimizer.lr was 0.005 and is now 0.001)" in caplog.text
     assert plain(score) == plain(run_trial(renamed(config, "other"), metrics))
 
