@@ -26,7 +26,7 @@ from typing import Any
 
 from optuna.exceptions import StorageInternalError
 
-from fullbatch.comparison.processes import write_to
+from fullbatch.comparison.processes import OUTPUT, write_to
 from fullbatch.config.tree import write_values
 from fullbatch.search.checks import check_search
 from fullbatch.search.crew import Crew, Desk, WorkersDie
@@ -44,7 +44,6 @@ from fullbatch.search.worker import InFolder, Phases, Worker
 from fullbatch.training.interruption import Abandoned, Interrupted
 from fullbatch.training.run_folder import replace_text
 
-OUTPUT = "output.txt"
 LOOK_EVERY = 2.0  # seconds between looks at the storage
 
 
