@@ -110,6 +110,7 @@ def test_a_crew_that_only_dies_is_given_up(tmp_path):
         Crew(1, output=tmp_path / "output.txt").work(die, tmp_path)
 
 
+@pytest.mark.slow
 def test_who_is_told_to_stop_alone_is_replaced(tmp_path):
     Crew(1, output=tmp_path / "output.txt").work(told_to_end, tmp_path)
     assert {path.name for path in tmp_path.iterdir()} >= {"within", "between", "peace"}

@@ -30,6 +30,7 @@ def check_trained_once(folder):
         assert steps == sorted(set(steps)), path
 
 
+@pytest.mark.slow
 def test_stopped_moved_and_gone_on_with_from_elsewhere(tmp_path, monkeypatch, capsys):
     plan = small_search(tmp_path, name="a b", **SHORT)
     monkeypatch.chdir(tmp_path)
@@ -51,6 +52,7 @@ def test_stopped_moved_and_gone_on_with_from_elsewhere(tmp_path, monkeypatch, ca
     assert "[1 of 2], " in said.err and " device-hours, nothing left" in said.err
 
 
+@pytest.mark.slow
 def test_joined_by_the_storage_from_another_folder(tmp_path, monkeypatch, capsys):
     plan = small_search(tmp_path, **SHORT)
     monkeypatch.chdir(tmp_path)

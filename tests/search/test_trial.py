@@ -426,6 +426,7 @@ def test_killed_at_any_moment_it_ends_the_same(tmp_path, prune_at):
         assert left(tmp_path, name) == left(tmp_path, "whole"), die_in
 
 
+@pytest.mark.slow
 def test_killed_in_the_middle_it_ends_the_same(tmp_path):
     config, metrics = small_trial(tmp_path)
     assert in_a_process(config, metrics, None, ("report", 3), tmp_path / "score") == -signal.SIGKILL
@@ -444,6 +445,7 @@ def on_rank(rank, config, metrics, prune_at):
     return score, again, told.said
 
 
+@pytest.mark.slow
 def test_two_ranks(tmp_path, two_ranks):
     one = run_trial(*small_trial(tmp_path, "one"), Told(3))
     (first, again, said), (other, other_again, unsaid) = two_ranks.run(on_rank, *small_trial(tmp_path, "two"), 3)

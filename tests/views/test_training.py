@@ -84,7 +84,7 @@ def test_channels_last_is_a_layout_and_not_another_model(tmp_path):
     copy = go_on_from(whole, tmp_path / "copy", step=10)
     train(renamed(last, "copy"), resume=copy)
     assert differences(saved_state(whole, 20), saved_state(copy, 20)) == []
-    assert export_run(whole, tmp_path / "out.pt", "state-dict").is_file()
+    assert export_run(whole, tmp_path / "out.safetensors", "safetensors").is_file()
 
 
 def test_workers_make_the_same_views(tmp_path):
