@@ -19,7 +19,7 @@ test: $(READY)          ## the tier everyone runs
 	$(RUN) -m pytest -m "not slow" --numprocesses 2 --dist loadfile
 
 test-all: test          ## and the slow ones
-	$(RUN) -m pytest -m slow
+	$(RUN) -m pytest -m slow --numprocesses 2 --dist loadfile
 
 demo: $(READY)          ## train a tiny CLIP on the built-in emoji with NeuCLIP, and show what it learned
 	$(RUN) -m fullbatch train

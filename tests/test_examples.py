@@ -35,6 +35,7 @@ def test_own_loop_over_two_ranks():
     assert out.count("fastclip_v3, batch 16: R@1") == 1
 
 
+@pytest.mark.slow
 def test_text_pairs_learn():
     out = run("examples/text_pairs.py", "--steps", "400")
     before, after = (float(re.search(rf"{word}.*?([\d.]+)%", out).group(1)) for word in ("before:", "after:"))
@@ -52,6 +53,7 @@ def test_python_of_the_training_page():
     assert names["config"].training.batch_size == 256
 
 
+@pytest.mark.slow
 def test_emoji_are_found_in_a_picture(tmp_path):
     run("-m", "fullbatch", "train", "--samples", "128", "--runs", str(tmp_path), "--name", "demo", "--quiet")
     out = run("examples/search_emoji.py", str(tmp_path / "demo"), "red apple", "--output", str(tmp_path / "out.png"))

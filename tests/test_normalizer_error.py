@@ -43,6 +43,7 @@ def errors():
     return [held_out_errors(seed) for seed in SEEDS]
 
 
+@pytest.mark.slow
 def test_updates_lower_the_error_between_restarts(errors):
     for found in errors:
         for step in LATE:
