@@ -1,6 +1,7 @@
 import os
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # before any hub client is imported: no test waits for a network
+os.environ["OMP_NUM_THREADS"] = "1"  # of processes that tests start: threads that wait for each other starve two tests
 
 import pytest
 import torch
