@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Literal
 
 from fullbatch.report.curves import COLORS
@@ -17,7 +17,10 @@ from fullbatch.report.markup import Child, Html, joined, node, plain
 from fullbatch.report.wording import number
 
 Look = Literal["full", "hollow", "cross"]
-LETTER = 6.9  # the width of one, on average, at the size that plots use
+# Widths of letters at the size that plots use, 11 pixels, in families as wide as Verdana and DejaVu Sans; narrow letters
+# count as in a monospaced one.  Which font a reader has is not known, and a label must fit with any of them.
+_WIDTHS = {**dict.fromkeys("mMW@%", 11.0), **dict.fromkeys("w=+<>~#&", 9.3)}
+_CAPITAL, _OTHER, _FOREIGN = 8.7, 7.1, 13.0
 
 
 @dataclass(frozen=True)
@@ -187,11 +190,28 @@ def y_axis(scale: Scale, left: float, right: float, about: int = 4) -> Html:
     return joined(*pieces)
 
 
+def width_of(label: str) -> float:
+    """The room a label takes in a wide font."""
+    return sum(_width(letter) for letter in label)
+
+
+def _width(letter: str) -> float:
+    if not letter.isascii():
+        return _OTHER if letter in "…·–±×αβγερτ" else _FOREIGN
+    return _WIDTHS.get(letter, _CAPITAL if letter.isupper() else _OTHER)
+
+
 def room_for(labels: Iterable[str], most: float = 150.0, least: float = 34.0) -> float:
     """How wide a column of labels must be."""
-    return min(most, max(least, 10.0 + LETTER * max(map(len, labels), default=0)))
+    return min(most, max(least, 10.0 + max(map(width_of, labels), default=0.0)))
 
 
 def fitted(label: str, width: float) -> str:
     """As much of a label as the width holds."""
-    return plain(label, max(4, int((width - 8.0) / LETTER)))
+    room = width - 8.0
+    whole = plain(label)
+    if width_of(whole) <= room:
+        return whole
+    widths = accumulate(_width(letter) for letter in whole)
+    held = sum(reached <= room - _OTHER for reached in widths)  # and the sign that it was cut
+    return plain(whole, max(4, held + 1))

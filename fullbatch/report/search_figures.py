@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from fullbatch.report.drawing import (
-    LETTER,
     Look,
     Scale,
     color_class,
@@ -22,6 +21,7 @@ from fullbatch.report.drawing import (
     room_for,
     scale_of,
     text,
+    width_of,
     x_axis,
     y_axis,
 )
@@ -300,7 +300,7 @@ def _marks(setting: Setting, left: float, right: float, bottom: float) -> list[H
         inside = replace(setting.scale, start=left, end=right)
         return [text(inside.at(value), bottom + 16, said, "middle") for value, said in inside.ticks(3)]
     room = (right - left) / len(setting.words)
-    tight = any(LETTER * len(word) > room - 4 for word in setting.words)
+    tight = any(width_of(word) > room - 4 for word in setting.words)
     found = []
     for place, word in enumerate(setting.words):
         lower = 12 * (place % 2) if tight else 0
@@ -330,7 +330,7 @@ def parallel(trials: Sequence[Trial], log_scaled: Collection[str], measure: Meas
         shade = round(place / (len(order) - 1) * (SHADES - 1))
         top_one = " top" if place == len(order) - 1 else ""
         pieces.append(path([*way, (last, axes[last].at(value, bottom, top))], f"way s{shade}{top_one}", one.tip))
-    long = any(LETTER * len(axis.name) > apart - 8.0 for axis in axes.values())
+    long = any(width_of(axis.name) > apart - 8.0 for axis in axes.values())
     for place, (x, axis) in enumerate(axes.items()):
         name = fitted(axis.name, 2.0 * min(apart, 110.0) if long else apart)
         at, anchor = (last + 56.0, "end") if x == last else (4.0, "start") if long and not place else (x, "middle")

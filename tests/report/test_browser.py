@@ -1,25 +1,10 @@
 """The pages in a real browser: nothing leaves them, nothing fails in them, and what can be pressed works."""
 
-import shutil
 from itertools import pairwise
 
 import pytest
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-if CHROMIUM is None:
-    pytest.skip("no browser is installed (apt-get install chromium)", allow_module_level=True)
-playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-
-
 SORTS = ("run", "several", "comparison", "tuned", "mixed", "tunings")
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with playwright.sync_playwright() as started:
-        running = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield running
-        running.close()
 
 
 class Visit:
@@ -76,8 +61,9 @@ def test_it_renders_and_nothing_leaves_it(browser, pages, sort, scheme):
 
 
 @pytest.mark.parametrize("sort", SORTS)
-def test_a_phone_shows_it_without_scrolling_sideways(browser, pages, sort):
-    with Visit(browser, pages[sort], viewport={"width": 360, "height": 740}, is_mobile=True, has_touch=True) as visit:
+def test_a_phone_shows_it_without_scrolling_sideways(browser_with_a_font, pages, sort):
+    phone = {"viewport": {"width": 360, "height": 740}, "is_mobile": True, "has_touch": True}
+    with Visit(browser_with_a_font, pages[sort], **phone) as visit:
         visit.unfold()
         wide = visit.page.evaluate("document.documentElement.scrollWidth")
         assert wide <= 360

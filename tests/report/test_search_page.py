@@ -2,7 +2,6 @@
 
 import json
 import re
-import shutil
 from dataclasses import replace
 from xml.etree import ElementTree
 
@@ -15,8 +14,6 @@ from fullbatch.search.slots import Slot
 from fullbatch.search.summary import summarize, write_files
 from tests.report.making import HOSTILE, SCRIPT
 from tests.search.made_up import Running, all_owed, plan_of, played
-
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
 
 def written(folder, plan, ended, running=None, importance=True):
@@ -227,17 +224,6 @@ def test_settings_are_scales_or_words():
 # in a browser
 
 
-@pytest.fixture(scope="module")
-def browser():
-    if CHROMIUM is None:
-        pytest.skip("no browser is installed (apt-get install chromium)")
-    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    with playwright.sync_playwright() as started:
-        running = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield running
-        running.close()
-
-
 OVERLAPS = """() => {
   const found = [];
   for (const svg of document.querySelectorAll(".drawn svg")) {
@@ -258,9 +244,9 @@ OVERLAPS = """() => {
 
 @pytest.mark.parametrize("sort", SORTS)
 @pytest.mark.parametrize(("scheme", "width"), [("light", 1280), ("dark", 360)])
-def test_it_looks_right(browser, pages, sort, scheme, width):
+def test_it_looks_right(browser_with_a_font, pages, sort, scheme, width):
     """Nothing scrolls sideways, no text lies on another, nothing is loaded or run; also without scripts."""
-    context = browser.new_context(
+    context = browser_with_a_font.new_context(
         viewport={"width": width, "height": 800}, color_scheme=scheme, java_script_enabled=width > 400
     )
     wrong = []
