@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 from fullbatch.config import (
     Amortized,
+    BatchAndQueue,
     BatchMean,
     Constant,
     CycleConsistency,
@@ -19,7 +20,9 @@ from fullbatch.config import (
     RawSimilarity,
     RobustGlobal,
     RobustPositives,
+    Rolling,
     Scale,
+    Scent,
     Sigmoid,
     SquaredHinge,
     VarianceCovariance,
@@ -40,6 +43,7 @@ __version__ = "0.6.0"
 __all__ = [
     "METHODS",
     "Amortized",
+    "BatchAndQueue",
     "BatchMean",
     "Constant",
     "Context",
@@ -58,8 +62,10 @@ __all__ = [
     "RawSimilarity",
     "RobustGlobal",
     "RobustPositives",
+    "Rolling",
     "RunConfig",
     "Scale",
+    "Scent",
     "Sigmoid",
     "SquaredHinge",
     "VarianceCovariance",

@@ -201,7 +201,9 @@ def make_state(
     model.to(device)
     if training.channels_last:
         model.to(memory_format=torch.channels_last)
-    if training.compile:
+    if training.compile and training.graphs:
+        model.compile_towers()
+    elif training.compile:
         model.compile()
     wrap = towers.copied if training.parallel == "ddp" else towers.sharded
     wrapped = wrap(model, device)

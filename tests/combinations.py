@@ -26,6 +26,10 @@ NORMALIZERS = {
     "prototypes": fb.Prototypes(prototypes=40, updates=2, restart_every=2),
     "simultaneous": fb.Prototypes(prototypes=40, schedule="simultaneous", restart_every=None),
     "separate": fb.Prototypes(prototypes=5, updates=2, restart_every=2, fit="separate", prototype_gradient="detached"),
+    "rolling": fb.Rolling(prototypes=40, updates=2),
+    "queue": fb.Rolling(prototypes=24, updates=0, own_positive="kept", prototype_gradient="detached"),
+    "xbm": fb.BatchAndQueue(queue=16),
+    "scent": fb.Scent(log_step=1.0),
     "mlp": fb.Mlp(hidden=5, updates=2, restart_every=2),
     "amortized": fb.Amortized(blend_epochs=2),
     "amortized_net": fb.Amortized(blend_epochs=2, divide_by="net"),
@@ -70,5 +74,10 @@ def make(name: str, **changes: Any) -> fb.Objective:
     sizes: dict[str, Any] = {"width": WIDTH, "num_samples": SAMPLES}
     if "-" in name:
         return fb.make_objective("openclip", scale=fb.Scale(), **{**sizes, **parts(name), **changes})
-    small = {"prototypes": 8, "updates": 2} if name == "neuclip" else {}
-    return fb.make_objective(name, **{**sizes, **small, **changes})
+    small = {
+        "neuclip": {"prototypes": 8, "updates": 2},
+        "rolling": {"prototypes": 24, "updates": 2},
+        "queue": {"prototypes": 24},
+        "xbm": {"queue": 16},
+    }
+    return fb.make_objective(name, **{**sizes, **small.get(name, {}), **changes})

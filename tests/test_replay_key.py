@@ -8,6 +8,9 @@ import fullbatch as fb
 
 SETTINGS = {
     "neuclip": {"prototypes": 24, "updates": 2, "restart_every": 7, "rho": 1.0},
+    "rolling": {"prototypes": 24, "updates": 2, "rho": 1.0},
+    "queue": {"prototypes": 24, "rho": 1.0},
+    "xbm": {"queue": 24},
     "amorlip": {"blend_epochs": 2.0, "rho_late_epoch": 2.0},
     "tempnet": {"centers": 8, "rho": 1.0},
     "fastclip_v3": {"rho": 1.0},
@@ -58,6 +61,13 @@ def test_restarts_happen_once():
 def test_prototypes_that_are_still_appended_to():
     keys = [key for key, _, _ in steps_of("neuclip", 30, prototypes=100, restart_every=0)]
     assert [step for step, key in enumerate(keys) if key is None] == list(range(13))
+
+
+@pytest.mark.parametrize("method", ["rolling", "queue", "xbm"])
+def test_what_keeps_the_newest_is_replayed_once_it_is_full(method):
+    size = {"queue": 100} if method == "xbm" else {"prototypes": 100}
+    keys = [key for key, _, _ in steps_of(method, 30, **size)]
+    assert [step for step, key in enumerate(keys) if key is None] == list(range(13)) and len(set(keys)) == 2
 
 
 def test_an_epoch_has_its_own_keys_where_a_schedule_counts_them():

@@ -8,12 +8,15 @@ from fullbatch.config.method import Method as Method
 from fullbatch.config.method import Scale as Scale
 from fullbatch.config.method import excluded_because as excluded_because
 from fullbatch.config.normalizer import Amortized as Amortized
+from fullbatch.config.normalizer import BatchAndQueue as BatchAndQueue
 from fullbatch.config.normalizer import BatchMean as BatchMean
 from fullbatch.config.normalizer import Mlp as Mlp
 from fullbatch.config.normalizer import MovingAverage as MovingAverage
 from fullbatch.config.normalizer import NoNormalizer as NoNormalizer
 from fullbatch.config.normalizer import Normalizer as Normalizer
 from fullbatch.config.normalizer import Prototypes as Prototypes
+from fullbatch.config.normalizer import Rolling as Rolling
+from fullbatch.config.normalizer import Scent as Scent
 from fullbatch.config.pairwise import CycleConsistency as CycleConsistency
 from fullbatch.config.pairwise import Identity as Identity
 from fullbatch.config.pairwise import Pairwise as Pairwise

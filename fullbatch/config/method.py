@@ -6,7 +6,17 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from fullbatch.config.checks import require_choice
-from fullbatch.config.normalizer import Amortized, Mlp, MovingAverage, NoNormalizer, Normalizer, Prototypes
+from fullbatch.config.normalizer import (
+    Amortized,
+    BatchAndQueue,
+    Mlp,
+    MovingAverage,
+    NoNormalizer,
+    Normalizer,
+    Prototypes,
+    Rolling,
+    Scent,
+)
 from fullbatch.config.pairwise import CycleConsistency, Pairwise, Sigmoid, SquaredHinge, VarianceCovariance
 from fullbatch.config.temperature import Constant, LearnedScale, PerSample, Predicted, RobustGlobal, Temperature
 
@@ -32,6 +42,9 @@ class Scale:
         require_choice(self, "log_of_sum", (True, False))
         require_choice(self, "rho_terms", ("each", "once"))
 
+
+AVERAGES = (MovingAverage, Scent)  # one number a sample and direction
+SUMMARIES = (BatchAndQueue, Prototypes, Rolling, Mlp, Amortized)  # of the other modality, from its embeddings
 
 PARTS: dict[str, tuple[type, ...]] = {
     "pairwise": get_args(Pairwise),
@@ -66,11 +79,11 @@ class Method:
 
     @property
     def needs_ids(self) -> bool:
-        return isinstance(self.normalizer, MovingAverage) or isinstance(self.temperature, PerSample)
+        return isinstance(self.normalizer, AVERAGES) or isinstance(self.temperature, PerSample)
 
     @property
     def needs_width(self) -> bool:
-        return isinstance(self.normalizer, (Prototypes, Mlp, Amortized)) or isinstance(self.temperature, Predicted)
+        return isinstance(self.normalizer, SUMMARIES) or isinstance(self.temperature, Predicted)
 
     @property
     def needs_epochs(self) -> bool:
@@ -108,7 +121,7 @@ def excluded_because(method: Method) -> str | None:
             "AmorLIP's net sees an embedding, not the sample's own temperature, so it cannot predict the sum for "
             "PerSample temperatures. Use RobustGlobal(), or PerSample with MovingAverage() or Prototypes()."
         )
-    if method.negatives == "both" and isinstance(method.normalizer, (Prototypes, Mlp, Amortized)):
+    if method.negatives == "both" and isinstance(method.normalizer, SUMMARIES):
         return (
             f"negatives='both' is available with BatchMean() and MovingAverage(); {normalizer} summarises the other "
             "modality only."

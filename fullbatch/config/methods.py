@@ -8,7 +8,17 @@ from types import MappingProxyType
 from typing import Any
 
 from fullbatch.config.method import PARTS, Method, Scale
-from fullbatch.config.normalizer import Amortized, BatchMean, Mlp, MovingAverage, NoNormalizer, Prototypes
+from fullbatch.config.normalizer import (
+    Amortized,
+    BatchAndQueue,
+    BatchMean,
+    Mlp,
+    MovingAverage,
+    NoNormalizer,
+    Prototypes,
+    Rolling,
+    Scent,
+)
 from fullbatch.config.pairwise import (
     CycleConsistency,
     Identity,
@@ -33,9 +43,11 @@ METHODS: Mapping[str, Method] = MappingProxyType(
         "cyclip": Method(Identity(), BatchMean(), LearnedScale(0.07), _CLIP, penalty=CycleConsistency()),
         "vicreg": Method(VarianceCovariance(), NoNormalizer(), Constant()),
         "gcl_batch": Method(Identity(), BatchMean(epsilon=1e-14), Constant(0.07)),
+        "xbm": Method(Identity(), BatchAndQueue(), LearnedScale(0.07), _CLIP),
         # a moving average per sample
         "sogclr": Method(Identity(), MovingAverage(gamma=0.8), Constant(0.07)),
         "sogclr_views": Method(RawSimilarity(), MovingAverage(gamma=0.9, shared=True), Constant(0.1), negatives="both"),
+        "scent": Method(Identity(), Scent(), Constant(0.07)),
         "fastclip_v0": Method(Identity(), _FASTCLIP, LearnedScale(0.07), Scale(times_temperature=False)),
         "fastclip_v1": Method(Identity(), _FASTCLIP, Constant(0.07)),
         "fastclip_v2": Method(
@@ -59,6 +71,8 @@ METHODS: Mapping[str, Method] = MappingProxyType(
         "tuneclip": Method(SquaredHinge(0.1), MovingAverage(gamma=0.9, gamma_epochs=4), Constant(0.01)),
         # a network predicts the normalizer
         "neuclip": Method(Identity(), Prototypes(), RobustGlobal(0.07, rho=6.5)),
+        "rolling": Method(Identity(), Rolling(), RobustGlobal(0.07, rho=6.5)),
+        "queue": Method(Identity(), Rolling(updates=0), RobustGlobal(0.07, rho=6.5)),
         "amorlip": Method(
             Identity(),
             Amortized(),
@@ -83,8 +97,11 @@ NORMALIZERS: Mapping[str, type] = MappingProxyType(
     {
         "none": NoNormalizer,
         "batch_mean": BatchMean,
+        "batch_and_queue": BatchAndQueue,
         "moving_average": MovingAverage,
+        "scent": Scent,
         "prototypes": Prototypes,
+        "rolling": Rolling,
         "mlp": Mlp,
         "amortized": Amortized,
     }

@@ -61,15 +61,46 @@ class MovingAverage:
             require_positive(self, "gamma_epochs")
 
 
-def _check_fitted(owner: Prototypes | Mlp) -> None:
+@dataclass(frozen=True)
+class Scent:
+    """A moving average whose weight is a sample's own: u_i <- (1 - gamma_i) u_i + gamma_i (epsilon + g_i) with
+    gamma_i = sigmoid(log_step + log u_i), so that large normalizers forget faster.  SCENT, Wei et al. 2026.
+
+    log_step   log of the step size; at 10, the authors' value, only a normalizer below exp(-10) remembers much
+    epsilon    added to the batch's mean
+    """
+
+    log_step: float = 10.0
+    epsilon: float = 1e-14
+
+    def __post_init__(self) -> None:
+        require(is_number(self.log_step), self, "log_step", "be a number")
+        require_epsilon(self)
+
+
+def _check_fitted(owner: Prototypes | Rolling | Mlp) -> None:
     require_epsilon(owner)
     require_count(owner, "updates", 0)
     if owner.prototype_lr is not None:
         require_positive(owner, "prototype_lr")
-    if owner.restart_every is not None:
-        require_count(owner, "restart_every", 0)
     require_choice(owner, "prototype_gradient", ("full", "detached"))
     require_choice(owner, "fit", ("unified", "separate"))
+
+
+def _check_restarts(owner: Prototypes | Mlp) -> None:
+    if owner.restart_every is not None:
+        require_count(owner, "restart_every", 0)
+
+
+def _check_prototypes(owner: Prototypes | Rolling) -> None:
+    require_count(owner, "prototypes", 1 if isinstance(owner, Prototypes) else 2)
+    share = owner.reset_accumulator
+    good = isinstance(share, bool) or (is_number(share) and 0.0 <= share <= 1.0)
+    require(good, owner, "reset_accumulator", "lie in [0, 1]")
+
+
+def _adagrad_rate(owner: Prototypes | Rolling, width: int) -> float:
+    return 0.05 / math.sqrt(width) if owner.prototype_lr is None else owner.prototype_lr
 
 
 @dataclass(frozen=True)
@@ -101,11 +132,9 @@ class Prototypes:
 
     def __post_init__(self) -> None:
         _check_fitted(self)
-        require_count(self, "prototypes", 1)
+        _check_restarts(self)
+        _check_prototypes(self)
         require_choice(self, "schedule", ("alternating", "simultaneous"))
-        share = self.reset_accumulator
-        good = isinstance(share, bool) or (is_number(share) and 0.0 <= share <= 1.0)
-        require(good, self, "reset_accumulator", "lie in [0, 1]")
         if self.schedule == "simultaneous":
             hint = 'with schedule="simultaneous" the prototypes learn from the loss itself'
             require(self.prototype_gradient == "full", self, "prototype_gradient", "be 'full'", hint)
@@ -117,7 +146,59 @@ class Prototypes:
         return cls(prototypes=4096, updates=10, restart_every=500, prototype_lr=1.0, reset_accumulator=True)
 
     def lr_for(self, width: int) -> float:
-        return 0.05 / math.sqrt(width) if self.prototype_lr is None else self.prototype_lr
+        return _adagrad_rate(self, width)
+
+
+@dataclass(frozen=True)
+class Rolling:
+    """The newest embeddings as prototypes: in each step the batch's take the places of the oldest, and then all learn
+    as NeuCLIP's do.  There are no restarts.  With ``updates=0`` it is a plain queue.
+
+    prototypes           how many there are for each direction; at least as many as a batch has pairs
+    updates              AdaGrad updates a step; 0: they stay the embeddings they were
+    prototype_lr         AdaGrad's learning rate; None: 0.05 / sqrt(width)
+    prototype_gradient   "full": the encoders' gradient flows through alpha as eq. (12) says; "detached": it does not
+    fit                  "unified": eq. (12); "separate": half the squared log error
+    reset_accumulator    share of AdaGrad's accumulator that a place forgets when it gets a new embedding
+    own_positive         "left_out": an anchor's own positive, which is among the newest, does not count for it;
+                         "kept": it does, and its term, 1 / prototypes, is a floor under the normalizer
+    epsilon              added to the mean of the exponentials
+    """
+
+    prototypes: int = 4096
+    updates: int = 10
+    prototype_lr: float | None = None
+    prototype_gradient: Literal["full", "detached"] = "full"
+    fit: Literal["unified", "separate"] = "unified"
+    reset_accumulator: float = 0.5
+    own_positive: Literal["left_out", "kept"] = "left_out"
+    epsilon: float = 1e-14
+
+    def __post_init__(self) -> None:
+        _check_fitted(self)
+        _check_prototypes(self)
+        require_choice(self, "own_positive", ("left_out", "kept"))
+
+    def lr_for(self, width: int) -> float:
+        return _adagrad_rate(self, width)
+
+
+@dataclass(frozen=True)
+class BatchAndQueue:
+    """The mean over the batch's negatives and the newest embeddings before it, as XBM has it: no estimate beside the
+    loss, but a longer loss.
+
+    queue     how many embeddings are remembered for each direction
+    epsilon   added to the mean; None stands for 1 / (number of negatives), which makes it InfoNCE
+    """
+
+    queue: int = 4096
+    epsilon: float | None = None
+
+    def __post_init__(self) -> None:
+        require_count(self, "queue", 1)
+        if self.epsilon is not None:
+            require_epsilon(self)
 
 
 @dataclass(frozen=True)
@@ -143,6 +224,7 @@ class Mlp:
 
     def __post_init__(self) -> None:
         _check_fitted(self)
+        _check_restarts(self)
         require_count(self, "hidden", 1)
 
 
@@ -177,4 +259,4 @@ class Amortized:
         require_count(self, "updates", 0)
 
 
-Normalizer = NoNormalizer | BatchMean | MovingAverage | Prototypes | Mlp | Amortized
+Normalizer = NoNormalizer | BatchMean | BatchAndQueue | MovingAverage | Scent | Prototypes | Rolling | Mlp | Amortized

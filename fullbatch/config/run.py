@@ -10,6 +10,7 @@ from typing import Any
 from fullbatch.config.data import Data
 from fullbatch.config.methods import METHODS, settings_of
 from fullbatch.config.model import Model
+from fullbatch.config.normalizer import Rolling
 from fullbatch.config.objective import Objective
 from fullbatch.config.optimization import Optimizer, Schedule
 from fullbatch.config.recovery import Recovery
@@ -53,6 +54,12 @@ class RunConfig:
             raise ValueError(
                 f"Recovery.recovery_batch must be batch_size ({batch}) with ordered batches, got {pairs}: joined, they "
                 "would have samples twice."
+            )
+        normalizer = self.objective.build().normalizer
+        if isinstance(normalizer, Rolling) and normalizer.prototypes < batch:
+            raise ValueError(
+                f"The setting prototypes must be at least batch_size ({batch}) for prototypes that roll, got "
+                f"{normalizer.prototypes}."
             )
         self._check_views()
 

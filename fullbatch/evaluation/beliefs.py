@@ -13,11 +13,22 @@ from torch import Tensor
 from typing_extensions import assert_never
 
 from fullbatch import distributed
-from fullbatch.config import Amortized, BatchMean, Mlp, MovingAverage, NoNormalizer, Prototypes
+from fullbatch.config import (
+    Amortized,
+    BatchAndQueue,
+    BatchMean,
+    Mlp,
+    MovingAverage,
+    NoNormalizer,
+    Prototypes,
+    Rolling,
+    Scent,
+)
 from fullbatch.evaluation.exact_normalizers import references
 from fullbatch.objective.amortized import AmortizedNormalizer, blend_share
-from fullbatch.objective.log_domain import log_add, log_moving_average, log_or_minus_inf
+from fullbatch.objective.log_domain import log_add, log_or_minus_inf
 from fullbatch.objective.moving_average import MovingAverageNormalizer
+from fullbatch.objective.newest import BatchAndQueueNormalizer
 from fullbatch.objective.objective import Objective
 from fullbatch.objective.step import DIRECTIONS, Progress
 
@@ -74,7 +85,12 @@ def beliefs(
             return [Belief(None, None, none_A, none_A)] * 2
         case BatchMean():  # it has no memory, and its own epsilon, 1 / (B - 1) for openclip, would mask the error
             return [Belief(log_add(log_A, epsilon), log_add(log_A, epsilon), none_A, none_A) for log_A in log_batch]
-        case MovingAverage() | Prototypes() | Mlp() | Amortized():
+        case BatchAndQueue():
+            return [
+                _with_queue(objective, side, tau_A, log_A, batch, epsilon)
+                for side, tau_A, log_A in zip(anchors.sides(), taus, log_batch, strict=True)
+            ]
+        case MovingAverage() | Scent() | Prototypes() | Rolling() | Mlp() | Amortized():
             alpha_A2, rows = _ask(objective.log_normalizers, anchors)
         case _ as unknown:
             assert_never(unknown)
@@ -85,7 +101,7 @@ def beliefs(
             found.append(_amortized(objective, name, own_AD, other_AD, alpha_A, rows, tau_A, log_A, batch, epsilon))
             continue
         in_use_A, unseen_A = alpha_A, none_A
-        if isinstance(normalizer, MovingAverage):
+        if isinstance(normalizer, (MovingAverage, Scent)):
             alpha_A, in_use_A = _moving_average(objective, name, anchors, log_A)
             unseen_A = alpha_A.isnan()
         log_constant_A = torch.full_like(alpha_A, log_or_minus_inf(normalizer.epsilon))
@@ -139,7 +155,28 @@ def _moving_average(objective: Objective, name: str, anchors: Anchors, log_batch
     assert isinstance(normalizer, MovingAverageNormalizer) and anchors.ids_A is not None
     log_u_A = normalizer.log_u.get(anchors.ids_A, log_batch_A.dtype)
     log_new_A = log_add(log_batch_A, normalizer.config.epsilon)
-    return log_u_A, log_moving_average(log_u_A, log_new_A, normalizer.gamma(_now(objective)))
+    return log_u_A, normalizer.moved(log_u_A, log_new_A, _now(objective))
+
+
+def _with_queue(
+    objective: Objective,
+    side: tuple[str, Tensor, Tensor],
+    tau_A: Tensor,
+    log_batch_A: Tensor,
+    batch: int,
+    epsilon: float,
+) -> Belief:
+    """XBM remembers a queue, and divides by the mean over its batch and the queue."""
+    name, own_AD, other_AD = side
+    normalizer = objective.normalizers[name]
+    assert isinstance(normalizer, BatchAndQueueNormalizer)
+    none_A = torch.zeros_like(tau_A, dtype=torch.bool)
+    if not normalizer.active:
+        return Belief(None, log_add(log_batch_A, epsilon), none_A, none_A)
+    reference_A = references(own_AD, other_AD, objective.method.pairwise).to(tau_A.dtype)
+    log_queue_A = normalizer.log_mean_of_queue(own_AD.to(tau_A.dtype), reference_A, tau_A)
+    log_both_A = normalizer.with_queue(log_batch_A, log_queue_A, batch - 1)
+    return Belief(log_add(log_queue_A, epsilon), log_add(log_both_A, epsilon), none_A, none_A)
 
 
 def _amortized(

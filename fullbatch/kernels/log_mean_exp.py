@@ -67,18 +67,20 @@ def term_weights(x_RC: Tensor, value: Tensor, dim: int, pairwise: Pairwise) -> T
 
 @dataclass(frozen=True)
 class Block:
-    """Some rows against some columns.  ``has_pairs``: row k's own positive is column k, and is left out."""
+    """Some rows against some columns.  Row k's own positive is column ``first_pair`` + k, and is left out; None: it is
+    not among the columns."""
 
     rows: slice
     columns: slice
-    has_pairs: bool
+    first_pair: int | None = None
 
     def chunks(self, size: int | None) -> Iterator[tuple[Block, int | None]]:
         """The block in pieces of ``size`` rows, each with the offset of its diagonal of positives."""
         step = self.rows.stop - self.rows.start if size is None else size
         for start in range(self.rows.start, self.rows.stop, max(step, 1)):
             piece = slice(start, min(start + step, self.rows.stop))
-            yield Block(piece, self.columns, self.has_pairs), start - self.rows.start if self.has_pairs else None
+            offset = None if self.first_pair is None else self.first_pair + start - self.rows.start
+            yield Block(piece, self.columns, offset), offset
 
 
 def fill_pairs(matrix_RC: Tensor, offset: int | None, value: float) -> Tensor:
@@ -307,8 +309,8 @@ def blocks_of_rank(rows: slice, count: int) -> tuple[Block, ...]:
     """The parts of the N x N matrix that this rank's rows or columns have a share in; on one rank it is one block."""
     before, after = slice(0, rows.start), slice(rows.stop, count)
     remote = [part for part in (before, after) if part.stop > part.start]
-    own = Block(rows, rows, has_pairs=True)
-    return own, *(Block(rows, part, False) for part in remote), *(Block(part, rows, False) for part in remote)
+    own = Block(rows, rows, first_pair=0)
+    return own, *(Block(rows, part) for part in remote), *(Block(part, rows) for part in remote)
 
 
 @dataclass(frozen=True)
@@ -389,15 +391,19 @@ def log_mean_exp(
     *,
     pairwise: Pairwise = Identity(),
     chunk: int | None = None,
+    first_pair: int | None = None,
 ) -> Tensor:
-    """log of the mean of exp(x_ij) over others that every rank holds, such as prototypes; gradients to all inputs."""
+    """log of the mean of exp(x_ij) over others that every rank holds, such as prototypes; gradients to all inputs.
+
+    Anchor k's own positive is other ``first_pair`` + k, and is left out of the mean; None: it is not among them.
+    """
     rows, columns = slice(0, anchor_BD.shape[0]), slice(0, other_MD.shape[0])
     layout = Layout(
         row_ND=anchor_BD.detach(),
         column_ND=other_MD.detach(),
         rows=rows,
         columns=columns,
-        blocks=(Block(rows, columns, False),),
+        blocks=(Block(rows, columns, first_pair),),
         row_anchors=Anchors(reference_B.detach(), tau_B.detach()),
         column_anchors=None,
         pairwise=pairwise,
@@ -406,7 +412,7 @@ def log_mean_exp(
         spread=False,
     )
     value_B: Tensor = _ReducePairs.apply(anchor_BD, other_MD, reference_B, tau_B, None, None, layout)[0]
-    return value_B - math.log(columns.stop)
+    return value_B - math.log(columns.stop - (first_pair is not None))
 
 
 @torch.no_grad()
@@ -419,22 +425,28 @@ def gradient_to_others(
     *,
     pairwise: Pairwise = Identity(),
     chunk: int | None = None,
+    first_pair: int | None = None,
 ) -> Tensor:
     """The gradient to the others alone, in one pass over the rows: the prototype update in closed form.
 
-    ``to_value`` maps the log-means of the anchors at hand, and which they are, to the gradient that reaches them.
+    ``to_value`` maps the log-means of the anchors at hand, and which they are, to the gradient that reaches them;
+    ``first_pair`` as in ``log_mean_exp``.
     """
     assert not isinstance(pairwise, Sigmoid), "prototypes stand for a mean of exponentials"
     total_MD = torch.zeros_like(other_MD)
-    block = Block(slice(0, anchor_ND.shape[0]), slice(0, other_MD.shape[0]), False)
-    for piece, _ in block.chunks(chunk):
+    block = Block(slice(0, anchor_ND.shape[0]), slice(0, other_MD.shape[0]), first_pair)
+    log_count = math.log(other_MD.shape[0] - (first_pair is not None))
+    for piece, offset in block.chunks(chunk):
         here = piece.rows
         anchor_RD, reference_R, tau_R = anchor_ND[here], reference_N[here], tau_N[here]
         sim_RC = anchor_RD @ other_MD.T
         x_RC = exponents(sim_RC, reference_R, tau_R, 1, pairwise)
-        log_weight_RC = torch.log_softmax(x_RC, dim=1)
-        value_R = x_RC[:, 0] - log_weight_RC[:, 0]  # the log-sum-exp, the same from every column
-        scale_R = to_value(value_R - math.log(other_MD.shape[0]), here) / tau_R
+        log_weight_RC = torch.log_softmax(fill_pairs(x_RC, offset, -math.inf), dim=1)
+        if offset is None:
+            value_R = x_RC[:, 0] - log_weight_RC[:, 0]  # the log-sum-exp, the same from every column
+        else:
+            value_R = torch.logsumexp(x_RC, dim=1)  # a column that is left out would not tell
+        scale_R = to_value(value_R - log_count, here) / tau_R
         weight_RC = similarity_weights(log_weight_RC.exp_(), sim_RC, reference_R, 1, pairwise)
         total_MD.addmm_(weight_RC.T, anchor_RD * scale_R[:, None])
     return total_MD

@@ -6,6 +6,7 @@ import math
 
 import torch
 from torch import Tensor
+from torch.nn.functional import logsigmoid
 
 
 def log_or_minus_inf(value: float) -> float:
@@ -20,6 +21,12 @@ def log_add(log_x: Tensor, value: float) -> Tensor:
 def log_moving_average(log_u: Tensor, log_new: Tensor, gamma: float) -> Tensor:
     """log((1 - gamma) u + gamma new), NeuCLIP eq. (3).  A row never seen (NaN) starts at ``new``."""
     moved = torch.logaddexp(log_u + log_or_minus_inf(1.0 - gamma), log_new + math.log(gamma))
+    return torch.where(torch.isnan(log_u), log_new, moved)
+
+
+def log_scent(log_u: Tensor, log_new: Tensor, log_step: float) -> Tensor:
+    """log((1 - gamma) u + gamma new) with gamma = sigmoid(log_step + log u).  A row never seen starts at ``new``."""
+    moved = torch.logaddexp(log_u + logsigmoid(-log_step - log_u), log_new + logsigmoid(log_step + log_u))
     return torch.where(torch.isnan(log_u), log_new, moved)
 
 

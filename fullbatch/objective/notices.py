@@ -21,6 +21,8 @@ from fullbatch.config import (
     Predicted,
     Prototypes,
     RobustGlobal,
+    Rolling,
+    Scent,
     rho_of_direction,
     temperature_bounds,
 )
@@ -47,8 +49,12 @@ class Notices:
         match self.method.normalizer:
             case Prototypes() | Mlp():
                 return "more frequent restarts (restart_every) or another prototype_lr"
+            case Rolling():
+                return "fewer prototypes, whose embeddings are newer, or another prototype_lr"
             case MovingAverage():
                 return "a larger gamma"
+            case Scent():
+                return "a larger log_step"
             case Amortized():
                 return "more updates or another net_lr"
             case _:

@@ -34,6 +34,7 @@ from fullbatch.objective.amortized import AmortizedNormalizer
 from fullbatch.objective.loss import DirectionLoss, Metrics, Summary, direction_loss, raw_positive
 from fullbatch.objective.moments import cycle_consistency, variance_covariance
 from fullbatch.objective.moving_average import MovingAverageNormalizer
+from fullbatch.objective.newest import BatchAndQueueNormalizer, RollingNormalizer
 from fullbatch.objective.notices import Notices
 from fullbatch.objective.parts import Context, check_context, fingerprint, make_normalizers, make_temperatures
 from fullbatch.objective.per_sample import PerSampleTable
@@ -47,7 +48,10 @@ from fullbatch.objective.temperature import GlobalTemperature, PerSampleTemperat
 # on the first calls and then this often.
 CHECK_EVERY = 256
 
-HAS_REPLAY_KEY = (PerSampleTable, PrototypeNormalizer, MlpNormalizer, AmortizedNormalizer, PredictedTemperature)
+HAS_REPLAY_KEY = (
+    PerSampleTable, PrototypeNormalizer, RollingNormalizer, BatchAndQueueNormalizer, MlpNormalizer, AmortizedNormalizer,
+    PredictedTemperature,
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -250,7 +254,7 @@ class Objective(nn.Module):
             name = direction.name
             estimate = self.normalizers[name](direction, progress)
             part = direction_loss(direction, estimate, scale.times_temperature)
-            value = part.loss + (math.log(direction.negatives) if scale.log_of_sum else 0.0)
+            value = part.loss + (math.log(estimate.negatives or direction.negatives) if scale.log_of_sum else 0.0)
             if isinstance(self.method.pairwise, RawSimilarity):
                 value = value + raw_positive(direction, scale.times_temperature)
             penalty = self._temperature(name).rho(progress) * direction.tau_B.mean()
@@ -268,8 +272,8 @@ class Objective(nn.Module):
         metrics = summary.metrics(batch, positive_term)
         metrics["epoch"] = float(progress.epoch)
         normalizer = self.normalizers[DIRECTIONS[0]]
-        if isinstance(normalizer, MovingAverageNormalizer):
-            metrics["gamma"] = normalizer.gamma(progress)
+        if isinstance(normalizer, MovingAverageNormalizer) and (gamma := normalizer.gamma(progress)) is not None:
+            metrics["gamma"] = gamma
         return Output(loss, metrics)
 
     def _temperature(self, name: str) -> GlobalTemperature | PerSampleTemperature | PredictedTemperature:

@@ -13,6 +13,7 @@ from typing_extensions import assert_never
 
 from fullbatch.config import (
     Amortized,
+    BatchAndQueue,
     BatchMean,
     Constant,
     LearnedScale,
@@ -24,11 +25,14 @@ from fullbatch.config import (
     Predicted,
     Prototypes,
     RobustGlobal,
+    Rolling,
+    Scent,
 )
 from fullbatch.config.checks import is_number, is_whole
 from fullbatch.objective.amortized import AmortizedNormalizer
 from fullbatch.objective.fitted_net import build_seeded
 from fullbatch.objective.moving_average import BatchMeanNormalizer, MovingAverageNormalizer
+from fullbatch.objective.newest import BatchAndQueueNormalizer, RollingNormalizer
 from fullbatch.objective.per_sample import TableOptions
 from fullbatch.objective.prototypes import MlpNormalizer, PrototypeNormalizer
 from fullbatch.objective.step import DIRECTIONS
@@ -102,10 +106,14 @@ def _make_normalizer(method: Method, context: Context, name: str) -> nn.Module:
     match method.normalizer:
         case BatchMean() as config:
             return BatchMeanNormalizer(config)
-        case MovingAverage() as config:
+        case BatchAndQueue() as config:
+            return BatchAndQueueNormalizer(config, method.pairwise, width, context.chunk)
+        case MovingAverage() | Scent() as config:
             return MovingAverageNormalizer(config, _table(context), name)
         case Prototypes() as config:
             return PrototypeNormalizer(config, method.pairwise, width, context.chunk)
+        case Rolling() as config:
+            return RollingNormalizer(config, method.pairwise, width, context.chunk)
         case Mlp() as config:
             return MlpNormalizer(config, method.pairwise, width, name)
         case Amortized() as config:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -17,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
-from fullbatch.config import Mlp, Pairwise, Prototypes, SquaredHinge
+from fullbatch.config import Mlp, Pairwise, Prototypes, Rolling, SquaredHinge
 from fullbatch.distributed import average_gradient
 from fullbatch.kernels.log_mean_exp import gradient_to_others, log_mean_exp
 from fullbatch.objective.fitted_net import FittedNet
@@ -30,7 +31,9 @@ def is_restart(config: Prototypes | Mlp, steps: int) -> bool:
     return steps == 0 or bool(config.restart_every and steps % config.restart_every == 0)
 
 
-def fit_gradient(config: Prototypes | Mlp, alpha_N: Tensor, log_total_N: Tensor, tau_N: Tensor, guard: float) -> Tensor:
+def fit_gradient(
+    config: Prototypes | Rolling | Mlp, alpha_N: Tensor, log_total_N: Tensor, tau_N: Tensor, guard: float
+) -> Tensor:
     """d/d alpha_i of anchor i's term in what the NPN minimises the mean of: eq. (12), or half the squared log error."""
     if config.fit == "separate":
         return alpha_N - log_total_N
@@ -53,12 +56,94 @@ def tf32_products(tensor: Tensor) -> Iterator[None]:
         setattr(settings, name, before)
 
 
-class PrototypeNormalizer(nn.Module):
-    """alpha_i = log(epsilon + mean_k exp(loss(cos(e_i, W_k) - s_ii) / tau)).  NeuCLIP eq. (10), (11).
+# ---------------------------------------------------------------------------------------------------------------------
+# what prototypes say, and how they learn; rolling ones do the same
 
-    A restart sets the prototypes to the other modality's embeddings of this batch.  A batch larger than M gives a
-    random subset; a smaller one is topped up with the embeddings of the batches before it, and while fewer than M have
-    been seen at all, every new batch is appended.
+
+@dataclass(frozen=True)
+class Pool:
+    """alpha_i = log(epsilon + mean_k exp(loss(cos(e_i, W_k) - s_ii) / tau)) and its fit.  NeuCLIP eq. (10), (11).
+
+    ``first_pair`` is the place of the first anchor's own positive among the prototypes, where the batch's own rows lie
+    there in order and are to be left out.
+    """
+
+    config: Prototypes | Rolling
+    pairwise: Pairwise
+    chunk: int | None
+
+    def alpha(self, direction: Direction, used_MD: Tensor, first_pair: int | None = None) -> Tensor:
+        log_mean_B = log_mean_exp(
+            normalize(direction.anchor.local_BD, dim=1),  # a cosine, so its gradient is tangential
+            normalize(used_MD.to(direction.log_g_B.dtype), dim=1),
+            direction.reference_B,
+            direction.tau_B,
+            pairwise=self.pairwise,
+            chunk=self.chunk,
+            first_pair=first_pair,
+        )
+        return log_add(log_mean_B, self.config.epsilon)
+
+    def fit(self, direction: Direction, used_MD: Tensor, accumulator_MD: Tensor, first_pair: int | None = None) -> None:
+        """T_u AdaGrad updates on this batch with the encoders fixed; the gradient in closed form.
+
+        On a GPU its float32 products run in TF32: the updates are the costly part of a step, and no gradient passes
+        through them.  What that changes is less than what bf16 towers do (docs/speed.md).
+        """
+        log_total_N = log_add(direction.log_g_N, self.config.epsilon)
+        anchor_ND = normalize(direction.anchor.all_ND, dim=1)
+        rate = self.config.lr_for(used_MD.shape[1])
+        with tf32_products(anchor_ND):
+            for _ in range(self.config.updates):
+                gradient_MD = self._gradient(used_MD, anchor_ND, direction, log_total_N, first_pair).to(used_MD.dtype)
+                accumulator_MD.addcmul_(gradient_MD, gradient_MD)
+                used_MD.addcdiv_(gradient_MD, accumulator_MD.sqrt().add_(1e-10), value=-rate)  # epsilon as in torch
+
+    def _gradient(
+        self, used_MD: Tensor, anchor_ND: Tensor, direction: Direction, log_total_N: Tensor, first_pair: int | None
+    ) -> Tensor:
+        """d/dW of eq. (12): through alpha, the log-sum-exp pool and the prototypes' normalisation."""
+        wide_MD = used_MD.to(log_total_N.dtype)
+        norm_M1 = wide_MD.norm(dim=1, keepdim=True).clamp_min(1e-12)
+        unit_MD = wide_MD / norm_M1
+
+        def to_value(log_mean_R: Tensor, here: slice) -> Tensor:
+            alpha_R = log_add(log_mean_R, self.config.epsilon)
+            to_alpha_R = fit_gradient(self.config, alpha_R, log_total_N[here], direction.tau_N[here], direction.guard)
+            share_R = torch.sigmoid(log_mean_R - log_or_minus_inf(self.config.epsilon))
+            return to_alpha_R * share_R / log_total_N.shape[0]
+
+        to_unit_MD = gradient_to_others(
+            anchor_ND,
+            unit_MD,
+            direction.reference_N,
+            direction.tau_N,
+            to_value,
+            pairwise=self.pairwise,
+            chunk=self.chunk,
+            first_pair=first_pair,
+        )
+        radial_M1 = (to_unit_MD * unit_MD).sum(dim=1, keepdim=True)
+        return torch.addcmul(to_unit_MD, radial_M1, unit_MD, value=-1.0).div_(norm_M1)
+
+    def estimate(self, direction: Direction, alpha_B: Tensor) -> Estimate:
+        log_total_B = log_add(direction.log_g_B, self.config.epsilon)
+        if self.config.prototype_gradient == "detached":
+            alpha_B = alpha_B.detach()
+        return Estimate(alpha_B, log_total_B, tau_on_ratio=True, tau_on_alpha=True)
+
+
+NONE_YET = (
+    "This objective has no prototypes yet: they come from the first training batch. "
+    "Call it in training mode once, or load a state_dict, before eval()."
+)
+
+
+class PrototypeNormalizer(nn.Module):
+    """Prototypes that restart every T_r steps from the other modality's embeddings of this batch.
+
+    A batch larger than M gives a random subset; a smaller one is topped up with the embeddings of the batches before
+    it, and while fewer than M have been seen at all, every new batch is appended.
     """
 
     counters = ("seen", "steps")
@@ -69,7 +154,7 @@ class PrototypeNormalizer(nn.Module):
 
     def __init__(self, config: Prototypes, pairwise: Pairwise, width: int, chunk: int | None) -> None:
         super().__init__()
-        self.config, self.pairwise, self.chunk = config, pairwise, chunk
+        self.config, self.pool = config, Pool(config, pairwise, chunk)
         self.lr = config.lr_for(width)
         self.forget = float(config.reset_accumulator)
         shape = (config.prototypes, width)
@@ -100,35 +185,14 @@ class PrototypeNormalizer(nn.Module):
             with torch.no_grad():
                 self._refresh(direction.other.all_ND, progress)
                 if self.config.schedule == "alternating":
-                    self._fit(direction)
+                    self.pool.fit(direction, self.prototypes_MD[: self.active], self.accumulator_MD[: self.active])
             self.steps += 1
         elif self.active == 0:
-            raise ValueError(
-                "This objective has no prototypes yet: they come from the first training batch. "
-                "Call it in training mode once, or load a state_dict, before eval()."
-            )
-        alpha_B = self._alpha(direction)
-        log_total_B = log_add(direction.log_g_B, self.config.epsilon)
-        if self.config.prototype_gradient == "detached":
-            alpha_B = alpha_B.detach()
-        return Estimate(alpha_B, log_total_B, tau_on_ratio=True, tau_on_alpha=True)
-
-    def _alpha(self, direction: Direction) -> Tensor:
+            raise ValueError(NONE_YET)
         used_MD = self.prototypes_MD[: self.active]
         if self.config.schedule == "simultaneous":
             used_MD = average_gradient(self.prototypes_MD)[: self.active]
-        unit_MD = normalize(used_MD.to(direction.log_g_B.dtype), dim=1)
-        log_mean_B = log_mean_exp(
-            normalize(direction.anchor.local_BD, dim=1),  # a cosine, so its gradient is tangential
-            unit_MD,
-            direction.reference_B,
-            direction.tau_B,
-            pairwise=self.pairwise,
-            chunk=self.chunk,
-        )
-        return log_add(log_mean_B, self.config.epsilon)
-
-    # -- restarts ---------------------------------------------------------------------------------------------------
+        return self.pool.estimate(direction, self.pool.alpha(direction, used_MD))
 
     def _refresh(self, other_ND: Tensor, progress: Progress) -> None:
         self._remember(other_ND)
@@ -163,46 +227,9 @@ class PrototypeNormalizer(nn.Module):
         self.prototypes_MD.data[self.active : self.active + count] = other_ND[:count].to(self.prototypes_MD.dtype)
         self.active += count
 
-    # -- updates ----------------------------------------------------------------------------------------------------
 
-    def _fit(self, direction: Direction) -> None:
-        """T_u AdaGrad updates on this batch with the encoders fixed; the gradient in closed form.
-
-        On a GPU its float32 products run in TF32: the updates are the costly part of a step, and no gradient passes
-        through them.  What that changes is less than what bf16 towers do (docs/speed.md).
-        """
-        log_total_N = log_add(direction.log_g_N, self.config.epsilon)
-        anchor_ND = normalize(direction.anchor.all_ND, dim=1)
-        used_MD, accumulator_MD = self.prototypes_MD[: self.active], self.accumulator_MD[: self.active]
-        with tf32_products(anchor_ND):
-            for _ in range(self.config.updates):
-                gradient_MD = self._prototype_gradient(anchor_ND, direction, log_total_N).to(used_MD.dtype)
-                accumulator_MD.addcmul_(gradient_MD, gradient_MD)
-                used_MD.addcdiv_(gradient_MD, accumulator_MD.sqrt().add_(1e-10), value=-self.lr)  # epsilon as in torch
-
-    def _prototype_gradient(self, anchor_ND: Tensor, direction: Direction, log_total_N: Tensor) -> Tensor:
-        """d/dW of eq. (12): through alpha, the log-sum-exp pool and the prototypes' normalisation."""
-        used_MD = self.prototypes_MD[: self.active].to(log_total_N.dtype)
-        norm_M1 = used_MD.norm(dim=1, keepdim=True).clamp_min(1e-12)
-        unit_MD = used_MD / norm_M1
-
-        def to_value(log_mean_R: Tensor, here: slice) -> Tensor:
-            alpha_R = log_add(log_mean_R, self.config.epsilon)
-            to_alpha_R = fit_gradient(self.config, alpha_R, log_total_N[here], direction.tau_N[here], direction.guard)
-            share_R = torch.sigmoid(log_mean_R - log_or_minus_inf(self.config.epsilon))
-            return to_alpha_R * share_R / log_total_N.shape[0]
-
-        to_unit_MD = gradient_to_others(
-            anchor_ND,
-            unit_MD,
-            direction.reference_N,
-            direction.tau_N,
-            to_value,
-            pairwise=self.pairwise,
-            chunk=self.chunk,
-        )
-        radial_M1 = (to_unit_MD * unit_MD).sum(dim=1, keepdim=True)
-        return torch.addcmul(to_unit_MD, radial_M1, unit_MD, value=-1.0).div_(norm_M1)
+# ---------------------------------------------------------------------------------------------------------------------
+# the MLP
 
 
 def two_layers(width: int, hidden: int) -> nn.Module:

@@ -102,9 +102,11 @@ class Estimate:
     log_total_B    log(epsilon + g_i(batch)), with gradient
     tau_on_ratio   whether the factor tau of the ratio (epsilon + g) / exp(alpha) carries gradient
     tau_on_alpha   whether the factor tau of alpha does
+    negatives      how many the mean is over; None: the batch's
     """
 
     alpha_B: Tensor
     log_total_B: Tensor
     tau_on_ratio: bool
     tau_on_alpha: bool
+    negatives: int | None = None

@@ -17,8 +17,8 @@ from fullbatch.report.markup import Child, Html, joined, node, plain
 from fullbatch.report.wording import number
 
 Look = Literal["full", "hollow", "cross"]
-# Widths of letters at the size that plots use, 11 pixels, in families as wide as Verdana and DejaVu Sans; narrow letters
-# count as in a monospaced one.  Which font a reader has is not known, and a label must fit with any of them.
+# Widths of letters at the size that plots use, 11 pixels, in families as wide as Verdana and DejaVu Sans; narrow
+# letters count as in a monospaced one.  Which font a reader has is not known, and a label must fit with any of them.
 _WIDTHS = {**dict.fromkeys("mMW@%", 11.0), **dict.fromkeys("w=+<>~#&", 9.3)}
 _CAPITAL, _OTHER, _FOREIGN = 8.7, 7.1, 13.0
 
@@ -197,7 +197,7 @@ def width_of(label: str) -> float:
 
 def _width(letter: str) -> float:
     if not letter.isascii():
-        return _OTHER if letter in "…·–±×αβγερτ" else _FOREIGN
+        return _OTHER if letter in "…·±αβγερτ" else _FOREIGN
     return _WIDTHS.get(letter, _CAPITAL if letter.isupper() else _OTHER)
 
 

@@ -75,6 +75,17 @@ def believed(objective, state, direction, pairwise, own, other, i, tau, seen):
     match normalizer:
         case fb.BatchMean():
             return log_of(seen), log_of(seen)
+        case fb.BatchAndQueue():
+            queue = state[f"{name}.queue_MD"][: objective.normalizers[direction].active].double()
+            terms = [math.exp(by_hand.term(pairwise, float(own @ row), positive) / tau) for row in queue]
+            both = ((BATCH - 1) * seen + sum(terms)) / (BATCH - 1 + len(terms))
+            return log_of(sum(terms) / len(terms)), log_of(both)
+        case fb.Scent():
+            log_u = float(state[f"{name}.log_u.values"][i])
+            if math.isnan(log_u):
+                return math.nan, log_of(seen)
+            gamma = 1 / (1 + math.exp(-normalizer.log_step - log_u))
+            return log_u, math.log((1 - gamma) * math.exp(log_u) + gamma * (normalizer.epsilon + seen))
         case fb.MovingAverage():
             log_u = float(state[f"{name}.log_u.values"][i])
             share = min(objective.epoch / normalizer.gamma_epochs, 1.0)
@@ -84,7 +95,7 @@ def believed(objective, state, direction, pairwise, own, other, i, tau, seen):
             u = math.exp(log_u)
             new = (1 - gamma) * u + gamma * (normalizer.epsilon + seen)
             return math.log(u), math.log(new)
-        case fb.Prototypes():
+        case fb.Prototypes() | fb.Rolling():
             active = objective.normalizers[direction].active
             known = by_hand.prototype_mean(state, direction, pairwise, own, positive, tau, active)
             return log_of(known), log_of(known)
@@ -183,7 +194,7 @@ def test_converged_prototypes_of_every_sample_have_no_error():
     assert found.total.normalizer_error < found.total.batch_error
 
 
-@pytest.mark.parametrize("name", ["sogclr", "isogclr", "tempnet", "neuclip", "amorlip", "openclip"])
+@pytest.mark.parametrize("name", ["sogclr", "isogclr", "tempnet", "neuclip", "rolling", "xbm", "amorlip", "openclip"])
 def test_nothing_changes(name):
     objective = trained(name)
     before = {key: value.clone() for key, value in objective.state_dict().items()}

@@ -366,6 +366,33 @@ def npn_separate_loss(
     return total
 
 
+def rolling_alpha(
+    e: Tensor, partner: Tensor, prototypes: Tensor, own: int | None, tau: Tensor, epsilon: float, loss: Loss = identity
+) -> Tensor:
+    """NeuCLIP eq. (10) for one anchor, over all prototypes but the one that is its own positive (None: over all)."""
+    kept = [w for place, w in enumerate(prototypes) if place != own]
+    return npn_alpha(e, partner, torch.stack(kept), tau, epsilon, loss)
+
+
+def xbm(image: Tensor, text: Tensor, queues: dict[str, list[Tensor]], tau: Tensor) -> Tensor:
+    """InfoNCE whose denominator also has the queue of the other modality; mean of both directions."""
+    total = torch.zeros((), dtype=image.dtype)
+    for name, anchor, other in directions(image, text):
+        for i in range(len(image)):
+            positive = torch.exp(similarity(anchor[i], other[i]) / tau)
+            denominator = sum(torch.exp(similarity(anchor[i], row) / tau) for row in [*other, *queues[name]])
+            total = total - torch.log(positive / denominator) / (2 * len(image))
+    return total
+
+
+def scent_update(u: float | None, new: float, log_step: float) -> float:
+    """SCENT, on nu = log u: nu + log(1 + e^a g) - log(1 + e^(a + nu)); a sample never seen starts at g."""
+    if u is None:
+        return new
+    nu = math.log(u)
+    return math.exp(nu + math.log1p(math.exp(log_step) * new) - math.log1p(math.exp(log_step + nu)))
+
+
 # -- AmorLIP ----------------------------------------------------------------------------------------------------------
 
 

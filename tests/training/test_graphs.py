@@ -22,7 +22,10 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:rho="),
 ]
 
-METHODS = ("openclip", "siglip", "sogclr", "fastclip_v3", "isogclr", "amorlip", "neuclip", "tempnet")
+METHODS = (
+    "openclip", "siglip", "sogclr", "fastclip_v3", "isogclr", "amorlip", "neuclip", "rolling", "queue", "xbm",
+    "scent", "tempnet",
+)  # fmt: skip
 
 
 def on_gpu(folder, method, steps=40, **training):

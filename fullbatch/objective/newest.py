@@ -1,0 +1,121 @@
+"""Normalizers that keep the newest embeddings: rolling prototypes, which learn on, and XBM's queue, part of the loss.
+
+They need no sample ids and, as all ranks hold all gathered embeddings, no communication.  Rows lie newest first, so
+that the batch's own are at the top in their order; a step moves the others down.
+"""
+
+# B: anchors on this rank   N: anchors on all ranks   M: rows kept   D: width
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from fullbatch.config import BatchAndQueue, Pairwise, Rolling
+from fullbatch.kernels.log_mean_exp import log_mean_exp
+from fullbatch.objective.log_domain import log_add
+from fullbatch.objective.prototypes import NONE_YET, Pool
+from fullbatch.objective.step import Direction, Estimate, Progress
+
+
+def put_on_top(rows_MD: Tensor, newest_ND: Tensor) -> None:
+    """The others move down, and the last fall off."""
+    left = rows_MD.shape[0] - newest_ND.shape[0]
+    rows_MD.copy_(torch.cat([newest_ND.to(rows_MD.dtype), rows_MD[:left]]) if left > 0 else newest_ND[: len(rows_MD)])
+
+
+class RollingNormalizer(nn.Module):
+    """NeuCLIP's prototypes, renewed in every step: the batch's embeddings take the places of the oldest."""
+
+    prototypes_MD: Tensor
+    accumulator_MD: Tensor
+
+    def __init__(self, config: Rolling, pairwise: Pairwise, width: int, chunk: int | None) -> None:
+        super().__init__()
+        self.config, self.pool = config, Pool(config, pairwise, chunk)
+        for name in ("prototypes_MD", "accumulator_MD"):
+            self.register_buffer(name, torch.zeros(config.prototypes, width))
+        self.active = 0  # prototypes in use
+
+    def get_extra_state(self) -> Tensor:
+        return torch.tensor(self.active)
+
+    def set_extra_state(self, state: Tensor) -> None:
+        self.active = int(state)
+
+    def replay_key(self, progress: Progress) -> tuple[int, ...] | None:
+        return (self.active,) if self.active == self.config.prototypes else None
+
+    def forward(self, direction: Direction, progress: Progress) -> Estimate:
+        leaves_out = progress.training and self.config.own_positive == "left_out"
+        if progress.training:
+            with torch.no_grad():
+                self._roll(direction.other.all_ND)
+                if self.active > direction.other.all_ND.shape[0]:  # of the batch alone alpha is exact already
+                    used_MD, accumulator_MD = self.prototypes_MD[: self.active], self.accumulator_MD[: self.active]
+                    self.pool.fit(direction, used_MD, accumulator_MD, 0 if leaves_out else None)
+        elif self.active == 0:
+            raise ValueError(NONE_YET)
+        first_pair = direction.rows.start if leaves_out else None
+        return self.pool.estimate(direction, self.pool.alpha(direction, self.prototypes_MD[: self.active], first_pair))
+
+    def _roll(self, other_ND: Tensor) -> None:
+        count, total = other_ND.shape[0], self.config.prototypes
+        if count > total:
+            raise ValueError(
+                f"A batch of {count} pairs does not fit into {total} rolling prototypes; set prototypes to at least "
+                f"{count}."
+            )
+        put_on_top(self.prototypes_MD, other_ND)
+        if self.config.updates:
+            put_on_top(self.accumulator_MD, (1.0 - float(self.config.reset_accumulator)) * self.accumulator_MD[-count:])
+        self.active = min(self.active + count, total)
+
+
+class BatchAndQueueNormalizer(nn.Module):
+    """log(epsilon + mean over the batch's negatives and the queue), as BatchMean has it of the batch alone.
+
+    The queue holds the batches before this one, so an anchor's own positive is not in it; it carries no gradient, the
+    anchor does.  In eval mode the queue stays as it is.
+    """
+
+    queue_MD: Tensor
+
+    def __init__(self, config: BatchAndQueue, pairwise: Pairwise, width: int, chunk: int | None) -> None:
+        super().__init__()
+        self.config, self.pairwise, self.chunk = config, pairwise, chunk
+        self.register_buffer("queue_MD", torch.zeros(config.queue, width))
+        self.active = 0  # rows in use
+
+    def get_extra_state(self) -> Tensor:
+        return torch.tensor(self.active)
+
+    def set_extra_state(self, state: Tensor) -> None:
+        self.active = int(state)
+
+    def replay_key(self, progress: Progress) -> tuple[int, ...] | None:
+        return (self.active,) if self.active == self.config.queue else None
+
+    def forward(self, direction: Direction, progress: Progress) -> Estimate:
+        negatives, log_mean_B = direction.negatives + self.active, direction.log_g_B
+        if self.active:
+            log_queue_B = self.log_mean_of_queue(direction.anchor.local_BD, direction.reference_B, direction.tau_B)
+            log_mean_B = self.with_queue(log_mean_B, log_queue_B, direction.negatives)
+        epsilon = 1.0 / negatives if self.config.epsilon is None else self.config.epsilon
+        log_total_B = log_add(log_mean_B, epsilon)
+        if progress.training:
+            with torch.no_grad():
+                put_on_top(self.queue_MD, direction.other.all_ND)
+            self.active = min(self.active + direction.other.all_ND.shape[0], self.config.queue)
+        return Estimate(log_total_B.detach(), log_total_B, tau_on_ratio=False, tau_on_alpha=True, negatives=negatives)
+
+    def log_mean_of_queue(self, anchor_BD: Tensor, reference_B: Tensor, tau_B: Tensor) -> Tensor:
+        queue_MD = self.queue_MD[: self.active].to(tau_B.dtype, copy=True)  # the backward pass wants it as it is now
+        return log_mean_exp(anchor_BD, queue_MD, reference_B, tau_B, pairwise=self.pairwise, chunk=self.chunk)
+
+    def with_queue(self, log_mean_B: Tensor, log_queue_B: Tensor, negatives: int) -> Tensor:
+        """The log of one mean over ``negatives`` of the batch and all of the queue, from the logs of both means."""
+        total = negatives + self.active
+        return torch.logaddexp(log_mean_B + math.log(negatives / total), log_queue_B + math.log(self.active / total))
