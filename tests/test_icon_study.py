@@ -4,7 +4,9 @@ import json
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+import yaml
 
 from fullbatch.comparison.plan import plan_from
 
@@ -17,65 +19,120 @@ import study  # noqa: E402
 STUDY = ROOT / "docs" / "studies" / "icons"
 
 
-def test_every_method_gets_the_same_number_of_tuning_runs():
-    best = {method: {} for method in study.TRIED}
-    for name, grids in study.STAGES.items():
-        tried = study.labelled(grids, best)
-        assert len({len(settings) for settings in tried.values()}) == 1
-        plan = plan_from(study.tuning_plan(name, tried, Path("icons"), 1000, "cpu"))
-        for run in plan.planned:
-            assert plan.config(run, "runs").training.seed == study.TUNING_SEED
+def comparison_of(scores):
+    """As comparison.json has it: label, batch size and R@1, or None for a run that failed."""
+    return {
+        "runs": [
+            {
+                "method": label,
+                "batch_size": size,
+                "status": "failed" if score is None else "done",
+                "results": {} if score is None else {"retrieval:x mean_r1": score},
+            }
+            for label, size, score in scores
+        ]
+    }
 
 
-def test_the_race_is_in_the_order_of_what_is_asked():
-    best = {method: {"lr": 1e-3} for method in study.TRIED}
-    plan = plan_from(study.race_plan(Path("icons"), best, 1000, "cpu"))
-    runs = plan.planned
-    assert [(run.batch_size, run.seed) for run in runs[:12]] == [(128, 0)] * 6 + [(512, 0)] * 6
-    assert {run.seed for run in runs[:36]} == {0, 1, 2} and {run.batch_size for run in runs[:36]} == {128, 512}
-    assert [run.row.name for run in runs[36:42]] == [f"{method} n/10" for method in study.FIXED]
-    for run in runs:
+def test_every_arm_is_tuned_alike_on_what_is_not_reported():
+    grids = study.joined({}, study.ARMS, study.FIRST_SIZES)
+    plan = plan_from(study.rates_plan(grids, Path("icons"), 1000, "cpu"))
+    assert len(plan.planned) == 9 * len(study.ARMS)
+    for run in plan.planned:
         config = plan.config(run, "runs")
-        assert config.optimizer.lr == pytest.approx(1e-3 * (run.batch_size / 128) ** 0.5)
-    assert plan.config(runs[36], "runs").data.data == ("icons/train-{00000..00001}.tar",)
+        assert config.training.seed == study.TUNING_SEED not in study.SEEDS
+        assert config.optimizer.lr in study.FIRST_RATES[run.batch_size]
+        assert "train-00019" in config.evaluation.evaluate[0] and "00018}" in config.data.data[0]
 
 
-def test_the_best_of_what_ended_well_is_chosen():
-    tried = {"openclip": {"openclip a": {"lr": 1.0}, "openclip b": {"lr": 2.0}, "openclip c": {"lr": 3.0}}}
-    scores = (("openclip a", 0.1, "done"), ("openclip b", 0.2, "done"), ("openclip c", 0.9, "failed"))
-    runs = [{"method": name, "status": status, "results": {"x mean_r1": score}} for name, score, status in scores]
-    assert study.choose({"runs": runs}, tried) == {"openclip": {"lr": 2.0}}
-    with pytest.raises(SystemExit, match="no tuning run of openclip has ended well"):
-        study.choose({"runs": []}, tried)
+def test_a_grid_widens_until_its_best_is_inside():
+    grids = {"openclip": {64: [1e-4, 2e-4, 4e-4], 256: [4e-4, 8e-4, 1.6e-3]}}
+    runs = [("openclip lr=0.0001", 64, 0.1), ("openclip lr=0.0002", 64, 0.2), ("openclip lr=0.0004", 64, 0.3)]
+    runs += [("openclip lr=0.0004", 256, 0.3), ("openclip lr=0.0008", 256, 0.4), ("openclip lr=0.0016", 256, None)]
+    scores = study.scores_of(comparison_of(runs), grids)
+    wider = study.widened(grids, scores)
+    assert wider == {"openclip": {64: [1e-4, 2e-4, 4e-4, 8e-4], 256: [4e-4, 8e-4, 1.6e-3]}}
+    scores["openclip", 64, 8e-4] = 0.25
+    assert study.widened(wider, scores) == wider
+    assert study.best_rates(wider, scores) == {"openclip": {64: 4e-4, 256: 8e-4}}
+    assert figures.at_the_edge(grids, scores) == ["openclip at B 64"] and figures.at_the_edge(wider, scores) == []
+
+
+def test_a_plan_of_rates_that_was_begun_only_grows():
+    begun = {"openclip": {64: [2e-4, 4e-4, 8e-4, 1.6e-3]}}
+    plan = study.rates_plan(begun, Path("icons"), 1000, "cpu")
+    assert study.grids_in(yaml.safe_load(yaml.safe_dump(plan))) == begun
+    grown = study.joined(begun, ["openclip", "neuclip"], [64, 256])
+    assert grown["openclip"] == {64: begun["openclip"][64], 256: [4e-4, 8e-4, 1.6e-3]}
+    assert set(grown["neuclip"]) == {64, 256}
+
+
+def test_the_race_has_the_rate_of_each_cell():
+    chosen = {"openclip": {64: 4e-4, 256: 8e-4}, "neuclip": {64: 2e-4}}
+    blocks = [
+        {"methods": ["openclip", "neuclip"], "batch_sizes": [64]},
+        {"methods": ["openclip"], "batch_sizes": [256]},
+    ]
+    plan = plan_from(study.race_plan(chosen, blocks, Path("icons"), 1000, "cpu"))
+    found = {(run.row.name, run.batch_size): plan.config(run, "runs").optimizer.lr for run in plan.planned}
+    assert found == {("openclip", 64): 4e-4, ("neuclip", 64): 2e-4, ("openclip", 256): 8e-4}
+    assert [run.seed for run in plan.planned] == [0, 0, 1, 1, 2, 2, 0, 1, 2]
+    assert all("test-00000" in plan.config(run, "runs").evaluation.evaluate[0] for run in plan.planned)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# what is said of the runs
+
+
+def cell(arm, size, scores, hits=None):
+    return {seed: figures.Run(arm, size, seed, score, hits, 0.2, 0.9) for seed, score in enumerate(scores)}
+
+
+def test_a_match_needs_both_bounds():
+    rng = np.random.default_rng(1)
+    hits = (rng.random(3000) < 0.3).astype(float)
+    cells = {
+        ("openclip", 64): cell("openclip", 64, (20.0, 20.1, 19.9), hits),
+        ("openclip", 256): cell("openclip", 256, (26.0, 26.1, 25.9), hits),
+        ("openclip", 1024): cell("openclip", 1024, (25.0, 25.0, 25.0), hits),
+        ("neuclip", 64): cell("neuclip", 64, (26.1, 26.2, 26.0), hits),
+        ("queue", 64): cell("queue", 64, (29.0, 22.0, 27.0), hits),
+        ("rolling", 64): cell("rolling", 64, (27.0, 27.0, 27.0)),
+    }
+    assert figures.best_size(cells) == 256, "openclip at 1024 is undertrained: k does not count there"
+    text = figures.matches_table(cells)
+    assert "| `neuclip` | 64 | 256 | 4 | +0.10 (+0.10, +0.10, +0.10) | +0.10 … +0.10 | +0.00 … +0.00 |" in text
+    assert "| `queue` | 64 | none |" in text, "its seeds differ too much"
+    assert "| `rolling` | 64 | none |" in text, "without the hits of its pairs nothing is said"
+
+
+def test_the_bootstrap_is_of_the_pairs():
+    gap = np.zeros(3000)
+    gap[:300] = 100.0  # points: found by one and not by the other
+    low, high = figures.bootstrap(gap)
+    assert low == pytest.approx(10.0 - 1.96 * 30.0 / 3000**0.5, abs=0.1)
+    assert high == pytest.approx(10.0 + 1.96 * 30.0 / 3000**0.5, abs=0.1)
+
+
+def test_hits_come_back_from_their_bits(tmp_path):
+    hits = np.array([1, 0, 0, 1, 1, 0, 0, 0, 1, 0, 1], np.uint8)
+    kept = {"pairs": 11, "image_to_text": np.packbits(hits).tobytes().hex(), "text_to_image": "0000"}
+    (tmp_path / "hits.json").write_text(json.dumps(kept))
+    assert figures.read_hits(tmp_path / "hits.json").tolist() == (hits / 2).tolist()
+    assert figures.read_hits(tmp_path / "none.json") is None
 
 
 def test_the_tables_are_those_of_the_kept_runs():
-    cells = figures.cells_of(figures.read_runs(STUDY / "icons"))
-    text = (STUDY / "tables.md").read_text()
-    pages = [path.read_text().replace("**", "") for path in (STUDY / "README.md", ROOT / "README.md")]
-    for line in figures.score_table(cells).splitlines()[2:]:
-        assert line in text and all(line in page for page in pages)
-    errors = (figures.error_summary(cells, "error", "batch"), figures.error_summary(cells, "last_error", "last_batch"))
-    for part in (*errors, figures.ablation_table(cells)):
-        assert part in text and part in pages[0]
-    assert figures.error_table(cells) in text
-    neuclip = [run.score for run in cells["neuclip", 128]]
-    lines = json.loads((STUDY / "icons" / "comparison.json").read_text())["runs"]
-    kept = [
-        100 * next(value for key, value in run["results"].items() if key.endswith("mean_r1"))
-        for run in lines
-        if run["method"] == "neuclip" and run["batch_size"] == 128 and run["status"] == "done"
-    ]
-    assert neuclip == pytest.approx(kept)
-
-
-def test_the_paired_differences_are_those_of_the_kept_runs():
-    comparison = json.loads((STUDY / "icons" / "comparison.json").read_text())
-    page = (STUDY / "README.md").read_text().replace("**", "")
-    seen = 0
-    for cell in comparison["differences"]:
-        if cell["metric"] == comparison["metric"] and cell["method"] in figures.METHODS and cell["sd"] is not None:
-            values = ", ".join(f"{100 * value:+.2f}" for value in cell["values"])
-            assert f"{100 * cell['mean']:+.2f} ± {100 * cell['sd']:.2f} ({values})" in page
-            seen += 1
-    assert seen == 10
+    grids, scores = figures.read_rates(STUDY / "rates")
+    text, page = ((STUDY / name).read_text() for name in ("tables.md", "README.md"))
+    for line in figures.rates_table(grids, scores).splitlines()[2:]:
+        assert line in text and line in page
+    best, edges = study.best_rates(grids, scores), figures.at_the_edge(grids, scores)
+    for arm, rates in json.loads((STUDY / "chosen.json").read_text()).items():
+        for size, rate in rates.items():
+            assert best[arm][int(size)] == rate and f"{arm} at B {size}" not in edges
+    for path in sorted((STUDY / "rates" / "runs").glob("*/results.json")):
+        kept = json.loads(path.read_text())["results"][0]["mean_r1"]
+        arm, size = path.parent.name.split("_lr=")[0], int(path.parent.name.split("-b")[1].split("-")[0])
+        rate = float(path.parent.name.split("_lr=")[1].split("-b")[0])
+        assert scores[arm, size, rate] == pytest.approx(kept)

@@ -4,6 +4,7 @@ import copy
 import logging
 import math
 import pickle
+import warnings
 
 import pytest
 import torch
@@ -24,6 +25,23 @@ TABLE = {
 
 def rows(count=8, width=6, seed=0, dtype=torch.float32):
     return unit_rows(count, width, seed, dtype)
+
+
+@pytest.mark.parametrize("method", ["neuclip", "rolling", "queue", "fastclip_v3"])
+def test_the_budget_is_chosen_from_the_number_of_samples(method):
+    """Half of the largest KL there can be; so no data set is too small for the default."""
+    for count in (3, 100, 105_900):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            objective = fb.make_objective(method, width=6, num_samples=count)
+        assert objective.method.temperature.rho == pytest.approx(0.5 * math.log(count - 1))
+    assert fb.make_objective(method, width=6, num_samples=100, rho=1.5).method.temperature.rho == 1.5
+    with pytest.raises(ValueError, match=r"RobustGlobal.rho must be a number or None, got 'x'"):
+        fb.make_objective(method, width=6, num_samples=100, rho="x")
+
+
+def test_without_their_number_the_budget_is_that_of_cc3m():
+    assert fb.make_objective("neuclip", width=6).method.temperature.rho == 6.5
 
 
 def test_the_methods_of_the_table_exist():
@@ -48,8 +66,8 @@ def test_axes_are_values():
         "neuclip", width=6, num_samples=90, pairwise=fb.SquaredHinge(0.1), temperature=fb.PerSample(rho=2.0)
     )
     assert swapped.method == fb.Method(fb.SquaredHinge(0.1), fb.Prototypes(), fb.PerSample(rho=2.0))
-    same = fb.make_objective("fastclip_v1", num_samples=90, temperature=fb.RobustGlobal(0.07, rho=6.5), gamma=0.2)
-    assert same.method == fb.METHODS["fastclip_v3"]
+    same = fb.make_objective("fastclip_v1", num_samples=90, temperature=fb.RobustGlobal(0.07), gamma=0.2)
+    assert same.method == fb.make_objective("fastclip_v3", num_samples=90).method
 
 
 def test_published_prototypes_are_one_keyword_away():
@@ -186,7 +204,7 @@ def test_a_temperature_that_starts_on_its_bound_is_not_noticed(caplog):
 
 def test_an_unreachable_rho_is_warned_of_with_its_bound():
     with pytest.warns(UserWarning, match=r"rho=6.5 .* = 4.60 of the data set \(100 samples\).*rho below 4.60"):
-        fb.make_objective("fastclip_v3", num_samples=100)
+        fb.make_objective("fastclip_v3", num_samples=100, rho=6.5)
     batch = fb.make_objective("gcl_batch", temperature=fb.RobustGlobal(rho=3.0))
     with pytest.warns(UserWarning, match=r"log\(negatives\) = 1.95 of the batch \(8 samples\)"):
         batch(rows(), rows(seed=1))

@@ -3,7 +3,8 @@
     python benchmarks/icons/oracle.py DATA OUT --batch 64 --fresh 1024 --lr 4e-4
 
 In every step ``--fresh`` further samples, drawn uniformly, are embedded with the current weights, without gradient and
-for the normalizers alone: alpha_i is the log of the mean over the batch's others and these, all of them current.  The
+for the normalizers alone: alpha_i is the log of the mean over the batch's others and these, all of them current and
+cropped as training crops them (uncropped ones a model learns to tell from the batch's, and to keep away from).  The
 loss, its gradient and the rest are those of ``queue``.  Judged as in the stage ``rates`` of study.py; OUT/NAME is an
 ordinary run folder.
 """
@@ -14,6 +15,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from study import ARMS, LAST_SHARD, TUNING_SAMPLES, TUNING_SEED, base
 from torch import nn
@@ -23,8 +25,11 @@ from fullbatch.assembly import Parts, assemble
 from fullbatch.config.layers import layered
 from fullbatch.config.run import RunConfig
 from fullbatch.config.tree import from_dict
+from fullbatch.data.crops import cropped, random_boxes
 from fullbatch.data.in_memory import InMemoryBatches
 from fullbatch.objective.newest import RollingNormalizer
+
+BOXES = 1 << 16  # crops to choose from
 
 
 def with_fresh_samples(parts: Parts, fresh: int) -> Parts:
@@ -32,6 +37,10 @@ def with_fresh_samples(parts: Parts, fresh: int) -> Parts:
     assert isinstance(parts.batches, InMemoryBatches)
     data, model = parts.batches.resident, parts.model
     firsts_n = torch.from_numpy(data.firsts_n).to(parts.device)
+    draws = np.random.default_rng(0)
+    boxes = random_boxes(data.images_nCSS.shape[-1], parts.batches.crop, lambda tries, what: draws.random(BOXES))
+    boxes_K4 = torch.from_numpy(boxes).float().to(parts.device)
+    mirrored = torch.zeros(fresh, dtype=torch.bool, device=parts.device)
     queues = {name: parts.state.objective.normalizers[name] for name in ("image", "text")}
     for queue in queues.values():
         assert isinstance(queue, RollingNormalizer)
@@ -41,9 +50,15 @@ def with_fresh_samples(parts: Parts, fresh: int) -> Parts:
     def embed_more(module: nn.Module, inputs: tuple[Any, ...]) -> None:
         if not module.training or any(each is None for each in inputs):
             return
-        ids = torch.randint(len(firsts_n), (fresh,), device=parts.device)
+        # What autocast casts here has no gradient, and the step itself must not find it in autocast's cache.
+        with torch.autocast(parts.device.type, torch.bfloat16, torch.is_autocast_enabled(), cache_enabled=False):
+            embed_some()
+
+    def embed_some() -> None:
+        ids, crops = (torch.randint(count, (fresh,), device=parts.device) for count in (len(firsts_n), BOXES))
+        images = cropped(data.images_nCSS[ids], boxes_K4[crops], mirrored)
         embedded = {
-            "text": model.encode_image(data.images_nCSS[ids]),  # what texts as anchors look at
+            "text": model.encode_image(images),  # what texts as anchors look at
             "image": model.encode_text(data.tokens_mL[firsts_n[ids]]),
         }
         for name, rows in embedded.items():
@@ -78,7 +93,7 @@ def main() -> None:
             **{"audit_every": 0, "runs": str(options.out), "name": name},
         }
     )
-    fullbatch.run.assemble = lambda *given: with_fresh_samples(assemble(*given), options.fresh)
+    setattr(fullbatch.run, "assemble", lambda *given: with_fresh_samples(assemble(*given), options.fresh))  # noqa: B010
     fullbatch.run.train(from_dict(RunConfig, layered(shared, own)))
 
 

@@ -1,12 +1,16 @@
-"""The icon study: does a small batch with a better normalizer reach what a large batch reaches?  One GPU, one small ViT.
+"""The icon study: does a small batch with a better normalizer reach what a large one reaches?  One GPU, one small ViT.
 
     python benchmarks/icons/unpack.py icons.tar DATA --captions name
     python benchmarks/icons/study.py rates DATA OUT --jobs 12    # the learning rate of every arm at every batch size
+    python benchmarks/icons/study.py race DATA OUT --jobs 12     # with those rates, on the test pairs, three seeds
     python benchmarks/icons/study.py gather OUT docs/studies/icons
+    python benchmarks/icons/figures.py docs/studies/icons
 
-A stage writes a plan for ``fullbatch compare`` and starts it; killed, it goes on where it was.  ``rates`` trains half as
+A stage writes a plan for ``fullbatch compare`` and starts it; killed, it goes on where it was, and elsewhere after
+``cp -r docs/studies/icons/rates docs/studies/icons/race docs/studies/icons/chosen.json OUT``.  ``rates`` trains half as
 long as the race, with a seed that is not reported, and is judged on a shard kept out of training.  Where the best rate
-lies at the edge of its grid, the next one beyond is tried as well, until it does not.
+lies at the edge of its grid, the next one beyond is tried as well, until it does not.  The arms and batch sizes of
+earlier calls stay in the plan; ``--arms`` and ``--sizes`` add to them.
 """
 
 from __future__ import annotations
@@ -28,33 +32,51 @@ MODEL = os.path.relpath(Path(__file__).with_name("vit.json"))
 SAMPLES = 2_500_000
 TUNING_SAMPLES = SAMPLES // 2
 TUNING_SEED = 100  # not one of those that are reported
+SEEDS = (0, 1, 2)
 LAST_SHARD = 19  # of training: the one that tuning is judged on
 
 _FITTED = {"temperature": 0.05, "rho": 6.0}
+_LIKE_NEUCLIP = {"settings": {**_FITTED, "prototype_lr": 0.02}, "temperature_lr": 1e-6}
 # What is compared, as rows of a plan.  ``neuclip`` has the settings that a former study chose, with a temperature that
-# hardly moves; the arms beside it share them.
+# hardly moves; the arms beside it share them.  The schedules of gamma, of AmorLIP's rho and of its blend are spread
+# over the run's 24 epochs as their authors' are over theirs.
 ARMS: Mapping[str, Mapping[str, Any]] = {
     "openclip": {"method": "openclip", "temperature_lr": 1.25e-4},
-    "neuclip": {"method": "neuclip", "settings": {**_FITTED, "prototype_lr": 0.02}, "temperature_lr": 1e-6},
-    "rolling": {"method": "rolling", "settings": {**_FITTED, "prototype_lr": 0.02}, "temperature_lr": 1e-6},
+    "neuclip": {"method": "neuclip", **_LIKE_NEUCLIP},
+    "rolling": {"method": "rolling", **_LIKE_NEUCLIP},
     "queue": {"method": "queue", "settings": _FITTED, "temperature_lr": 1e-6},
-    "stale": {
-        "method": "queue",
-        "settings": {**_FITTED, "prototypes": 105_900},
-        "temperature_lr": 1e-6,
-    },  # all there are
+    "stale": {"method": "queue", "settings": {**_FITTED, "prototypes": 105_900}, "temperature_lr": 1e-6},  # all of them
+    "xbm": {"method": "xbm", "temperature_lr": 1.25e-4},
+    "siglip": {"method": "siglip", "settings": {"bias": -5.0}, "temperature_lr": 1.25e-4},
+    "sogclr": {"method": "sogclr"},
+    "scent": {"method": "scent"},
+    "fastclip_v3": {
+        "method": "fastclip_v3",
+        "settings": {**_FITTED, "gamma": 0.8, "gamma_epochs": 12.0},
+        "temperature_lr": 1.25e-4,
+    },
+    "amorlip": {
+        "method": "amorlip",
+        "settings": {"temperature": 0.05, "blend_epochs": 12.0, "rho_late_epoch": 8.0},
+        "temperature_lr": 1.25e-4,
+    },
+    "neuclip default": {"method": "neuclip"},
 }
+FIRST_ARMS = ("openclip", "neuclip", "queue", "rolling")
+FIRST_SIZES = (64, 256, 1024)
 
 Grids = dict[str, dict[int, list[float]]]  # arm -> batch size -> learning rates, rising
 Scores = dict[tuple[str, int, float], float]
-# Where the grids begin.  The first two arms showed that the one at B 64 began too low.
+# Where the grids begin.
 FIRST_RATES: Mapping[int, Sequence[float]] = {
+    32: (1e-4, 2e-4, 4e-4),
     64: (2e-4, 4e-4, 8e-4),
+    128: (2e-4, 4e-4, 8e-4),
     256: (4e-4, 8e-4, 1.6e-3),
+    512: (4e-4, 8e-4, 1.6e-3),
     1024: (4e-4, 8e-4, 1.6e-3),
+    2048: (8e-4, 1.6e-3, 3.2e-3),
 }
-LOWER = {"openclip": {64: (1e-4,)}, "neuclip": {64: (1e-4,)}}
-SIZES = {"stale": (64, 256)}  # of arms that are not run at all
 WIDEST = 6  # rates a grid may have
 
 
@@ -106,6 +128,25 @@ def rates_plan(grids: Grids, data: Path, samples: int, device: str) -> dict[str,
     }
 
 
+def grids_in(plan: Mapping[str, Any]) -> Grids:
+    """Those of a plan of rates that was begun."""
+    grids: Grids = {}
+    for row in plan["methods"]:
+        arm, _, rate = row["name"].rpartition(" lr=")
+        for size in row["batch_sizes"]:
+            grids.setdefault(arm, {}).setdefault(size, []).append(float(rate))
+    return {arm: {size: sorted(rates) for size, rates in sizes.items()} for arm, sizes in grids.items()}
+
+
+def joined(begun: Grids, arms: Sequence[str], sizes: Sequence[int]) -> Grids:
+    """What was begun, and the first rates of what is asked for besides."""
+    grids = {arm: dict(known) for arm, known in begun.items()}
+    for arm in arms:
+        for size in sizes:
+            grids.setdefault(arm, {}).setdefault(size, list(FIRST_RATES[size]))
+    return grids
+
+
 def scores_of(comparison: Mapping[str, Any], grids: Grids) -> Scores:
     """R@1 of every cell; a run that failed, or whose loss is no number, is worth nothing."""
     found = {(run["method"], run["batch_size"]): run for run in comparison["runs"]}
@@ -114,11 +155,11 @@ def scores_of(comparison: Mapping[str, Any], grids: Grids) -> Scores:
         for size, rates in sizes.items():
             for rate in rates:
                 run = found[rate_label(arm, rate), size]
-                scores[arm, size, rate] = _score(run) if run["status"] == "done" else 0.0
+                scores[arm, size, rate] = score_of(run) if run["status"] == "done" else 0.0
     return scores
 
 
-def _score(run: Mapping[str, Any]) -> float:
+def score_of(run: Mapping[str, Any]) -> float:
     return float(next(value for name, value in run["results"].items() if name.endswith("mean_r1")))
 
 
@@ -140,19 +181,19 @@ def _round(rate: float) -> float:
     return float(f"{rate:.3g}")
 
 
-def best_rates(grids: Grids, scores: Scores) -> dict[str, dict[str, float]]:
+def best_rates(grids: Grids, scores: Scores) -> dict[str, dict[int, float]]:
     return {
-        arm: {str(size): max(rates, key=lambda rate: scores[arm, size, rate]) for size, rates in sizes.items()}
+        arm: {size: max(rates, key=lambda rate: scores[arm, size, rate]) for size, rates in sizes.items()}
         for arm, sizes in grids.items()
     }
 
 
-def tune(arms: Sequence[str], data: Path, out: Path, samples: int, device: str, more: list[str]) -> None:
+def tune(
+    arms: Sequence[str], sizes: Sequence[int], data: Path, out: Path, samples: int, device: str, more: list[str]
+) -> None:
     """Until every grid has its best inside; what earlier calls found counts."""
-    grids: Grids = {
-        arm: {size: [*LOWER.get(arm, {}).get(size, ()), *FIRST_RATES[size]] for size in SIZES.get(arm, FIRST_RATES)}
-        for arm in arms
-    }
+    begun = out / "rates" / "plan.yaml"
+    grids = joined(grids_in(yaml.safe_load(begun.read_text())) if begun.is_file() else {}, arms, sizes)
     while True:
         comparison = compare(rates_plan(grids, data, samples, device), out, more)
         scores = scores_of(comparison, grids)
@@ -162,7 +203,83 @@ def tune(arms: Sequence[str], data: Path, out: Path, samples: int, device: str, 
             break
         grids = wider
     for (arm, size, rate), score in scores.items():
-        print(f"{arm:12} B {size:5} lr {rate:<8g} {100 * score:6.2f}")
+        print(f"{arm:15} B {size:5} lr {rate:<8g} {100 * score:6.2f}")
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# the race
+
+
+def race_plan(
+    chosen: Mapping[str, Mapping[int, float]],
+    blocks: Sequence[Mapping[str, Any]],
+    data: Path,
+    samples: int,
+    device: str,
+) -> dict[str, Any]:
+    """``blocks`` name arms x batch sizes x seeds, in the order in which they are run."""
+    rows = [
+        {"name": arm, **ARMS[arm], "batch_sizes": [], "at": {size: {"lr": rate} for size, rate in rates.items()}}
+        for arm, rates in chosen.items()
+    ]
+    shared = base(data, f"{{00000..{LAST_SHARD:05d}}}", "test-00000", samples, device)
+    shared["evaluation"] |= {"audits": 2, "audit_anchors": 5_000, "audit_samples": 1_000_000}  # all there are
+    return {
+        "name": "race",
+        "base": shared,
+        "methods": rows,
+        "batch_sizes": [],
+        "seeds": list(SEEDS),
+        "baseline": "openclip",
+        "metric": "mean_r1",
+        "runs": [dict(block) for block in blocks],
+    }
+
+
+def race(
+    arms: Sequence[str], sizes: Sequence[int], data: Path, out: Path, samples: int, device: str, more: list[str]
+) -> None:
+    """The arms at those of the sizes that they have a rate for, after what earlier calls asked for."""
+    chosen = {
+        arm: {int(size): rate for size, rate in rates.items()}
+        for arm, rates in json.loads((out / "chosen.json").read_text()).items()
+    }
+    begun = out / "race" / "plan.yaml"
+    blocks = yaml.safe_load(begun.read_text())["runs"] if begun.is_file() else []
+    for size in sizes:
+        block = {"methods": [arm for arm in arms if size in chosen.get(arm, {})], "batch_sizes": [size]}
+        if block["methods"] and block not in blocks:
+            blocks.append(block)
+    compare(race_plan(chosen, blocks, data, samples, device), out, more)
+
+
+def write_hits(data: Path, out: Path, device: str) -> None:
+    """Beside each run of the race which test pairs it finds first, a bit a pair and direction, for a bootstrap."""
+    import numpy as np
+
+    from fullbatch.config.data import Source
+    from fullbatch.config.training import Precision
+    from fullbatch.evaluation.embed import Embedder
+    from fullbatch.evaluation.retrieval import own_captions, ranks
+    from fullbatch.run import load_trained
+
+    for run in sorted((out / "race" / "runs").glob("*/results.json")):
+        target = run.with_name("hits.json")
+        if target.is_file() or not run.with_name("checkpoints").is_dir():
+            continue
+        model = load_trained(run.parent).model.to(device)
+        precision: Precision = "bf16" if device == "cuda" else "fp32"
+        embedder = Embedder(model, model.tokenize, model.image_size, model.mean_C11.device, precision, 2048, 0)
+        images = embedder.images(Source(f"{data}/test-00000.tar"))
+        answers = own_captions([len(captions) for captions in images.captions])
+        image_ND = images.image_ND.to(device)
+        text_TD = embedder.captions([captions[0] for captions in images.captions]).to(device)
+        hits = {
+            "image_to_text": ranks(image_ND, text_TD, answers.of_images).hits(1),
+            "text_to_image": ranks(text_TD, image_ND, answers.of_captions).hits(1),
+        }
+        packed = {name: np.packbits((hit > 0.5).numpy()).tobytes().hex() for name, hit in hits.items()}
+        target.write_text(json.dumps({"pairs": len(image_ND), **packed}))
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -182,13 +299,13 @@ def compare(plan: Mapping[str, Any], out: Path, more: list[str]) -> dict[str, An
     return comparison
 
 
-KEPT = ("config.yaml", "metrics.jsonl", "outcome.json", "results.json")
+KEPT = ("config.yaml", "metrics.jsonl", "outcome.json", "results.json", "hits.json")
 
 
 def gather(out: Path, target: Path) -> None:
     """What is worth keeping of the runs that ended: enough for a later call to count them as done."""
-    for stage in ("rates",):
-        for path in [out / stage / "plan.yaml", *sorted((out / stage).glob("comparison.*"))]:
+    for stage in ("rates", "race"):
+        for path in [*sorted((out / stage).glob("plan.yaml")), *sorted((out / stage).glob("comparison.*"))]:
             (target / stage).mkdir(parents=True, exist_ok=True)
             shutil.copy(path, target / stage / path.name)
         for outcome in sorted((out / stage / "runs").glob("*/outcome.json")):
@@ -203,10 +320,11 @@ def gather(out: Path, target: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Run the icon study.")
-    parser.add_argument("stage", choices=("rates", "gather"))
+    parser.add_argument("stage", choices=("rates", "race", "hits", "gather"))
     parser.add_argument("source", type=Path, help="the folder with the shards; for gather, OUT")
     parser.add_argument("out", type=Path, help="the folder of the comparisons; for gather, where to put what is kept")
-    parser.add_argument("--arms", nargs="+", choices=list(ARMS), default=list(ARMS), help="of the rates")
+    parser.add_argument("--arms", nargs="+", choices=list(ARMS), default=list(FIRST_ARMS))
+    parser.add_argument("--sizes", nargs="+", type=int, choices=list(FIRST_RATES), default=list(FIRST_SIZES))
     parser.add_argument("--jobs", type=int, default=8, help="runs side by side on the GPU")
     parser.add_argument("--stop-after", type=float, default=math.inf, help="minutes after which no run is started")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: for a rehearsal")
@@ -215,10 +333,15 @@ def main() -> None:
     more = ["--jobs", str(options.jobs)]
     if options.stop_after < math.inf:
         more += ["--stop-after", str(options.stop_after)]
+    asked = (options.arms, options.sizes, options.source, options.out)
     match options.stage:
         case "rates":
-            samples = options.samples or TUNING_SAMPLES
-            tune(options.arms, options.source, options.out, samples, options.device, more)
+            tune(*asked, options.samples or TUNING_SAMPLES, options.device, more)
+        case "race":
+            race(*asked, options.samples or SAMPLES, options.device, more)
+            write_hits(options.source, options.out, options.device)
+        case "hits":
+            write_hits(options.source, options.out, options.device)
         case "gather":
             gather(options.source, options.out)
 

@@ -33,6 +33,7 @@ class Row:
     method        the method it trains with
     batch_sizes   its own; None: the plan's
     seeds         its own; None: the plan's
+    at            what it changes at one batch size alone, such as a learning rate that was tuned there
     changes       what it changes in the base config, by the names of the flags: settings, lr, normalizer, data, ...
     """
 
@@ -40,19 +41,24 @@ class Row:
     method: str
     batch_sizes: tuple[int, ...] | None = None
     seeds: tuple[int, ...] | None = None
+    at: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
     changes: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         require(bool(self.name.strip()), self, "name", "not be empty")
         named_method(self.method)
+        good = all(is_whole(size, 2) and isinstance(changes, Mapping) for size, changes in self.at.items())
+        require(good, self, "at", "map batch sizes to changes, as in at: {64: {lr: 0.0004}}")
         for owned in ("batch_size", "seed", "name", "runs"):
-            require(owned not in self.changes, self, "changes", f"leave {owned} to the plan")
+            for changes in (self.changes, *self.at.values()):
+                require(owned not in changes, self, "changes", f"leave {owned} to the plan")
         _require_numbers(self, "batch_sizes", 2)
         _require_numbers(self, "seeds", 0)
 
     def as_dict(self) -> dict[str, Any]:
         own = {name: list(value) for name in ("batch_sizes", "seeds") if (value := getattr(self, name)) is not None}
-        return {"name": self.name, "method": self.method, **own, **self.changes}
+        at = {"at": {size: dict(changes) for size, changes in self.at.items()}} if self.at else {}
+        return {"name": self.name, "method": self.method, **own, **at, **self.changes}
 
 
 @dataclass(frozen=True)
@@ -185,7 +191,7 @@ class Plan:
 
     def config(self, run: PlannedRun, runs: str, samples: int | None = None) -> RunConfig:
         """The config of a run in the folder ``runs``; ``samples``: in place of the shared budget."""
-        changes = {"method": run.row.method, **run.row.changes}
+        changes = {"method": run.row.method, **run.row.changes, **run.row.at.get(run.batch_size, {})}
         try:
             config = from_dict(RunConfig, layered(self.base, RunConfig.grouped(changes)))
         except ValueError as error:
@@ -230,7 +236,7 @@ def read_plan(path: Path) -> dict[str, Any]:
 
 def plan_from(values: Mapping[str, Any]) -> Plan:
     """The plan of a YAML file's values, once nothing is missing."""
-    own = ("name", "method", "batch_sizes", "seeds")
+    own = ("name", "method", "batch_sizes", "seeds", "at")
     rows = []
     for row in named_rows(values.get("methods")):
         changes = {key: value for key, value in row.items() if key not in own}

@@ -55,7 +55,7 @@ METHODS: Mapping[str, Method] = MappingProxyType(
             _FASTCLIP,
             PerSample(0.03, rho=7.0, temperature_lr=0.0133, temperature_min=0.01, rule="adam"),
         ),
-        "fastclip_v3": Method(Identity(), _FASTCLIP, RobustGlobal(0.07, rho=6.5)),
+        "fastclip_v3": Method(Identity(), _FASTCLIP, RobustGlobal(0.07)),
         "isogclr": Method(Identity(), MovingAverage(gamma=0.8), PerSample(0.01, rho=8.0)),
         "isogclr_new": Method(
             Identity(),
@@ -70,9 +70,9 @@ METHODS: Mapping[str, Method] = MappingProxyType(
         "tempnet": Method(Identity(), MovingAverage(gamma=0.8), Predicted(rho=7.0)),
         "tuneclip": Method(SquaredHinge(0.1), MovingAverage(gamma=0.9, gamma_epochs=4), Constant(0.01)),
         # a network predicts the normalizer
-        "neuclip": Method(Identity(), Prototypes(), RobustGlobal(0.07, rho=6.5)),
-        "rolling": Method(Identity(), Rolling(), RobustGlobal(0.07, rho=6.5)),
-        "queue": Method(Identity(), Rolling(updates=0), RobustGlobal(0.07, rho=6.5)),
+        "neuclip": Method(Identity(), Prototypes(), RobustGlobal(0.07)),
+        "rolling": Method(Identity(), Rolling(), RobustGlobal(0.07)),
+        "queue": Method(Identity(), Rolling(updates=0), RobustGlobal(0.07)),
         "amorlip": Method(
             Identity(),
             Amortized(),

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from fullbatch.config.checks import (
@@ -63,14 +64,15 @@ class RobustGlobal:
     """One learned temperature with a KL budget ``rho``: the loss gains rho * tau a direction.  NeuCLIP eq. (1), (13).
 
     temperature   where tau starts
-    rho           the KL budget; below log(number of negatives), or tau falls to its least value
+    rho           the KL budget; below log(number of negatives), or tau falls to its least value.  None: half of the
+                  largest there can be, log(number of samples - 1), or 6.5 where that number is not known
     temperature_min, temperature_max   the bounds of tau
     rho_late      replaces rho from epoch rho_late_epoch on (AmorLIP's script does that); None: rho stays
     rho_late_epoch   see rho_late
     """
 
     temperature: float = 0.07
-    rho: float = 6.5
+    rho: float | None = None
     temperature_min: float = 0.01
     temperature_max: float = 1.0
     rho_late: float | None = None
@@ -79,10 +81,19 @@ class RobustGlobal:
     def __post_init__(self) -> None:
         require_temperature(self)
         _check_bounds(self)
-        require_number(self, "rho", "rho_late_epoch")
-        require(self.rho_late is None or is_number(self.rho_late), self, "rho_late", "be a number or None")
+        require_number(self, "rho_late_epoch")
+        for name in ("rho", "rho_late"):
+            value = getattr(self, name)
+            require(value is None or is_number(value), self, name, "be a number or None")
+
+    def for_samples(self, count: int | None) -> RobustGlobal:
+        """With a budget, where none was given: the papers' lie between 0.44 and 0.67 of the largest there can be."""
+        if self.rho is not None:
+            return self
+        return replace(self, rho=6.5 if count is None else 0.5 * math.log(max(count - 1, 2)))
 
     def rho_at(self, epoch: float) -> float:
+        assert self.rho is not None, "for_samples chooses it"
         late = self.rho_late is not None and epoch >= self.rho_late_epoch
         return self.rho_late if late and self.rho_late is not None else self.rho
 

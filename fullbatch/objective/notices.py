@@ -17,8 +17,6 @@ from fullbatch.config import (
     Method,
     Mlp,
     MovingAverage,
-    PerSample,
-    Predicted,
     Prototypes,
     RobustGlobal,
     Rolling,
@@ -96,8 +94,10 @@ class Notices:
         temperature = self.method.temperature
         if isinstance(temperature, (Constant, LearnedScale)) or count < 3:
             return
-        rho, bound = temperature.rho, math.log(count - 1)
-        if isinstance(temperature, (PerSample, Predicted)):
+        bound = math.log(count - 1)
+        if isinstance(temperature, RobustGlobal):
+            rho = temperature.rho_at(0.0)
+        else:
             rho = max(rho_of_direction(temperature, name) for name in DIRECTIONS)
         if rho >= bound:
             warnings.warn(

@@ -36,7 +36,7 @@ from fullbatch.objective.moments import cycle_consistency, variance_covariance
 from fullbatch.objective.moving_average import MovingAverageNormalizer
 from fullbatch.objective.newest import BatchAndQueueNormalizer, RollingNormalizer
 from fullbatch.objective.notices import Notices
-from fullbatch.objective.parts import Context, check_context, fingerprint, make_normalizers, make_temperatures
+from fullbatch.objective.parts import Context, check_context, fingerprint, make_normalizers, make_temperatures, settled
 from fullbatch.objective.per_sample import PerSampleTable
 from fullbatch.objective.positives import PositiveWeights
 from fullbatch.objective.prototypes import MlpNormalizer, PrototypeNormalizer
@@ -82,9 +82,10 @@ class Objective(nn.Module):
 
     def __init__(self, method: Method, context: Context) -> None:
         super().__init__()
+        check_context(method, context)
+        method = settled(method, context)
         self.method, self.context = method, context
         self.step, self.samples_seen, self.epoch_set = 0, 0, -1
-        check_context(method, context)
         self.temperatures = nn.ModuleDict(make_temperatures(method, context))
         self.normalizers = nn.ModuleDict(make_normalizers(method, context))
         pairwise = method.pairwise

@@ -51,6 +51,25 @@ def test_a_method_keeps_the_settings_its_recipe_gives_it_and_no_others():
     assert same[0] == same[1]
 
 
+def test_a_row_changes_at_one_batch_size(tmp_path):
+    text = """
+methods:
+  - {name: tuned, method: openclip, lr: 0.001, weight_decay: 0.2, at: {16: {lr: 0.002, temperature_lr: 1e-5}}}
+batch_sizes: [8, 16]
+seeds: [0]
+"""
+    plan = from_file(tmp_path, text)
+    small, large = (config_of(plan, f"tuned-b{size}-seed0").optimizer for size in (8, 16))
+    assert (small.lr, small.temperature_lr) == (0.001, None) and (large.lr, large.temperature_lr) == (0.002, 1e-5)
+    assert small.weight_decay == large.weight_decay == 0.2
+    assert plan_from(yaml.safe_load(write_values(plan.as_dict()))).planned == plan.planned
+    for wrong in ("{16: 0.002}", "{small: {lr: 0.1}}"):
+        with pytest.raises(ValueError, match=r"Row.at must map batch sizes to changes, as in at: \{64"):
+            from_file(tmp_path, text.replace("{16: {lr: 0.002, temperature_lr: 1e-5}}", wrong))
+    with pytest.raises(ValueError, match="leave seed to the plan"):
+        from_file(tmp_path, text.replace("lr: 0.002", "seed: 3"))
+
+
 def test_settings_of_one_method():
     plan = planned(
         methods=("openclip", "neuclip"),
