@@ -442,10 +442,8 @@ def gradient_to_others(
         sim_RC = anchor_RD @ other_MD.T
         x_RC = exponents(sim_RC, reference_R, tau_R, 1, pairwise)
         log_weight_RC = torch.log_softmax(fill_pairs(x_RC, offset, -math.inf), dim=1)
-        if offset is None:
-            value_R = x_RC[:, 0] - log_weight_RC[:, 0]  # the log-sum-exp, the same from every column
-        else:
-            value_R = torch.logsumexp(x_RC, dim=1)  # a column that is left out would not tell
+        # The log-sum-exp is the same from every column, but for one that is left out.
+        value_R = x_RC[:, 0] - log_weight_RC[:, 0] if offset is None else torch.logsumexp(x_RC, dim=1)
         scale_R = to_value(value_R - log_count, here) / tau_R
         weight_RC = similarity_weights(log_weight_RC.exp_(), sim_RC, reference_R, 1, pairwise)
         total_MD.addmm_(weight_RC.T, anchor_RD * scale_R[:, None])
