@@ -210,6 +210,8 @@ def make_state(
     if training.graphs and (device.type != "cuda" or distributed.world().size > 1):
         raise ValueError("--graphs works on one GPU, in one process; leave it out.")
     objective = build_objective(config, model, batches).to(device)
+    if training.compile:
+        objective.compile_updates()
     state = TrainingState(
         model=model,
         average=None if training.ema is None else WeightAverage(model, training.ema),

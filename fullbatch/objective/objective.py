@@ -125,6 +125,12 @@ class Objective(nn.Module):
             )
         self.step, self.samples_seen, self.epoch_set = step, samples_seen, epoch_set
 
+    def compile_updates(self) -> None:
+        """Compile the updates of prototypes with torch.compile, where there are any."""
+        for normalizer in self.normalizers.values():
+            if isinstance(normalizer, (PrototypeNormalizer, RollingNormalizer)):
+                normalizer.pool = normalizer.pool.compiled()
+
     # -- recorded steps ---------------------------------------------------------------------------------------------
 
     def replay_key(self) -> tuple[Hashable, ...] | None:

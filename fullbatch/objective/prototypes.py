@@ -8,9 +8,9 @@ identical update itself and nothing is communicated for it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -60,6 +60,38 @@ def tf32_products(tensor: Tensor) -> Iterator[None]:
 # what prototypes say, and how they learn; rolling ones do the same
 
 
+def adagrad_update(
+    pool: Pool,
+    used_MD: Tensor,
+    accumulator_MD: Tensor,
+    anchor_ND: Tensor,
+    reference_N: Tensor,
+    tau_N: Tensor,
+    log_total_N: Tensor,
+    guard: float,
+    first_pair: int | None,
+) -> None:
+    """One update of the prototypes: d/dW of eq. (12), through alpha, the log-sum-exp pool and W's normalisation."""
+    config = pool.config
+    wide_MD = used_MD.to(log_total_N.dtype)
+    norm_M1 = wide_MD.norm(dim=1, keepdim=True).clamp_min(1e-12)
+    unit_MD = wide_MD / norm_M1
+
+    def to_value(log_mean_R: Tensor, here: slice) -> Tensor:
+        alpha_R = log_add(log_mean_R, config.epsilon)
+        to_alpha_R = fit_gradient(config, alpha_R, log_total_N[here], tau_N[here], guard)
+        share_R = torch.sigmoid(log_mean_R - log_or_minus_inf(config.epsilon))
+        return to_alpha_R * share_R / log_total_N.shape[0]
+
+    options: dict[str, Any] = {"pairwise": pool.pairwise, "chunk": pool.chunk, "first_pair": first_pair}
+    to_unit_MD = gradient_to_others(anchor_ND, unit_MD, reference_N, tau_N, to_value, **options)
+    radial_M1 = (to_unit_MD * unit_MD).sum(dim=1, keepdim=True)
+    gradient_MD = torch.addcmul(to_unit_MD, radial_M1, unit_MD, value=-1.0).div_(norm_M1).to(used_MD.dtype)
+    accumulator_MD.addcmul_(gradient_MD, gradient_MD)
+    rate = config.lr_for(used_MD.shape[1])
+    used_MD.addcdiv_(gradient_MD, accumulator_MD.sqrt().add_(1e-10), value=-rate)  # epsilon as in torch
+
+
 @dataclass(frozen=True)
 class Pool:
     """alpha_i = log(epsilon + mean_k exp(loss(cos(e_i, W_k) - s_ii) / tau)) and its fit.  NeuCLIP eq. (10), (11).
@@ -71,6 +103,11 @@ class Pool:
     config: Prototypes | Rolling
     pairwise: Pairwise
     chunk: int | None
+    update: Callable[..., None] = adagrad_update
+
+    def compiled(self) -> Pool:
+        """An update is dozens of small kernels, and a few when they are fused."""
+        return replace(self, update=torch.compile(adagrad_update, dynamic=False))
 
     def alpha(self, direction: Direction, used_MD: Tensor, first_pair: int | None = None) -> Tensor:
         log_mean_B = log_mean_exp(
@@ -85,46 +122,19 @@ class Pool:
         return log_add(log_mean_B, self.config.epsilon)
 
     def fit(self, direction: Direction, used_MD: Tensor, accumulator_MD: Tensor, first_pair: int | None = None) -> None:
-        """T_u AdaGrad updates on this batch with the encoders fixed; the gradient in closed form.
+        """T_u AdaGrad updates on this batch with the encoders fixed.
 
         On a GPU its float32 products run in TF32: the updates are the costly part of a step, and no gradient passes
         through them.  What that changes is less than what bf16 towers do (docs/speed.md).
         """
         log_total_N = log_add(direction.log_g_N, self.config.epsilon)
         anchor_ND = normalize(direction.anchor.all_ND, dim=1)
-        rate = self.config.lr_for(used_MD.shape[1])
+        scalars = (direction.reference_N, direction.tau_N, log_total_N, direction.guard)
+        full = used_MD.shape[0] == self.config.prototypes  # before that, every step would be compiled anew
+        update = self.update if full else adagrad_update
         with tf32_products(anchor_ND):
             for _ in range(self.config.updates):
-                gradient_MD = self._gradient(used_MD, anchor_ND, direction, log_total_N, first_pair).to(used_MD.dtype)
-                accumulator_MD.addcmul_(gradient_MD, gradient_MD)
-                used_MD.addcdiv_(gradient_MD, accumulator_MD.sqrt().add_(1e-10), value=-rate)  # epsilon as in torch
-
-    def _gradient(
-        self, used_MD: Tensor, anchor_ND: Tensor, direction: Direction, log_total_N: Tensor, first_pair: int | None
-    ) -> Tensor:
-        """d/dW of eq. (12): through alpha, the log-sum-exp pool and the prototypes' normalisation."""
-        wide_MD = used_MD.to(log_total_N.dtype)
-        norm_M1 = wide_MD.norm(dim=1, keepdim=True).clamp_min(1e-12)
-        unit_MD = wide_MD / norm_M1
-
-        def to_value(log_mean_R: Tensor, here: slice) -> Tensor:
-            alpha_R = log_add(log_mean_R, self.config.epsilon)
-            to_alpha_R = fit_gradient(self.config, alpha_R, log_total_N[here], direction.tau_N[here], direction.guard)
-            share_R = torch.sigmoid(log_mean_R - log_or_minus_inf(self.config.epsilon))
-            return to_alpha_R * share_R / log_total_N.shape[0]
-
-        to_unit_MD = gradient_to_others(
-            anchor_ND,
-            unit_MD,
-            direction.reference_N,
-            direction.tau_N,
-            to_value,
-            pairwise=self.pairwise,
-            chunk=self.chunk,
-            first_pair=first_pair,
-        )
-        radial_M1 = (to_unit_MD * unit_MD).sum(dim=1, keepdim=True)
-        return torch.addcmul(to_unit_MD, radial_M1, unit_MD, value=-1.0).div_(norm_M1)
+                update(self, used_MD, accumulator_MD, anchor_ND, *scalars, first_pair)
 
     def estimate(self, direction: Direction, alpha_B: Tensor) -> Estimate:
         log_total_B = log_add(direction.log_g_B, self.config.epsilon)
