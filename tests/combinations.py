@@ -27,7 +27,6 @@ NORMALIZERS = {
     "simultaneous": fb.Prototypes(prototypes=40, schedule="simultaneous", restart_every=None),
     "separate": fb.Prototypes(prototypes=5, updates=2, restart_every=2, fit="separate", prototype_gradient="detached"),
     "rolling": fb.Rolling(prototypes=40, updates=2),
-    "queue": fb.Rolling(prototypes=24, updates=0, own_positive="kept", prototype_gradient="detached"),
     "xbm": fb.BatchAndQueue(queue=16),
     "scent": fb.Scent(log_step=1.0),
     "mlp": fb.Mlp(hidden=5, updates=2, restart_every=2),

@@ -80,6 +80,21 @@ def test_the_race_has_the_rate_of_each_cell():
     assert all("test-00000" in plan.config(run, "runs").evaluation.evaluate[0] for run in plan.planned)
 
 
+def test_one_thing_is_changed_at_a_time():
+    chosen = {"openclip": {64: 4e-4}, "neuclip": {64: 2e-4}, "rolling": {64: 8e-4}}
+    plan = plan_from(study.parts_plan(chosen, [64], Path("icons"), 1000, "cpu"))
+    configs = {run.row.name: plan.config(run, "runs") for run in plan.planned}
+    assert set(configs) == set(study.PARTS) and {run.seed for run in plan.planned} == {0}
+    own = dict(configs["neuclip"].objective.settings)
+    for name, config in configs.items():
+        others = name == "openclip" or name.startswith("rolling")
+        assert config.optimizer.lr == (2e-4 if not others else 4e-4 if name == "openclip" else 8e-4)
+        if not others and not name.startswith(("MLP", "simultaneous", "neuclip")):
+            found = dict(config.objective.settings)
+            changed = {key for key in {*own, *found} if own.get(key) != found.get(key)}
+            assert len(changed) == 1, name
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # what is said of the runs
 

@@ -3,14 +3,15 @@
     python benchmarks/icons/unpack.py icons.tar DATA --captions name
     python benchmarks/icons/study.py rates DATA OUT --jobs 12    # the learning rate of every arm at every batch size
     python benchmarks/icons/study.py race DATA OUT --jobs 12     # with those rates, on the test pairs, three seeds
+    python benchmarks/icons/study.py parts DATA OUT --jobs 12    # NeuCLIP with one thing changed, half as long
     python benchmarks/icons/study.py gather OUT docs/studies/icons
     python benchmarks/icons/figures.py docs/studies/icons
 
 A stage writes a plan for ``fullbatch compare`` and starts it; killed, it goes on where it was, and elsewhere after
-``cp -r docs/studies/icons/rates docs/studies/icons/race docs/studies/icons/chosen.json OUT``.  ``rates`` trains half as
-long as the race, with a seed that is not reported, and is judged on a shard kept out of training.  Where the best rate
-lies at the edge of its grid, the next one beyond is tried as well, until it does not.  The arms and batch sizes of
-earlier calls stay in the plan; ``--arms`` and ``--sizes`` add to them.
+``cp -r docs/studies/icons/{rates,race,parts,chosen.json} OUT``.  ``rates`` trains half as long as the race, with a seed
+that is not reported, and is judged on a shard kept out of training.  Where the best rate lies at the edge of its grid,
+the next one beyond is tried as well, until it does not.  The arms and batch sizes of earlier calls stay in the plan;
+``--arms`` and ``--sizes`` add to them.
 """
 
 from __future__ import annotations
@@ -210,6 +211,11 @@ def tune(
 # the race
 
 
+def chosen_rates(out: Path) -> dict[str, dict[int, float]]:
+    found = json.loads((out / "chosen.json").read_text())
+    return {arm: {int(size): rate for size, rate in rates.items()} for arm, rates in found.items()}
+
+
 def race_plan(
     chosen: Mapping[str, Mapping[int, float]],
     blocks: Sequence[Mapping[str, Any]],
@@ -240,10 +246,7 @@ def race(
     arms: Sequence[str], sizes: Sequence[int], data: Path, out: Path, samples: int, device: str, more: list[str]
 ) -> None:
     """The arms at those of the sizes that they have a rate for, after what earlier calls asked for."""
-    chosen = {
-        arm: {int(size): rate for size, rate in rates.items()}
-        for arm, rates in json.loads((out / "chosen.json").read_text()).items()
-    }
+    chosen = chosen_rates(out)
     begun = out / "race" / "plan.yaml"
     blocks = yaml.safe_load(begun.read_text())["runs"] if begun.is_file() else []
     for size in sizes:
@@ -251,6 +254,53 @@ def race(
         if block["methods"] and block not in blocks:
             blocks.append(block)
     compare(race_plan(chosen, blocks, data, samples, device), out, more)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# which part does the work
+
+_NEUCLIP = ARMS["neuclip"]["settings"]
+_UNTUNED = {name: value for name, value in _NEUCLIP.items() if name != "prototype_lr"}
+# What is changed in ``neuclip``: settings, or a row of its own.
+PARTS: Mapping[str, Mapping[str, Any]] = {
+    "neuclip": {},
+    **{f"Tu={count}": {"settings": {**_NEUCLIP, "updates": count}} for count in (0, 2, 5)},
+    **{f"Tr={every or 'never'}": {"settings": {**_NEUCLIP, "restart_every": every}} for every in (20, 100, 0)},
+    **{f"m={count}": {"settings": {**_NEUCLIP, "prototypes": count}} for count in (256, 1024, 16384)},
+    "prototype_lr default": {"settings": _UNTUNED},
+    "detached": {"settings": {**_NEUCLIP, "prototype_gradient": "detached"}},
+    "separate": {"settings": {**_NEUCLIP, "fit": "separate"}},
+    "MLP": {"settings": _UNTUNED, "normalizer": "mlp"},
+    "MLP separate": {"settings": {**_UNTUNED, "fit": "separate"}, "normalizer": "mlp"},
+    "simultaneous": {"settings": {**_NEUCLIP, "schedule": "simultaneous", "restart_every": 0}},
+    "openclip": ARMS["openclip"],
+    "rolling": ARMS["rolling"],
+    "rolling, own positive kept": {
+        **ARMS["rolling"],
+        "settings": {**ARMS["rolling"]["settings"], "own_positive": "kept"},
+    },
+}
+
+
+def parts_plan(
+    chosen: Mapping[str, Mapping[int, float]], sizes: Sequence[int], data: Path, samples: int, device: str
+) -> dict[str, Any]:
+    """At ``neuclip``'s rates, but for rows of other arms, which have their own."""
+    rows = []
+    for name, changes in PARTS.items():
+        rates = chosen.get(name.split(",")[0], chosen["neuclip"])
+        at = {size: {"lr": rates[size]} for size in sizes if size in rates}
+        rows.append({"name": name, **({} if "method" in changes else ARMS["neuclip"]), **changes, "at": at})
+    plan = race_plan({}, (), data, samples, device)
+    return {**plan, "name": "parts", "methods": rows, "batch_sizes": list(sizes), "seeds": [SEEDS[0]]}
+
+
+def parts(sizes: Sequence[int], data: Path, out: Path, samples: int, device: str, more: list[str]) -> None:
+    compare(parts_plan(chosen_rates(out), sizes, data, samples, device), out, more)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# which pairs were found
 
 
 def write_hits(data: Path, out: Path, device: str) -> None:
@@ -304,7 +354,7 @@ KEPT = ("config.yaml", "metrics.jsonl", "outcome.json", "results.json", "hits.js
 
 def gather(out: Path, target: Path) -> None:
     """What is worth keeping of the runs that ended: enough for a later call to count them as done."""
-    for stage in ("rates", "race"):
+    for stage in ("rates", "race", "parts"):
         for path in [*sorted((out / stage).glob("plan.yaml")), *sorted((out / stage).glob("comparison.*"))]:
             (target / stage).mkdir(parents=True, exist_ok=True)
             shutil.copy(path, target / stage / path.name)
@@ -320,7 +370,7 @@ def gather(out: Path, target: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Run the icon study.")
-    parser.add_argument("stage", choices=("rates", "race", "hits", "gather"))
+    parser.add_argument("stage", choices=("rates", "race", "parts", "hits", "gather"))
     parser.add_argument("source", type=Path, help="the folder with the shards; for gather, OUT")
     parser.add_argument("out", type=Path, help="the folder of the comparisons; for gather, where to put what is kept")
     parser.add_argument("--arms", nargs="+", choices=list(ARMS), default=list(FIRST_ARMS))
@@ -340,6 +390,8 @@ def main() -> None:
         case "race":
             race(*asked, options.samples or SAMPLES, options.device, more)
             write_hits(options.source, options.out, options.device)
+        case "parts":
+            parts(*asked[1:], options.samples or TUNING_SAMPLES, options.device, more)
         case "hits":
             write_hits(options.source, options.out, options.device)
         case "gather":
