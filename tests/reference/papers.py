@@ -292,13 +292,14 @@ def per_sample_step(
 
 
 def robust_positives_step(
-    image: Tensor, text: Tensor, r: float | None, strength: float, gamma: float
+    image: Tensor, text: Tensor, r: float, strength: float, gamma: float, epoch: int
 ) -> tuple[Gradients, float, float]:
-    """-2 mean(p_i s_ii), p_i = exp(-2 s_ii / lambda) / r with r a moving average of the mean numerator."""
+    """-2 mean(p_i s_ii), p_i = exp(-2 s_ii / lambda) / r: r is the mean numerator of the batch in epoch 0, and a moving
+    average of it afterwards."""
     count = len(image)
     numerators = [math.exp(-2.0 * float(similarity(image[i], text[i]).detach()) / strength) for i in range(count)]
     mean = sum(numerators) / count
-    r = mean if r is None else (1.0 - gamma) * r + gamma * mean
+    r = mean if epoch == 0 else (1.0 - gamma) * r + gamma * mean
     grad_image, grad_text, value = torch.zeros_like(image), torch.zeros_like(text), 0.0
     for i in range(count):
         p = numerators[i] / r
