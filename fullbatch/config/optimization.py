@@ -51,13 +51,14 @@ class Optimizer:
     optimizer        adamw, adam, radam, novograd (the paper's), nvnovograd (NVIDIA's), rmsprop, sgd (with momentum),
                      lamb, lars, lion, muon (AdamW for embeddings, gains and biases) or adopt
     lr               the peak learning rate
-    weight_decay     on matrices only.  Decoupled from the gradient in adamw, lion, muon and adopt, inside the
-                     normalised update in lamb and novograd, added to the gradient in adam, radam, rmsprop, sgd and
-                     lars: there 1e-6 to 1e-3 is usual and 0.1 is far too much
-    beta1, beta2     decay of the first and second moments; rmsprop has only beta2
+    weight_decay     on matrices only.  Decoupled from the gradient in adamw, radam, lion, muon and adopt, inside the
+                     normalised update in lamb and novograd, added to the gradient in adam, rmsprop, sgd and lars: there
+                     1e-6 to 1e-3 is usual and 0.1 is far too much
+    beta1, beta2     decay of the first and second moments, the same whichever optimizer; rmsprop has only beta2.
+                     NovoGrad's authors take 0.95 and 0.98, RMSProp's 0.9
     eps              added to the root of the second moment
     momentum         of sgd, lars, rmsprop and muon
-    clip_norm        bound on the norm of the gradient of all encoders; None: none
+    clip_norm        bound on the norm of the gradient of all encoders; None: none, also with lamb (Apex's has 1)
     temperature_lr   peak rate of log tau and of SigLIP's bias; None: an eighth of lr.  TempNet's net starts at it
                      (None: 3e-5) and falls by 0.9 an epoch
     temperature_lr_drop_below   the temperature's rate is a third while tau is at or below this (FastCLIP: 0.03)

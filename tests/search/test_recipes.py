@@ -56,7 +56,7 @@ def test_quick_passes_the_checks():
 def test_the_course_report_is_the_reports():
     plan = plan_of_recipe("course-report")
     assert plan.methods == ("sogclr", "isogclr_new", "isogclr_new_v2")
-    # Adam, AdamW and FusedAdam, RAdam, NovoGrad, NVNovoGrad and FusedNovoGrad, RMSProp, Momentum, FusedLAMB
+    # Adam and FusedAdam, AdamW, RAdam, NovoGrad, NVNovoGrad and FusedNovoGrad, RMSProp, Momentum, FusedLAMB
     assert set(plan.optimizers) == {"adam", "adamw", "radam", "novograd", "nvnovograd", "rmsprop", "sgd", "lamb"}
     assert plan.space == {  # Table 3
         "lr": Real(1e-4, 1e-2, log=True),
