@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Literal
+from typing import Literal, get_args
 
 from fullbatch.config.checks import (
     is_number,
@@ -37,6 +37,7 @@ OPTIMIZER_SETTINGS: Mapping[str, tuple[str, ...]] = MappingProxyType(
 
 ScheduleKind = Literal["cosine", "tanh", "linear", "constant"]
 _SCHEDULES: tuple[ScheduleKind, ...] = ("cosine", "tanh", "linear", "constant")
+Clock = Literal["steps", "albef"]
 
 
 def _require_at_least_zero(owner: object, field: str) -> None:
@@ -102,6 +103,10 @@ class Schedule:
     warmup_from      the rate that the warm-up rises from
     min_lr           where the descent ends, at most the peak
     cooldown_steps, cooldown_epochs   length of the cool-down at the end of the run; neither: none
+    clock            "steps": the rate moves with every step, and the descent begins where the warm-up ends.  "albef":
+                     as in ALBEF's training loop, which iSogCLR's code has: the rate moves once an epoch, an "epoch" of
+                     the warm-up is 100 steps of the first one, and the descent's clock is ahead of the run by the
+                     warm-up's epochs, so that as many at the end have min_lr; tanh runs over -6 ... 4, not -7 ... 3
     """
 
     schedule: ScheduleKind = "cosine"
@@ -112,9 +117,15 @@ class Schedule:
     min_lr: float = 0.0
     cooldown_steps: int | None = None
     cooldown_epochs: float | None = None
+    clock: Clock = "steps"
 
     def __post_init__(self) -> None:
         require_choice(self, "schedule", _SCHEDULES)
+        require_choice(self, "clock", get_args(Clock))
+        if self.clock == "albef":
+            for field in ("warmup_steps", "warmup_share", "cooldown_steps", "cooldown_epochs"):
+                hint = "it warms up by epochs and cools down by itself"
+                require(getattr(self, field) is None, self, field, "be None with clock='albef'", hint)
         _require_at_least_zero(self, "min_lr")
         _require_at_least_zero(self, "warmup_from")
         for phase in ("warmup", "cooldown"):

@@ -41,7 +41,7 @@ def a_rate(step):
     return 1e-3 * (1.0 + math.cos(step))
 
 
-# -- the rules: (weight, gradient, what is remembered, step, rate, decay) -> weight --------------------------------------
+# -- the rules: (weight, gradient, what is remembered, step, rate, decay) -> weight -----------------------------------
 
 
 def adam(b1, b2, eps, kind):
