@@ -67,6 +67,8 @@ class RobustGlobal:
     temperature_min, temperature_max   the bounds of tau
     rho_late      replaces rho from epoch rho_late_epoch on (AmorLIP's script does that); None: rho stays
     rho_late_epoch   see rho_late
+    rule          "equation": tau's gradient is eq. (13); "released": that of FastCLIP's released code, in which the
+                  terms with tau inside g count twice: tau comes to rest lower, and FastCLIP's published rho is meant so
     """
 
     temperature: float = 0.07
@@ -75,12 +77,14 @@ class RobustGlobal:
     temperature_max: float = 1.0
     rho_late: float | None = None
     rho_late_epoch: float = 0.0
+    rule: Literal["equation", "released"] = "equation"
 
     def __post_init__(self) -> None:
         require_temperature(self)
         _check_bounds(self)
         require_number(self, "rho", "rho_late_epoch")
         require(self.rho_late is None or is_number(self.rho_late), self, "rho_late", "be a number or None")
+        require_choice(self, "rule", ("equation", "released"))
 
     def rho_at(self, epoch: float) -> float:
         late = self.rho_late is not None and epoch >= self.rho_late_epoch

@@ -51,6 +51,11 @@ HINGE = papers.squared_hinge(0.15)
         ("fastclip_v0", {"gamma": 0.4, "gamma_epochs": 3}, {"times_tau": False}),
         ("fastclip_v1", {"gamma": 0.4, "gamma_epochs": 3}, {}),
         ("fastclip_v3", {"gamma": 0.4, "gamma_epochs": 3, "rho": 1.1}, {"rho": 1.1}),
+        (
+            "fastclip_v3",
+            {"gamma": 0.4, "gamma_epochs": 3, "rho": 1.1, "rule": "released"},
+            {"rho": 1.1, "released": True},
+        ),
         ("tuneclip", {"gamma": 0.4, "gamma_epochs": 3, "margin": 0.15}, {"loss": HINGE}),
     ],
 )

@@ -139,8 +139,9 @@ def test_schedule_checks(fields, message):
 
 
 def albef_rates(kind, peak, low, start, epochs, warmup, per_epoch):
-    """Every step's rate as ALBEF's loop gives it with timm's schedulers of 2020, which iSogCLR's code has from there: the
-    clock ticks once in 100 steps of the first epoch until the warm-up is over, then once an epoch, `warmup` ticks ahead.
+    """Every step's rate as ALBEF's loop gives it with timm's schedulers of 2020, which iSogCLR's code has from there.
+
+    The clock ticks once in 100 steps of the first epoch until the warm-up is over, then once an epoch, and is ahead.
     """
 
     def descent(tick):
