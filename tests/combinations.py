@@ -24,7 +24,7 @@ NORMALIZERS = {
     "average": fb.MovingAverage(gamma=0.6, gamma_epochs=2),
     "shared": fb.MovingAverage(gamma=0.6, gamma_epochs=2, shared=True),
     "prototypes": fb.Prototypes(prototypes=40, updates=2, restart_every=2),
-    "from_batch": fb.Prototypes(prototypes=40, updates=2, restart_every=2, restart_from="batch"),
+    "prototypes_from_batch": fb.Prototypes(prototypes=40, updates=2, restart_every=2, restart_from="batch"),
     "simultaneous": fb.Prototypes(prototypes=40, schedule="simultaneous", restart_every=None),
     "separate": fb.Prototypes(prototypes=5, updates=2, restart_every=2, fit="separate", prototype_gradient="detached"),
     "rolling": fb.Rolling(prototypes=40, updates=2),
