@@ -184,6 +184,15 @@ def test_similarities_of_several_runs(pages):
     assert '<section id="similarities">' in text_of(pages["several"])
 
 
+def test_near_negatives_of_two_models_stand_side_by_side(pages, tunings):
+    """TuneCLIP's Table 21, s1 and s2 of each false negative."""
+    text = text_of(pages["tunings"])
+    assert "Near negatives, model by model" in text
+    eye = Eye.of_export(tunings[0], "tuned", 16)
+    alone = view_of("alone", eye.look(training_pool(eye.config.data), 40))
+    assert "Near negatives" not in similarities_section([alone], similarity_charts([alone]), []).body
+
+
 def test_which_model_is_shown(tunings, tmp_path):
     tuned, kept = (read_run(path) for path in tunings)
     assert (shown_model(tuned), shown_model(kept)) == ("tuned", "base")
