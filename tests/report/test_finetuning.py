@@ -114,7 +114,7 @@ def test_seconds_of_an_evaluation_are_no_metric(tunings):
 def test_a_task_on_the_training_data_is_marked(tunings):
     plain = replace(read_run(tunings[0]), finetune={})
     (chart,) = (chart for chart in charts_of([plain], ["one"], [0]) if chart.key == "evaluation")
-    assert [line.label.endswith("which the run trains on") for line in chart.lines] == [True]
+    assert [line.label.endswith("which the run trains on") for line in chart.lines] == [True, True, True]
     assert "which the run trains on" in task_charts(read_run(tunings[0]))[0].note
 
 
