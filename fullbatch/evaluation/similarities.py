@@ -135,7 +135,7 @@ def near_negatives(
 ) -> list[NearNegatives]:
     """What several models make of the likely false negatives of one of them: TuneCLIP's Table 21.
 
-    ``models`` are tables of pictures and captions of the same pairs.  By the first: the pictures that fit the caption of
+    ``models`` are tables of pictures and captions of the same pairs.  By the first: pictures that fit the caption of
     another pair best, compared with their own, and their nearest captions.  Rows of one group (equal captions) are no
     negatives.
     """

@@ -156,8 +156,8 @@ def _near_negatives(views: Sequence[View]) -> Html | None:
     head = ("picture of", "a caption of another pair", *(plain(view.label, 80) for view in views))
     lead = (
         f"As TuneCLIP's Table 21: the {_ANCHORS} pictures that fit the caption of another pair best, compared with "
-        f"their own, by {plain(views[0].label, 80)}; their nearest captions of others, many of them false negatives, and the "
-        "similarity that each model gives them."
+        f"their own, by {plain(views[0].label, 80)}; their nearest captions of others, many of them false negatives, "
+        "and the similarity that each model gives them."
     )
     return folded("Near negatives, model by model", node("p", lead, class_="quiet"), table(head, rows, "numbers"))
 
