@@ -121,7 +121,7 @@ def main() -> None:
         ("default", {}),
         ("default, accumulator kept", {"reset_accumulator": False}),
         ("default, accumulator reset", {"reset_accumulator": True}),
-        ("paper (lr 1.0, reset)", {"normalizer": fb.Prototypes.as_published()}),
+        ("paper (lr 1.0, reset)", {"prototype_lr": 1.0, "reset_accumulator": True}),
     ]
     for lr in args.sweep:
         rows.append((f"lr {lr}", {"prototype_lr": lr}))

@@ -7,11 +7,12 @@ import json
 import logging
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch
 
 from fullbatch import distributed
@@ -24,12 +25,15 @@ from fullbatch.data.loader import Batch, EvaluationBatches, Pool, TrainingBatche
 from fullbatch.data.sources import open_source
 from fullbatch.data.transforms import EvalTransform, TrainTransform
 from fullbatch.evaluation.audit import EPSILON, AuditNumbers, mean_errors, normalizer_audit
-from fullbatch.evaluation.embed import Embedder
+from fullbatch.evaluation.embed import Embedder, Tables
 from fullbatch.models.build import rebuild_model
 from fullbatch.models.towers import TwoTowers
 from fullbatch.objective.objective import Objective
+from fullbatch.selection.ordered import losses_at
+from fullbatch.selection.spectral import spectral_order
 from fullbatch.training import checkpoint
 from fullbatch.training.run_folder import Folder, replace_text
+from fullbatch.training.selector import loss_histograms
 
 log = logging.getLogger("fullbatch")
 
@@ -42,6 +46,7 @@ class Options:
     anchors      random samples whose normalizers are compared
     seed         of the anchors and of the random batches
     data         where the training data lies now, if it was moved; (): where the run's config says
+    batch_losses   also the losses of spectral batches beside uniform ones, whatever batches the run was trained on
     """
 
     checkpoint: str | None = None
@@ -51,6 +56,7 @@ class Options:
     precision: Precision | None = None
     data: tuple[str, ...] = ()
     workers: int | None = None
+    batch_losses: bool = False
 
     def __post_init__(self) -> None:
         for name, least in (("anchors", 1), ("seed", 0)):
@@ -60,18 +66,20 @@ class Options:
 
 @dataclass(frozen=True)
 class Audited:
-    """One checkpoint's numbers and what they cost, in seconds."""
+    """One checkpoint's numbers and what they cost, in seconds; ``batch_losses`` where they were asked for."""
 
     step: int
     samples_seen: int
     numbers: AuditNumbers
     embedding: float
     normalizers: float
+    batch_losses: Mapping[str, Any] | None = None
 
     def as_dict(self) -> dict[str, Any]:
         cost = {"embedding_seconds": self.embedding, "normalizer_seconds": self.normalizers}
         whole = {**cost, "seconds": self.embedding + self.normalizers}
-        return {"step": self.step, "samples_seen": self.samples_seen, **self.numbers.as_dict(), **whole}
+        losses = {} if self.batch_losses is None else {"batch_losses": self.batch_losses}
+        return {"step": self.step, "samples_seen": self.samples_seen, **self.numbers.as_dict(), **whole, **losses}
 
 
 @dataclass(frozen=True)
@@ -144,7 +152,10 @@ def audit_run(run: Path, options: Options = Options(), say: Callable[[str], None
             model.load_state_dict(saved["model"])
             objective.load_state_dict(saved["objective"])
             step = saved["position"]["step"]
-            audited = _audit(objective, embedder, images, anchors, config.training.batch_size, options.seed, step)
+            blocks = config.selection.block_batches if options.batch_losses else None
+            audited = _audit(
+                objective, embedder, images, anchors, config.training.batch_size, options.seed, step, blocks
+            )
             say(
                 f"step {step}: embedding {audited.embedding:.1f} s, exact normalizers {audited.normalizers:.1f} s "
                 f"({audited.numbers.samples:,} samples, {audited.numbers.anchors:,} anchors)"
@@ -248,6 +259,7 @@ def _audit(
     batch_size: int,
     seed: int,
     step: int,
+    block_batches: int | None,
 ) -> Audited:
     start = time.monotonic()
     tables = embedder.tables(images)
@@ -257,7 +269,28 @@ def _audit(
     embedded = time.monotonic()
     generator = torch.Generator().manual_seed(seed)
     numbers = normalizer_audit(objective, tables.image_nD, tables.text_nD, tables.ids_n, anchors, batch_size, generator)
-    return Audited(step, step * batch_size, numbers, embedded - start, time.monotonic() - embedded)
+    seconds = time.monotonic() - embedded
+    losses = None
+    if block_batches is not None:
+        losses = _batch_losses(tables, batch_size, block_batches, numbers.tau, seed)
+    return Audited(step, step * batch_size, numbers, embedded - start, seconds, losses)
+
+
+def _batch_losses(tables: Tables, batch_size: int, block_batches: int, tau: float, seed: int) -> dict[str, Any]:
+    """By these embeddings, the losses of an epoch's uniform batches, and of the spectral ones of the same samples.
+
+    Figures 3 and 5 of "Mini-Batch Optimization of Contrastive Loss", for a model trained on whatever batches.
+    """
+    order_n = torch.from_numpy(np.random.default_rng(seed).permutation(len(tables.ids_n)))
+    image_nD, text_nD = (rows_nD.float().cpu()[order_n] for rows_nD in (tables.image_nD, tables.text_nD))
+    chosen_n = spectral_order(image_nD, text_nD, batch_size, block_batches, tau, seed)
+    if not len(chosen_n):
+        raise ValueError(f"--batch-losses needs a whole batch, {batch_size:,} samples; there are {len(order_n):,}.")
+    own, uniform = (
+        losses_at(image_nD, text_nD, places_n.reshape(-1, batch_size), tau).double().numpy()
+        for places_n in (chosen_n, np.arange(len(chosen_n)))
+    )
+    return loss_histograms(own, uniform)
 
 
 def _wait_for(device: torch.device) -> None:

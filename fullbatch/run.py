@@ -167,7 +167,7 @@ def _train(
                 ends = bool(distributed.from_first_rank(said))
         if first:
             replace_text(folder.results, json.dumps({"step": state.position.step, **measured.as_dict()}, indent=1))
-        return dict(measured.main_values), ends
+        return measured.curves, ends
 
     batch_size, pool = config.training.batch_size, parts.batches.pool
     plan = plan_audits(config.evaluation, batch_size, parts.stages.total, len(pool))

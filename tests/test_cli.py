@@ -87,7 +87,7 @@ def test_help_shows_the_settings_of_the_method_that_is_named(capsys):
     assert "--settings.gamma FLOAT" in plain(out)
     assert "prototypes" not in plain(out).split("settings options")[1].split("data options")[0]
     _, out, _ = answer(capsys, "train", "--method", "sogclr", "--normalizer", "mlp", "--help")
-    assert "--settings.hidden INT" in plain(out) and "--settings.gamma" not in plain(out)
+    assert "--settings.prototype-lr FLOAT" in plain(out) and "--settings.gamma" not in plain(out)
 
 
 def test_help_shows_the_recipes_values(capsys):

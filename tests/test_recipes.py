@@ -145,6 +145,7 @@ def test_tuneclips_steps_and_hours(name):
 def test_the_published_rule_can_be_had_as_the_recipes_say():
     config, _ = train_config(
         ["--recipe", "cc3m-rn50", "--settings.prototype-lr", "1.0", "--settings.reset-accumulator", "1.0"]
+        + ["--settings.restart-from", "batch"]
     )
     assert config.objective.build().normalizer == type(METHODS["neuclip"].normalizer).as_published()
 

@@ -33,6 +33,9 @@ class _Audit:
     ] = None
     data: Annotated[tuple[str, ...], tyro.conf.arg(help="where the training data lies now, if it was moved")] = ()
     workers: Annotated[int | None, tyro.conf.arg(help="processes that read images; else as in training")] = None
+    batch_losses: Annotated[
+        bool, tyro.conf.arg(help="also the losses of spectral batches beside uniform ones; the run's page draws them")
+    ] = False
 
 
 def audit(arguments: list[str]) -> int:

@@ -28,8 +28,9 @@ class _Theory:
             "toy: four points; angle: the two losses along one angle"
         ),
     ] = "all"
-    quick: Annotated[bool, Flag(help="N up to 8 and fewer settings: well under a minute")] = False
+    quick: Annotated[bool, Flag(help="small N and fewer settings: well under a minute")] = False
     seeds: Annotated[int, Flag(help="random starts, descended side by side")] = 10
+    batch_size: Annotated[int, Flag(help="pairs of a batch, 2 to 6; of the toy and the angle always 2")] = 2
 
 
 def theory(arguments: list[str]) -> int:
@@ -43,7 +44,7 @@ def theory(arguments: list[str]) -> int:
     from fullbatch.theory.study import PARTS, numbers, quick, study, whole
     from fullbatch.training.run_folder import replace_text
 
-    extent = (quick if options.quick else whole)(options.seeds)
+    extent = (quick if options.quick else whole)(options.seeds, options.batch_size)
     options.output.mkdir(parents=True, exist_ok=True)
     progress = Console(stderr=True, highlight=False)
     parts = PARTS if options.part == "all" else (options.part,)

@@ -17,7 +17,14 @@ from fullbatch.config.normalizer import (
     Rolling,
     Scent,
 )
-from fullbatch.config.pairwise import CycleConsistency, Pairwise, Sigmoid, SquaredHinge, VarianceCovariance
+from fullbatch.config.pairwise import (
+    CycleConsistency,
+    Pairwise,
+    RobustPositives,
+    Sigmoid,
+    SquaredHinge,
+    VarianceCovariance,
+)
 from fullbatch.config.temperature import Constant, LearnedScale, PerSample, Predicted, RobustGlobal, Temperature
 
 
@@ -90,7 +97,8 @@ class Method:
         by_gamma = isinstance(self.normalizer, MovingAverage) and self.normalizer.gamma_epochs is not None
         by_rho = isinstance(self.temperature, RobustGlobal) and self.temperature.rho_late is not None
         by_adam = isinstance(self.temperature, PerSample) and self.temperature.rule == "adam"
-        return by_gamma or by_rho or by_adam or isinstance(self.normalizer, Amortized)
+        by_positives = isinstance(self.pairwise, RobustPositives)
+        return by_gamma or by_rho or by_adam or by_positives or isinstance(self.normalizer, Amortized)
 
 
 def excluded_because(method: Method) -> str | None:

@@ -60,12 +60,12 @@ METHODS: Mapping[str, Method] = MappingProxyType(
         "isogclr_new": Method(
             Identity(),
             MovingAverage(gamma=0.8),
-            PerSample(0.01, rho=8.0, beta=0.5, temperature_max=0.05),
+            PerSample(0.01, rho=8.0, beta=0.5, temperature_lr=1e-5, temperature_max=0.05),
         ),
         "isogclr_new_v2": Method(
             RobustPositives(strength=1.0, gamma=0.8),
             MovingAverage(gamma=0.8),
-            PerSample(0.01, rho=8.0, temperature_lr=0.01, clip=None),
+            PerSample(0.01, rho=8.0, temperature_lr=0.001, clip=None),
         ),
         "tempnet": Method(Identity(), MovingAverage(gamma=0.8), Predicted(rho=7.0)),
         "tuneclip": Method(SquaredHinge(0.1), MovingAverage(gamma=0.9, gamma_epochs=4), Constant(0.01)),

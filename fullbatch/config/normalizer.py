@@ -110,6 +110,8 @@ class Prototypes:
     prototypes           m, how many summarise the data set for each direction
     updates              T_u, AdaGrad updates a step; 0 leaves them as the last restart set them
     restart_every        T_r, steps between restarts from fresh embeddings; None or 0: only at the first step
+    restart_from         where a batch is smaller than m: "recent": the m newest embeddings, this batch's among them;
+                         "batch": its own alone, as Algorithm 1 has it, and no more prototypes than it has pairs
     prototype_lr         AdaGrad's learning rate; None: 0.05 / sqrt(width), a first step of 0.05 radians
                          (docs/normalizer.md shows why the default is not the paper's 1.0)
     prototype_gradient   "full": the encoders' gradient flows through alpha as eq. (12) says; "detached": it does not
@@ -123,6 +125,7 @@ class Prototypes:
     prototypes: int = 4096
     updates: int = 10
     restart_every: int | None = 500
+    restart_from: Literal["recent", "batch"] = "recent"
     prototype_lr: float | None = None
     prototype_gradient: Literal["full", "detached"] = "full"
     fit: Literal["unified", "separate"] = "unified"
@@ -134,6 +137,7 @@ class Prototypes:
         _check_fitted(self)
         _check_restarts(self)
         _check_prototypes(self)
+        require_choice(self, "restart_from", ("recent", "batch"))
         require_choice(self, "schedule", ("alternating", "simultaneous"))
         if self.schedule == "simultaneous":
             hint = 'with schedule="simultaneous" the prototypes learn from the loss itself'
@@ -143,7 +147,7 @@ class Prototypes:
     @classmethod
     def as_published(cls) -> Prototypes:
         """NeuCLIP's Table 4: AdaGrad at 1.0, here started anew at each restart (the paper does not say)."""
-        return cls(prototypes=4096, updates=10, restart_every=500, prototype_lr=1.0, reset_accumulator=True)
+        return cls(4096, updates=10, restart_every=500, restart_from="batch", prototype_lr=1.0, reset_accumulator=True)
 
     def lr_for(self, width: int) -> float:
         return _adagrad_rate(self, width)
@@ -203,9 +207,9 @@ class BatchAndQueue:
 
 @dataclass(frozen=True)
 class Mlp:
-    """The MLP that NeuCLIP compares its prototypes with (Tables 14-16): alpha_i = MLP(stopgrad e_i) - s_ii / tau.
+    """The MLP that NeuCLIP compares its prototypes with (Tables 14-16): alpha_i = MLP(stopgrad e_i) - s_ii / tau.  The
+    net is AmorLIP's, which it follows.
 
-    hidden               width of the hidden layers
     updates              updates a step
     restart_every        steps between re-initialisations; None or 0: never
     prototype_lr         learning rate of the updates
@@ -214,7 +218,6 @@ class Mlp:
     epsilon              added to the mean of the exponentials
     """
 
-    hidden: int = 512
     updates: int = 10
     restart_every: int | None = 500
     prototype_lr: float = 0.01
@@ -225,7 +228,6 @@ class Mlp:
     def __post_init__(self) -> None:
         _check_fitted(self)
         _check_restarts(self)
-        require_count(self, "hidden", 1)
 
 
 @dataclass(frozen=True)

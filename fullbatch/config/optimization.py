@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Literal
+from typing import Literal, get_args
 
 from fullbatch.config.checks import (
     is_number,
@@ -37,6 +37,7 @@ OPTIMIZER_SETTINGS: Mapping[str, tuple[str, ...]] = MappingProxyType(
 
 ScheduleKind = Literal["cosine", "tanh", "linear", "constant"]
 _SCHEDULES: tuple[ScheduleKind, ...] = ("cosine", "tanh", "linear", "constant")
+Clock = Literal["steps", "albef"]
 
 
 def _require_at_least_zero(owner: object, field: str) -> None:
@@ -51,13 +52,14 @@ class Optimizer:
     optimizer        adamw, adam, radam, novograd (the paper's), nvnovograd (NVIDIA's), rmsprop, sgd (with momentum),
                      lamb, lars, lion, muon (AdamW for embeddings, gains and biases) or adopt
     lr               the peak learning rate
-    weight_decay     on matrices only.  Decoupled from the gradient in adamw, lion, muon and adopt, inside the
-                     normalised update in lamb and novograd, added to the gradient in adam, radam, rmsprop, sgd and
-                     lars: there 1e-6 to 1e-3 is usual and 0.1 is far too much
-    beta1, beta2     decay of the first and second moments; rmsprop has only beta2
+    weight_decay     on matrices only.  Decoupled from the gradient in adamw, radam, lion, muon and adopt, inside the
+                     normalised update in lamb and novograd, added to the gradient in adam, rmsprop, sgd and lars: there
+                     1e-6 to 1e-3 is usual and 0.1 is far too much
+    beta1, beta2     decay of the first and second moments, the same whichever optimizer; rmsprop has only beta2.
+                     NovoGrad's authors take 0.95 and 0.98, RMSProp's 0.9
     eps              added to the root of the second moment
     momentum         of sgd, lars, rmsprop and muon
-    clip_norm        bound on the norm of the gradient of all encoders; None: none
+    clip_norm        bound on the norm of the gradient of all encoders; None: none, also with lamb (Apex's has 1)
     temperature_lr   peak rate of log tau and of SigLIP's bias; None: an eighth of lr.  TempNet's net starts at it
                      (None: 3e-5) and falls by 0.9 an epoch
     temperature_lr_drop_below   the temperature's rate is a third while tau is at or below this (FastCLIP: 0.03)
@@ -101,6 +103,10 @@ class Schedule:
     warmup_from      the rate that the warm-up rises from
     min_lr           where the descent ends, at most the peak
     cooldown_steps, cooldown_epochs   length of the cool-down at the end of the run; neither: none
+    clock            "steps": the rate moves with every step, and the descent begins where the warm-up ends.  "albef":
+                     as in ALBEF's training loop, which iSogCLR's code has: the rate moves once an epoch, an "epoch" of
+                     the warm-up is 100 steps of the first one, and the descent's clock is ahead of the run by the
+                     warm-up's epochs, so that as many at the end have min_lr; tanh runs over -6 ... 4, not -7 ... 3
     """
 
     schedule: ScheduleKind = "cosine"
@@ -111,9 +117,15 @@ class Schedule:
     min_lr: float = 0.0
     cooldown_steps: int | None = None
     cooldown_epochs: float | None = None
+    clock: Clock = "steps"
 
     def __post_init__(self) -> None:
         require_choice(self, "schedule", _SCHEDULES)
+        require_choice(self, "clock", get_args(Clock))
+        if self.clock == "albef":
+            for field in ("warmup_steps", "warmup_share", "cooldown_steps", "cooldown_epochs"):
+                hint = "it warms up by epochs and cools down by itself"
+                require(getattr(self, field) is None, self, field, "be None with clock='albef'", hint)
         _require_at_least_zero(self, "min_lr")
         _require_at_least_zero(self, "warmup_from")
         for phase in ("warmup", "cooldown"):

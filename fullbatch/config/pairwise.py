@@ -39,7 +39,7 @@ class RobustPositives:
     """Raw similarities for negatives, positives re-weighted towards the hard ones (iSogCLR_New_v2).
 
     strength   lambda in p_i = exp(-2 s_ii / lambda) / r
-    gamma      rate of r, the running mean of the numerator
+    gamma      rate of r, the running mean of the numerator; in epoch 0 r is the batch's own mean
     """
 
     strength: float = 1.0

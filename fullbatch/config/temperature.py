@@ -69,6 +69,8 @@ class RobustGlobal:
     temperature_min, temperature_max   the bounds of tau
     rho_late      replaces rho from epoch rho_late_epoch on (AmorLIP's script does that); None: rho stays
     rho_late_epoch   see rho_late
+    rule          "equation": tau's gradient is eq. (13); "released": that of FastCLIP's released code, in which the
+                  terms with tau inside g count twice: tau comes to rest lower, and FastCLIP's published rho is meant so
     """
 
     temperature: float = 0.07
@@ -77,6 +79,7 @@ class RobustGlobal:
     temperature_max: float = 1.0
     rho_late: float | None = None
     rho_late_epoch: float = 0.0
+    rule: Literal["equation", "released"] = "equation"
 
     def __post_init__(self) -> None:
         require_temperature(self)
@@ -85,6 +88,7 @@ class RobustGlobal:
         for name in ("rho", "rho_late"):
             value = getattr(self, name)
             require(value is None or is_number(value), self, name, "be a number or None")
+        require_choice(self, "rule", ("equation", "released"))
 
     def for_samples(self, count: int | None) -> RobustGlobal:
         """With a budget, where none was given: the papers' lie between 0.44 and 0.67 of the largest there can be."""

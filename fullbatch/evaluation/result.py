@@ -65,3 +65,13 @@ class Measured:
     @property
     def main_values(self) -> dict[str, float]:
         return {f"{result.task} {result.main}": result.value for result in self.results}
+
+    @property
+    def curves(self) -> dict[str, float]:
+        """What has a curve over the steps: the main values, and R@1 of both directions of retrieval."""
+        return {
+            f"{result.task} {name}": value
+            for result in self.results
+            for name, value in {result.main: result.value, **result.metrics}.items()
+            if name == result.main or ("_to_" in name and name.endswith("_r1"))
+        }

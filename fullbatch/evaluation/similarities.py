@@ -8,7 +8,7 @@ pushing them away widens their distribution; one that stops at a margin leaves t
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -115,6 +115,47 @@ def _ranked(anchor_ND: Tensor, other_ND: Tensor, chunk: int) -> Iterator[tuple[T
         own_A1 = sim_AN.gather(1, here_A1)
         sim_AN.scatter_(1, here_A1, -torch.inf)
         yield own_A1, sim_AN.sort(dim=1, descending=True).values[:, :-1]
+
+
+@dataclass(frozen=True)
+class NearNegatives:
+    """anchor         the row of a picture
+    others         the rows of its nearest captions, by the first model
+    similarities   of the picture to each of them, model by model
+    """
+
+    anchor: int
+    others: list[int]
+    similarities: list[list[float]]
+
+
+@torch.no_grad()
+def near_negatives(
+    models: Sequence[tuple[Tensor, Tensor]], groups_N: Tensor, anchors: int, chunk: int | None = None
+) -> list[NearNegatives]:
+    """What several models make of the likely false negatives of one of them: TuneCLIP's Table 21.
+
+    ``models`` are tables of pictures and captions of the same pairs.  By the first: pictures that fit the caption of
+    another pair best, compared with their own, and their nearest captions.  Rows of one group (equal captions) are no
+    negatives.
+    """
+    image_ND, text_ND = models[0]
+    groups_N, rows = groups_N.to(image_ND.device), chunk or max(1, _ENTRIES // len(image_ND))
+
+    def others(here_A: Tensor) -> Tensor:
+        sim_AN = image_ND[here_A] @ text_ND.T
+        return sim_AN.masked_fill_(groups_N[here_A, None] == groups_N, -torch.inf)
+
+    places_N = torch.arange(len(image_ND), device=image_ND.device)
+    beyond_N = torch.cat([others(here_A).amax(dim=1) for here_A in torch.split(places_N, rows)])
+    beyond_N = beyond_N - (image_ND * text_ND).sum(dim=1)
+    found = []
+    for anchor in beyond_N.topk(min(anchors, len(beyond_N))).indices:
+        nearest = others(anchor[None])[0].topk(NEAREST)
+        kept_K = nearest.indices[nearest.values > -torch.inf]
+        sims = [(texts[kept_K] @ images[anchor]).tolist() for images, texts in models]
+        found.append(NearNegatives(int(anchor), kept_K.tolist(), sims))
+    return found
 
 
 def merged_bins(found: list[Distribution], most: int = 80) -> tuple[list[float], list[list[float]]]:

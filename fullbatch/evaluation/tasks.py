@@ -31,6 +31,7 @@ from fullbatch.data.sources import open_source
 from fullbatch.data.tables import ByPicture, CsvTable
 from fullbatch.evaluation.arrow_folders import ArrowPairs
 from fullbatch.evaluation.benchmark_folders import open_benchmark
+from fullbatch.evaluation.corrupted_folders import published_corruptions
 from fullbatch.evaluation.datacomp import ENTRIES, Entry, averages
 from fullbatch.evaluation.embed import Embedder
 from fullbatch.evaluation.measure import benchmark, class_folders, classified, imagenet, retrieved
@@ -68,6 +69,8 @@ def check_tasks(tasks: Sequence[str]) -> None:
     """Say now, not after hours of training, that a source is not there, or empty."""
     for text in tasks:
         match task := parse_task(text):
+            case CorruptedViews(source) if published_corruptions(source.path):
+                pass
             case Retrieval(source) | ZeroShot(source) | OtherView(source) | CorruptedViews(source):
                 _require_samples(text, source)
             case Neighbours(train, test) | LinearProbe(train, test):

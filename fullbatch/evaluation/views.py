@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -26,9 +27,11 @@ from fullbatch import distributed
 from fullbatch.config.data import Source
 from fullbatch.config.views import Views
 from fullbatch.data.loader import Batch
+from fullbatch.data.sample import Samples
 from fullbatch.data.sources import open_source
 from fullbatch.data.tar_index import cache_folder, write_atomically
 from fullbatch.data.views import EVALUATION, ViewMaker
+from fullbatch.evaluation.corrupted_folders import published_corruptions
 from fullbatch.evaluation.corruptions import CORRUPTION_NAMES, CORRUPTIONS, Pixels, corrupted
 from fullbatch.evaluation.embed import Embedder, Walked
 from fullbatch.evaluation.result import Result
@@ -69,6 +72,10 @@ def _partners(start: int, stop: int) -> tuple[Tensor, Tensor]:
 
 
 def corrupted_views(task: str, source: Source, embedder: Embedder) -> Result:
+    """Of images that are corrupted here, or of a folder of CIFAR-10-C's or Tiny-ImageNet-C's layout."""
+    published = distributed.together(lambda: published_corruptions(source.path))
+    if published:
+        return _published_views(task, published, embedder)
     samples = distributed.together(lambda: open_source(source))
     kinds, size = len(CORRUPTIONS), embedder.image_size
     keep = len(samples) * kinds * 3 * size * size <= _KEPT
@@ -83,14 +90,40 @@ def corrupted_views(task: str, source: Source, embedder: Embedder) -> Result:
         first_BKD, second_BKD = (torch.stack(made, dim=1) for made in views)
         return own_hits(first_BKD, second_BKD), own_hits(second_BKD, first_BKD)
 
-    found = embedder.walk(samples, source, rows)
+    return _corrupted_result(task, embedder.walk(samples, source, rows), CORRUPTION_NAMES)
+
+
+def _published_views(task: str, published: Mapping[str, Samples], embedder: Embedder) -> Result:
+    """A pass for each corruption; an image that cannot be read in one of them is left out of all."""
+
+    def walk(name: str, samples: Samples) -> Walked:
+        epoch = EVALUATION - 1 - CORRUPTION_NAMES.index(name)
+
+        def rows(batch: Batch) -> tuple[Tensor, Tensor]:
+            first, second = _MAKER(batch.images, epoch, batch.ids.cpu().numpy())
+            return embedder.image_rows(first), embedder.image_rows(second)
+
+        return embedder.walk(samples, samples.name, rows)
+
+    walks = [walk(name, samples) for name, samples in published.items()]
+    counts_N = torch.cat([one.ids for one in walks]).bincount()
+    ids_N = (counts_N == len(walks)).nonzero()[:, 0]
+    first_NKD, second_NKD = (
+        torch.stack([one.tables[view][torch.isin(one.ids, ids_N)] for one in walks], dim=1) for view in (0, 1)
+    )
+    hits = own_hits(first_NKD, second_NKD), own_hits(second_NKD, first_NKD)
+    left_out = tuple(why for one in walks for why in one.left_out)
+    return _corrupted_result(task, Walked(ids_N, hits, [], left_out), tuple(published))
+
+
+def _corrupted_result(task: str, found: Walked, kinds: Sequence[str]) -> Result:
     by_kind = torch.stack(found.tables).mean(dim=(0, 1)).tolist()
     metrics = {
         "first_to_second_r1": found.tables[0].mean().item(),
         "second_to_first_r1": found.tables[1].mean().item(),
-        **{f"r1_{name}": value for name, value in zip(CORRUPTION_NAMES, by_kind, strict=True)},
+        **{f"r1_{name}": value for name, value in zip(kinds, by_kind, strict=True)},
     }
-    return _result(task, metrics, 1.0 / kinds, kinds, found)
+    return _result(task, metrics, 1.0 / len(kinds), len(kinds), found)
 
 
 def own_hits(anchor_BKD: Tensor, gallery_BKD: Tensor) -> Tensor:

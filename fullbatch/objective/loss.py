@@ -29,7 +29,7 @@ def direction_loss(direction: Direction, estimate: Estimate, times_temperature: 
     Where alpha carries no gradient this is the surrogate with eq. (4)'s gradient, and its tau factors make the
     temperature's gradient eq. (13); where alpha does, it is eq. (12) itself.
     """
-    tau_B = direction.tau_B if times_temperature else torch.ones_like(direction.tau_B)
+    tau_B = direction.factor_B if times_temperature else torch.ones_like(direction.tau_B)
     alpha_B = raise_stale(estimate.alpha_B, estimate.log_total_B, direction.guard)
     log_ratio_B = estimate.log_total_B - alpha_B
     ratio_tau_B = tau_B if estimate.tau_on_ratio else tau_B.detach()

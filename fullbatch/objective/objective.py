@@ -264,7 +264,7 @@ class Objective(nn.Module):
             value = part.loss + (math.log(estimate.negatives or direction.negatives) if scale.log_of_sum else 0.0)
             if isinstance(self.method.pairwise, RawSimilarity):
                 value = value + raw_positive(direction, scale.times_temperature)
-            penalty = self._temperature(name).rho(progress) * direction.tau_B.mean()
+            penalty = self._temperature(name).rho(progress) * direction.factor_B.mean()
             penalty = penalty * (1.0 if scale.rho_terms == "each" else 0.5)
             loss = loss + share * (value + penalty)
             summary.add(direction, estimate, part, penalty)
@@ -311,6 +311,7 @@ class Objective(nn.Module):
                 reference_B=reference_B,
                 reference_N=reference_N,
                 tau_B=own.tau_B,
+                factor_B=self._temperature(name).factor(own.tau_B),
                 tau_N=own.tau_N,
                 log_g_B=found.log_mean_B,
                 log_g_N=found.log_mean_N,

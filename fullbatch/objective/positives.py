@@ -13,7 +13,8 @@ from fullbatch.objective.step import Batch, Progress
 
 
 class PositiveWeights(nn.Module):
-    """-2 mean_i p_i s_ii with p_i = exp(-2 s_ii / lambda) / r, r one running mean; p carries no gradient."""
+    """-2 mean_i p_i s_ii with p_i = exp(-2 s_ii / lambda) / r, r one running mean that starts after epoch 0; p carries
+    no gradient."""
 
     log_r: Tensor
 
@@ -25,7 +26,8 @@ class PositiveWeights(nn.Module):
     def forward(self, batch: Batch, progress: Progress) -> Tensor:
         log_weight_N = -2.0 * batch.positive_N / self.config.strength
         log_mean = torch.logsumexp(log_weight_N, dim=0) - math.log(batch.size)
-        log_r = log_moving_average(self.log_r.to(log_mean.dtype), log_mean, self.config.gamma)
+        gamma = self.config.gamma if progress.epoch > 0 else 1.0
+        log_r = log_moving_average(self.log_r.to(log_mean.dtype), log_mean, gamma)
         if progress.training:
             self.log_r.copy_(log_r)
         weight_B = torch.exp(log_weight_N[batch.rows] - log_r)

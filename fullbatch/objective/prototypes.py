@@ -21,6 +21,7 @@ from torch.nn.functional import normalize
 from fullbatch.config import Mlp, Pairwise, Prototypes, Rolling, SquaredHinge
 from fullbatch.distributed import average_gradient
 from fullbatch.kernels.log_mean_exp import gradient_to_others, log_mean_exp
+from fullbatch.objective.amortized import LambdaNet
 from fullbatch.objective.fitted_net import FittedNet
 from fullbatch.objective.log_domain import bounded_exp, log_add, log_or_minus_inf
 from fullbatch.objective.step import Direction, Estimate, Progress
@@ -153,7 +154,8 @@ class PrototypeNormalizer(nn.Module):
     """Prototypes that restart every T_r steps from the other modality's embeddings of this batch.
 
     A batch larger than M gives a random subset; a smaller one is topped up with the embeddings of the batches before
-    it, and while fewer than M have been seen at all, every new batch is appended.
+    it, and while fewer than M have been seen at all, every new batch is appended.  With ``restart_from="batch"`` a
+    smaller batch stands alone until the next restart.
     """
 
     counters = ("seen", "steps")
@@ -188,7 +190,11 @@ class PrototypeNormalizer(nn.Module):
 
     def replay_key(self, progress: Progress) -> tuple[int, ...] | None:
         """A restart, and a batch that is appended, happen once."""
-        return None if is_restart(self.config, self.steps) or self.active < self.config.prototypes else (self.active,)
+        return None if is_restart(self.config, self.steps) or self._grows else (self.active,)
+
+    @property
+    def _grows(self) -> bool:
+        return self.config.restart_from == "recent" and self.active < self.config.prototypes
 
     def forward(self, direction: Direction, progress: Progress) -> Estimate:
         if progress.training:
@@ -209,7 +215,7 @@ class PrototypeNormalizer(nn.Module):
         simultaneous = self.config.schedule == "simultaneous"  # Algorithm 3 has no restarts
         if self.steps == 0 or (is_restart(self.config, self.steps) and not simultaneous):
             self._restart(other_ND, progress)
-        elif self.active < self.config.prototypes:
+        elif self._grows:
             self._append(other_ND)
 
     def _remember(self, other_ND: Tensor) -> None:
@@ -225,6 +231,8 @@ class PrototypeNormalizer(nn.Module):
             generator = progress.generator(torch.device("cpu"), 3)  # the same pairs in both directions, on any device
             chosen = torch.randperm(other_ND.shape[0], generator=generator)[:total]
             fresh_MD = other_ND[chosen.to(other_ND.device, non_blocking=True)]
+        elif self.config.restart_from == "batch":
+            fresh_MD = other_ND
         else:
             fresh_MD = self.recent_MD[: min(self.seen, total)]
         self.active = fresh_MD.shape[0]
@@ -242,12 +250,9 @@ class PrototypeNormalizer(nn.Module):
 # the MLP
 
 
-def two_layers(width: int, hidden: int) -> nn.Module:
-    return nn.Sequential(nn.Linear(width, hidden), nn.ReLU(), nn.Linear(hidden, 1))
-
-
 class MlpNormalizer(nn.Module):
-    """alpha_i = MLP(stopgrad e_i) - s_ii / tau; with a hinge, which has no such linear part, alpha_i = MLP(e_i)."""
+    """alpha_i = MLP(stopgrad e_i) - s_ii / tau with AmorLIP's net; with a hinge, which has no such linear part,
+    alpha_i = MLP(e_i)."""
 
     counters = ("steps",)
 
@@ -255,8 +260,7 @@ class MlpNormalizer(nn.Module):
         super().__init__()
         self.config, self.tag = config, 0 if name == "image" else 1
         self.linear_part = not isinstance(pairwise, SquaredHinge)
-
-        self.net = FittedNet(partial(two_layers, width, config.hidden), "adagrad", config.prototype_lr)
+        self.net = FittedNet(partial(LambdaNet, width), "adagrad", config.prototype_lr)
         self.steps = 0
 
     def get_extra_state(self) -> Tensor:

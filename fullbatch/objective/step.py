@@ -85,6 +85,7 @@ class Direction:
     reference_B: Tensor  # s_ii, or 0 where raw similarities are used
     reference_N: Tensor
     tau_B: Tensor
+    factor_B: Tensor  # tau where it multiplies the loss; of the same value
     tau_N: Tensor
     log_g_B: Tensor
     log_g_N: Tensor

@@ -75,6 +75,11 @@ class GlobalTemperature(nn.Module):
         tau = self.tau(anchor.all_ND.dtype, anchor.all_ND.device, progress.training)
         return tau.expand(anchor.local_BD.shape[0]), tau.detach().expand(batch.size)
 
+    def factor(self, tau_B: Tensor) -> Tensor:
+        """tau where it multiplies the loss.  With half its gradient there, the whole of it inside g counts twice."""
+        released = isinstance(self.config, RobustGlobal) and self.config.rule == "released"
+        return torch.lerp(tau_B.detach(), tau_B, 0.5) if released else tau_B
+
     @torch.no_grad()
     def _clamp(self, log_temperature: Tensor) -> None:
         assert not isinstance(self.config, Constant)
@@ -101,6 +106,9 @@ class PerSampleTemperature(nn.Module):
         assert anchor.ids_N is not None
         tau_N = self.tau.get_or(anchor.ids_N, self.config.temperature, anchor.all_ND.dtype)
         return tau_N[batch.rows], tau_N
+
+    def factor(self, tau_B: Tensor) -> Tensor:
+        return tau_B
 
     def rho(self, progress: Progress) -> float:
         return self.rho_value
@@ -163,6 +171,9 @@ class PredictedTemperature(nn.Module):
     def replay_key(self, progress: Progress) -> tuple[int, ...] | None:
         """Its dropout is seeded by the host, and its first batch starts it."""
         return () if self.started and self.config.dropout == 0.0 else None
+
+    def factor(self, tau_B: Tensor) -> Tensor:
+        return tau_B
 
     def rho(self, progress: Progress) -> float:
         return self.rho_value

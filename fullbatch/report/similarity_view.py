@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
+from torch import Tensor
 
 from fullbatch.evaluation.retrieval import equal_captions, recalls
 from fullbatch.evaluation.similarities import (
@@ -17,6 +18,7 @@ from fullbatch.evaluation.similarities import (
     Distribution,
     Similarities,
     merged_bins,
+    near_negatives,
     similarity_distributions,
 )
 from fullbatch.report.blocks import Section, chart_place, folded, gaps_of, table
@@ -33,6 +35,7 @@ _DIRECTIONS: tuple[tuple[Direction, str], ...] = (
 )
 _NAMES = ("positives", f"{NEAREST} nearest negatives", f"negatives {FAR[0]} to {FAR[1]}", "farther half of negatives")
 _FAR_COLUMN = 2  # empty for a small sample
+_ANCHORS = 8  # pictures whose nearest captions are named
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,7 @@ class View:
     recall    R@1 among the sample, by direction; equal captions are equally right
     pairs, of   how many pairs were looked at, of how many there are
     same      which data and pairs these were: only views of the same ones compare
+    captions, tables   of these pairs: what they say, and the embedded pictures and captions
     """
 
     label: str
@@ -52,6 +56,8 @@ class View:
     pairs: int
     of: int
     same: tuple[str, int]
+    captions: list[str]
+    tables: tuple[Tensor, Tensor]
 
 
 def view_of(label: str, embedded: Embedded, most: int = MOST_PAIRS) -> View:
@@ -71,6 +77,8 @@ def view_of(label: str, embedded: Embedded, most: int = MOST_PAIRS) -> View:
         len(kept),
         embedded.of,
         (embedded.pool.fingerprint, len(kept)),
+        [embedded.captions[row] for row in kept],
+        (image_ND, text_ND),
     )
 
 
@@ -127,8 +135,31 @@ def similarities_section(views: Sequence[View], charts: Sequence[Chart], gaps: S
         _numbers(views),
         node("div", first, class_="charts"),
         folded("caption → pictures", node("div", other, class_="charts")),
+        _near_negatives([view for view in views if view.same == views[0].same]),
     )
     return Section("similarities", title, body, _lead(views))
+
+
+def _near_negatives(views: Sequence[View]) -> Html | None:
+    """A few pictures, their nearest captions of other pairs by the first model, and what each model makes of them."""
+    if len(views) < 2:
+        return None
+    captions = views[0].captions
+    number = {caption: place for place, caption in enumerate(dict.fromkeys(captions))}
+    groups_N = torch.tensor([number[caption] for caption in captions])
+    rows: list[list[Child]] = []
+    for found in near_negatives([view.tables for view in views], groups_N, _ANCHORS):
+        for other, values in zip(found.others, zip(*found.similarities, strict=True), strict=True):
+            rows.append(
+                [plain(captions[found.anchor], 80), plain(captions[other], 80), *(_signed(value) for value in values)]
+            )
+    head = ("picture of", "a caption of another pair", *(plain(view.label, 80) for view in views))
+    lead = (
+        f"As TuneCLIP's Table 21: the {_ANCHORS} pictures that fit the caption of another pair best, compared with "
+        f"their own, by {plain(views[0].label, 80)}; their nearest captions of others, many of them false negatives, "
+        "and the similarity that each model gives them."
+    )
+    return folded("Near negatives, model by model", node("p", lead, class_="quiet"), table(head, rows, "numbers"))
 
 
 def _has_far(views: Sequence[View]) -> bool:

@@ -47,7 +47,7 @@ def theory_page(done: Study) -> Page:
             node(
                 "p",
                 "Embeddings without encoders descend the contrastive loss of chosen batches: the synthetic study of "
-                f"Cho et al. 2023, {done.extent.seeds} random starts each, batches of two pairs.",
+                f"Cho et al. 2023, {done.extent.seeds} random starts each, batches of {done.extent.batch_size} pairs.",
                 class_="lead",
             ),
         ),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from math import comb
 from typing import Any, Literal
 
 from torch import Tensor
@@ -17,7 +18,7 @@ from fullbatch.theory.toy import DRIFT_RATIO, Method, Path, Start
 
 Part = Literal["optimum", "convergence", "toy", "angle"]
 PARTS: tuple[Part, ...] = ("optimum", "convergence", "toy", "angle")
-BATCH = 2
+_MOST_BATCHES = 2_000  # of one loss: C(16, 4) is 1,820
 RATE = 0.5  # section 6.1
 _UNPROVEN = (3, 5)  # widths at N = 8
 _UNPROVEN_RATES = (2.0, 16.0)  # of full batch and all batches: the landscape is flat
@@ -33,6 +34,7 @@ class Extent:
     most_steps       of a descent that should reach the optimum; subset_steps: of one that should not
     unproven_steps   of the full batch, and of all mini-batches, where no optimum is known
     starts, runs     of the toy: rates and first angles; runs that SGD is averaged over
+    batch_size       pairs of a batch; of the toy and of the angle two, whatever it is
     """
 
     counts: tuple[int, ...]
@@ -43,21 +45,33 @@ class Extent:
     readings: tuple[Reading, ...]
     starts: tuple[Start, ...]
     runs: int
+    batch_size: int = 2
 
     def __post_init__(self) -> None:
         if self.seeds < 1:
             raise ValueError(f"--seeds must be at least 1, got {self.seeds}.")
 
 
-def whole(seeds: int) -> Extent:
+def _counts(batch_size: int, most: int) -> tuple[int, ...]:
+    """Two, four and eight batches a partition, as far as all C(N, B) batches can be descended at once."""
+    counts = (parts * batch_size for parts in (2, 4, 8))
+    found = tuple(count for count in counts if count <= most and comb(count, batch_size) <= _MOST_BATCHES)
+    if batch_size < 2 or not found:
+        raise ValueError(f"--batch-size must lie between 2 and 6, got {batch_size}: all C(N, B) batches are descended.")
+    return found
+
+
+def whole(seeds: int, batch_size: int = 2) -> Extent:
     starts = tuple(Start(rate, epsilon) for rate in (0.01, 0.05, 0.1, 0.5) for epsilon in (0.01, _TEN_DEGREES))
-    return Extent((4, 8, 16), seeds, 80_000, 10_000, (10_000, 20_000), (AS_WRITTEN, AS_PUBLISHED), starts, 1000)
+    counts, readings = _counts(batch_size, 16), (AS_WRITTEN, AS_PUBLISHED)
+    return Extent(counts, seeds, 80_000, 10_000, (10_000, 20_000), readings, starts, 1000, batch_size)
 
 
-def quick(seeds: int) -> Extent:
-    """Without what takes minutes: N = 16, the code's reading of a step, small rates."""
+def quick(seeds: int, batch_size: int = 2) -> Extent:
+    """Without what takes minutes: N above 12, the code's reading of a step, small rates."""
     starts = tuple(Start(rate, epsilon) for rate in (0.05, 0.1) for epsilon in (0.01, _TEN_DEGREES))
-    return Extent((4, 8), seeds, 20_000, 2_000, (4_000, 2_000), (AS_WRITTEN,), starts, 250)
+    counts = _counts(batch_size, 12)
+    return Extent(counts, seeds, 20_000, 2_000, (4_000, 2_000), (AS_WRITTEN,), starts, 250, batch_size)
 
 
 @dataclass(frozen=True)
@@ -121,14 +135,15 @@ def study(parts: tuple[Part, ...], extent: Extent, say: Callable[[str], None]) -
 
 
 def _minima(extent: Extent, say: Callable[[str], None]) -> Iterator[Minimum]:
+    size = extent.batch_size
     for count in extent.counts:
         # a mean over more batches moves each pair less, and what should fail must not fail for want of steps
         subset_rate = RATE if count < 16 else 8 * RATE
-        subsets = (("a partition", partition_batches(count, BATCH)), ("all but one", all_but_one(count, BATCH)))
+        subsets = (("a partition", partition_batches(count, size)), ("all but one", all_but_one(count, size)))
         for width in (2 * count, count // 2):
             for name, batches in (
                 ("full batch", all_batches(count, count)),
-                ("all batches", all_batches(count, BATCH)),
+                ("all batches", all_batches(count, size)),
             ):
                 say(f"optimum: N = {count}, d = {width}, {name}")
                 found = descend(count, width, batches, RATE, extent.most_steps, extent.seeds)
@@ -142,7 +157,9 @@ def _minima(extent: Extent, say: Callable[[str], None]) -> Iterator[Minimum]:
 def _unproven(extent: Extent, say: Callable[[str], None]) -> Iterator[Open]:
     for width in _UNPROVEN:
         say(f"optimum: N = 8, d = {width}, where none is proved")
-        yield Open(8, width, unproven(8, width, BATCH, _UNPROVEN_RATES, extent.unproven_steps, extent.seeds))
+        yield Open(
+            8, width, unproven(8, width, extent.batch_size, _UNPROVEN_RATES, extent.unproven_steps, extent.seeds)
+        )
 
 
 def _races(extent: Extent, say: Callable[[str], None]) -> Iterator[Raced]:
@@ -156,7 +173,7 @@ def _races(extent: Extent, say: Callable[[str], None]) -> Iterator[Raced]:
             for width in (2 * count, count // 2):
                 say(f"convergence: N = {count}, d = {width}, {reading_name(reading)}")
                 for name, choice in main if reading.free else main + more:
-                    found = racing.race(choice, count, width, BATCH, reading, RATE, extent.seeds)
+                    found = racing.race(choice, count, width, extent.batch_size, reading, RATE, extent.seeds)
                     yield Raced(count, width, reading, name, found)
 
 
@@ -180,7 +197,7 @@ def reading_name(reading: Reading) -> str:
 
 def numbers(done: Study) -> dict[str, Any]:
     """Everything, as JSON can hold it."""
-    written: dict[str, Any] = {"seeds": done.extent.seeds, "batch_size": BATCH, "near": NEAR}
+    written: dict[str, Any] = {"seeds": done.extent.seeds, "batch_size": done.extent.batch_size, "near": NEAR}
     if done.minima:
         written["optimum"] = [_minimum(one) for one in done.minima]
         written["unproven"] = [_open(one) for one in done.unproven]

@@ -94,7 +94,7 @@ def make_optimizer(model: nn.Module, config: Optimizer, device: torch.device | s
         case "adam":
             return torch.optim.Adam(groups, **adam, **fused)
         case "radam":
-            return torch.optim.RAdam(groups, **adam)
+            return torch.optim.RAdam(groups, **adam, decoupled_weight_decay=True)  # as its authors' code has it
         case "novograd":
             return NovoGrad(groups, **adam)
         case "nvnovograd":

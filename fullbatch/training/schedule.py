@@ -8,7 +8,9 @@ from typing_extensions import assert_never
 
 from fullbatch.config.optimization import Optimizer, Schedule, ScheduleKind
 
-TANH_FROM, TANH_TO = -7.0, 3.0  # timm's bounds; the descent ends at tanh(3), 0.25 % of the way above min_lr
+TANH = (-7.0, 3.0)  # timm's bounds; the descent ends at tanh(3), 0.25 % of the way above min_lr
+ALBEF_TANH = (-6.0, 4.0)  # timm's until 2021
+ALBEF_TICK = 100  # steps of the first epoch
 TEMPERATURE_SHARE = 1 / 8  # NeuCLIP, section B.1: of the encoders' rate
 LOW_TEMPERATURE_DIVISOR = 3.0  # FastCLIP
 TEMPERATURE_NET_LR, TEMPERATURE_NET_DECAY = 3e-5, 0.9  # TempNet; the decay is an epoch's
@@ -19,7 +21,15 @@ def _steps(steps: int | None, epochs: float | None, steps_per_epoch: int) -> int
 
 
 def phases(schedule: Schedule, total_steps: int, steps_per_epoch: int) -> tuple[int, int, int]:
-    """Steps of the warm-up, the descent and the cool-down; a run too short for them is refused."""
+    """Steps of the warm-up, the descent and the cool-down; a run too short for them is refused.
+
+    ALBEF's clock fits into any run: what does not fit of its warm-up is left out.
+    """
+    if schedule.clock == "albef":
+        ticks = schedule.warmup_epochs or 0.0
+        warmup = min(round(ticks * ALBEF_TICK), steps_per_epoch, total_steps)
+        cooldown = min(round(ticks * steps_per_epoch), total_steps - warmup)
+        return warmup, total_steps - warmup - cooldown, cooldown
     warmup = _steps(schedule.warmup_steps, schedule.warmup_epochs, steps_per_epoch)
     warmup += round((schedule.warmup_share or 0.0) * total_steps)
     cooldown = _steps(schedule.cooldown_steps, schedule.cooldown_epochs, steps_per_epoch)
@@ -31,13 +41,13 @@ def phases(schedule: Schedule, total_steps: int, steps_per_epoch: int) -> tuple[
     return warmup, total_steps - warmup - cooldown, cooldown
 
 
-def remaining_share(kind: ScheduleKind, progress: float) -> float:
+def remaining_share(kind: ScheduleKind, progress: float, tanh: tuple[float, float] = TANH) -> float:
     """How much of the way from min_lr to the peak is left after this share of the descent."""
     match kind:
         case "cosine":
             return 0.5 * (1.0 + math.cos(math.pi * progress))
         case "tanh":
-            return 0.5 * (1.0 - math.tanh(TANH_FROM * (1.0 - progress) + TANH_TO * progress))
+            return 0.5 * (1.0 - math.tanh(tanh[0] * (1.0 - progress) + tanh[1] * progress))
         case "linear":
             return 1.0 - progress
         case "constant":
@@ -56,6 +66,8 @@ def learning_rate(schedule: Schedule, peak: float, step: int, total_steps: int, 
     """
     if schedule.min_lr > peak:
         raise ValueError(f"Schedule.min_lr must be at most the peak rate ({peak}), got {schedule.min_lr}.")
+    if schedule.clock == "albef":
+        return _albef_rate(schedule, peak, step, total_steps, steps_per_epoch)
     warmup, descent, cooldown = phases(schedule, total_steps, steps_per_epoch)
     if step < warmup:
         return schedule.warmup_from + (peak - schedule.warmup_from) * (step + 1) / warmup
@@ -63,6 +75,21 @@ def learning_rate(schedule: Schedule, peak: float, step: int, total_steps: int, 
         return schedule.min_lr
     progress = min((step - warmup) / descent, 1.0) if descent else 1.0
     return schedule.min_lr + remaining_share(schedule.schedule, progress) * (peak - schedule.min_lr)
+
+
+def _albef_rate(schedule: Schedule, peak: float, step: int, total_steps: int, steps_per_epoch: int) -> float:
+    epochs, warmup = total_steps / steps_per_epoch, schedule.warmup_epochs or 0.0
+    epoch = step // steps_per_epoch
+    tick = epoch + warmup if epoch else min(max(step - 1, 0) // ALBEF_TICK, warmup)
+
+    def descent(tick: float) -> float:
+        share = remaining_share(schedule.schedule, tick / epochs, ALBEF_TANH) if tick < epochs else 0.0
+        return schedule.min_lr + share * (peak - schedule.min_lr)
+
+    if tick >= warmup:
+        return descent(tick)
+    top = descent(warmup) if schedule.schedule == "tanh" else peak
+    return schedule.warmup_from + (top - schedule.warmup_from) * tick / warmup
 
 
 def temperature_peak(optimizer: Optimizer) -> float:

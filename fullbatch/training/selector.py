@@ -25,6 +25,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -36,7 +37,7 @@ from fullbatch import distributed
 from fullbatch.data.order import Order
 from fullbatch.data.periods import Period, Plans, numbered, remove_unfinished, write_array
 from fullbatch.objective.objective import Objective
-from fullbatch.training.planning import Piece, Planners, Task, tasks_of
+from fullbatch.training.planning import Floats, Piece, Planners, Task, tasks_of
 from fullbatch.training.run_folder import LOSSES, read_lines, replace_text
 
 log = logging.getLogger("fullbatch")
@@ -165,17 +166,12 @@ class Selector:
         )
         if not len(own) or not len(uniform):
             return
-        edges = np.histogram_bin_edges(np.concatenate([own, uniform]), BINS)
         selection = self.periods.selection
         line = {
             "period": number,
             "step": self.periods[number].batches.start // selection.batches_a_step,
             "batches": selection.batches,
-            "mean": float(own.mean()),
-            "uniform_mean": float(uniform.mean()),
-            "edges": edges.tolist(),
-            "counts": np.histogram(own, edges)[0].tolist(),
-            "uniform_counts": np.histogram(uniform, edges)[0].tolist(),
+            **loss_histograms(own, uniform),
         }
         with self._losses.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
@@ -253,6 +249,18 @@ class Selector:
 
     def _add_cost(self, name: str, seconds: float) -> None:
         self._costs[name] = self._costs.get(name, 0.0) + seconds
+
+
+def loss_histograms(own_L: Floats, uniform_L: Floats) -> dict[str, Any]:
+    """Losses of selected and of uniform batches, on common bins."""
+    edges = np.histogram_bin_edges(np.concatenate([own_L, uniform_L]), BINS)
+    return {
+        "mean": float(own_L.mean()),
+        "uniform_mean": float(uniform_L.mean()),
+        "edges": edges.tolist(),
+        "counts": np.histogram(own_L, edges)[0].tolist(),
+        "uniform_counts": np.histogram(uniform_L, edges)[0].tolist(),
+    }
 
 
 def mean_temperature(objective: Objective, rows_n2D: Tensor) -> float:

@@ -94,4 +94,4 @@ def prototype_mean(state, direction, pairwise, x, positive, tau, active):
 def mlp_alpha(state, direction, pairwise, x, positive, tau):
     net = f"normalizers.{direction}.net.net"
     shift = positive / tau if pairwise == "identity" else 0.0
-    return float(linear(state, f"{net}.2", torch.relu(linear(state, f"{net}.0", x)))) - shift
+    return lambda_net(state, net, x) - shift

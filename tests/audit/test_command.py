@@ -5,16 +5,22 @@ import os
 import shutil
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
 from fullbatch.assembly import build_objective, make_batches
 from fullbatch.audit import Options, audit_run
 from fullbatch.cli import main
-from fullbatch.config.data import Data
+from fullbatch.config.data import Data, Source
+from fullbatch.data.sources import open_source
 from fullbatch.data.transforms import EvalTransform
 from fullbatch.evaluation.audit import normalizer_audit
+from fullbatch.report.batch_losses import batch_loss_charts, batch_losses_section
+from fullbatch.report.collect import read_run
 from fullbatch.run import load_trained, train
+from fullbatch.selection.ordered import losses_at
+from fullbatch.selection.spectral import spectral_order
 from fullbatch.training import checkpoint
 from tests.data.making import captioned, write_shard
 from tests.training.small import renamed, small_config
@@ -175,3 +181,32 @@ def test_a_bad_sample_is_left_out(tmp_path):
     run = train(replace(config, data=Data(data=(str(shard),), workers=0, max_bad=0.5))).folder
     found = audit_run(run)
     assert {each.numbers.samples for each in found.checkpoints} == {39}
+
+
+def test_losses_of_spectral_batches_for_a_run_on_uniform_ones(tmp_path):
+    """Figures 3 and 5 of "Mini-Batch Optimization of Contrastive Loss": by hand, and on the run's page."""
+    run = train(small_config(tmp_path, "openclip")).folder
+    assert audit_run(run, Options(anchors=5)).checkpoints[0].batch_losses is None
+    found = audit_run(run, Options(anchors=5, batch_losses=True))
+    for each in found.checkpoints:
+        line = each.batch_losses
+        assert sum(line["counts"]) == sum(line["uniform_counts"]) == 40 // 8
+        assert line["edges"][0] < line["uniform_mean"] < line["edges"][-1]
+    model = load_trained(run, average=False).model.eval()
+    samples = open_source(Source(small_config(tmp_path, "openclip").data.data[0]))
+    raw = [samples.read(place) for place in range(40)]
+    transform = EvalTransform(model.image_size)
+    images = torch.stack([transform(one.image, one.name) for one in raw])
+    with torch.no_grad():
+        image, text = model(images, model.tokenize([one.captions[0] for one in raw]))
+    order = np.random.default_rng(0).permutation(40)
+    tau, last = found.checkpoints[-1].numbers.tau, found.checkpoints[-1].batch_losses
+    image, text = image[order], text[order]
+    uniform = losses_at(image, text, np.arange(40).reshape(-1, 8), tau).mean()
+    clustered = losses_at(image, text, spectral_order(image, text, 8, 40, tau, 0).reshape(-1, 8), tau).mean()
+    assert last["uniform_mean"] == pytest.approx(float(uniform), rel=1e-3)
+    assert last["mean"] == pytest.approx(float(clustered), rel=1e-3) and last["mean"] > last["uniform_mean"]
+    charts = batch_loss_charts(read_run(run))
+    assert [chart.title for chart in charts] == ["step 10", "step 20"]
+    assert [line.label for line in charts[0].lines] == ["spectral", "uniform"]
+    assert "step 20" in batch_losses_section(read_run(run), charts).body

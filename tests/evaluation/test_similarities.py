@@ -6,7 +6,13 @@ import pytest
 import torch
 from torch.nn.functional import normalize
 
-from fullbatch.evaluation.similarities import BINS, FEWEST_FOR_FAR, merged_bins, similarity_distributions
+from fullbatch.evaluation.similarities import (
+    BINS,
+    FEWEST_FOR_FAR,
+    merged_bins,
+    near_negatives,
+    similarity_distributions,
+)
 
 
 def tables(count, width=6, seed=0):
@@ -84,3 +90,20 @@ def test_too_few_pairs_are_refused():
     image, text = tables(20)
     with pytest.raises(ValueError, match="length 1"):
         similarity_distributions(image * 2.0, text)
+
+
+@pytest.mark.parametrize("chunk", [None, 4])
+def test_near_negatives_of_two_models_by_loops(chunk):
+    """TuneCLIP's Table 21: by the first model, whose captions of others are nearer than its own; by both, how near."""
+    models = [tables(14, seed=0), tables(14, seed=1)]
+    groups = torch.tensor([0, 0, *range(1, 13)])  # the first two have one caption, which is no negative
+    dots = [(image @ text.T).tolist() for image, text in models]
+    others = {i: [j for j in range(14) if groups[j] != groups[i]] for i in range(14)}
+    margin = {i: max(dots[0][i][j] for j in others[i]) - dots[0][i][i] for i in range(14)}
+    found = near_negatives(models, groups, anchors=3, chunk=chunk)
+    assert [row.anchor for row in found] == sorted(margin, key=margin.get, reverse=True)[:3]
+    for row in found:
+        nearest = sorted(others[row.anchor], key=lambda j, i=row.anchor: dots[0][i][j], reverse=True)[:5]
+        assert row.others == nearest
+        for which, values in enumerate(row.similarities):
+            assert values == pytest.approx([dots[which][row.anchor][j] for j in nearest])

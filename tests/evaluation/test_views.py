@@ -5,11 +5,12 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from fullbatch.comparison.metrics import CORRUPTED, VIEWS, metric_named
 from fullbatch.config.tasks import CorruptedViews, OtherView, parse_task
 from fullbatch.evaluation import views
-from fullbatch.evaluation.corruptions import CORRUPTIONS, corrupted
+from fullbatch.evaluation.corruptions import CORRUPTION_NAMES, CORRUPTIONS, corrupted
 from fullbatch.evaluation.embed import Embedder
 from fullbatch.evaluation.tasks import check_tasks, run_task, run_tasks
 from tests.conftest import unit_rows
@@ -99,6 +100,45 @@ def test_a_model_that_sees_nothing_is_at_chance(folder):
     assert hard.value == pytest.approx(hard.chance, abs=1e-6) and hard.chance == pytest.approx(1 / 19)
     assert set(hard.metrics) == set(CORRUPTED) and hard.size == 19
     assert hard.counts == {"images": 7, "left_out": 0}
+
+
+@pytest.mark.parametrize("layout", ["cifar-c", "tiny-imagenet-c"])
+def test_published_folders_are_measured_as_images_corrupted_here(tmp_path, layout):
+    """Files of our own corruptions in their layout give what the images themselves give."""
+    embedder = embedder_of(lambda images: images.flatten(1)[:, ::7] - 100.0, batch_size=4)
+    size, count = embedder.image_size, 6
+    squares = np.random.default_rng(0).integers(0, 256, (count, size, size, 3), dtype=np.uint8)
+    clean, published = tmp_path / "clean", tmp_path / "published"
+    clean.mkdir()
+    for image, pixels in enumerate(squares):
+        Image.fromarray(pixels).save(clean / f"{image}.png")
+        (clean / f"{image}.txt").write_text("a picture")
+    for kind, name in enumerate(CORRUPTION_NAMES):
+        images = corrupted(squares, list(range(count)), kind, views.SEED)
+        if layout == "cifar-c":
+            published.mkdir(exist_ok=True)
+            np.save(published / f"{name}.npy", np.concatenate([images, np.zeros_like(images).repeat(4, axis=0)]))
+        else:
+            (published / name / "1" / "n01443537").mkdir(parents=True)
+            for image, pixels in enumerate(images):
+                Image.fromarray(pixels).save(published / name / "1" / "n01443537" / f"test_{image}.png")
+    task = f"corrupted_views:{published}"
+    check_tasks([task])
+    found, own = run_task(task, embedder), run_task(f"corrupted_views:{clean}", embedder)
+    assert found.metrics == pytest.approx(own.metrics) and 0.0 < found.value < 1.0
+    assert (found.chance, found.size, found.counts) == (own.chance, own.size, own.counts)
+
+
+def test_published_folders_that_are_not_whole_are_refused(tmp_path):
+    np.save(tmp_path / "fog.npy", np.zeros((10, 8, 8, 3), np.uint8))
+    with pytest.raises(ValueError, match="has one corruption"):
+        check_tasks([f"corrupted_views:{tmp_path}"])
+    np.save(tmp_path / "snow.npy", np.zeros((15, 8, 8, 3), np.uint8))
+    with pytest.raises(ValueError, match="different numbers of images"):
+        check_tasks([f"corrupted_views:{tmp_path}"])
+    np.save(tmp_path / "snow.npy", np.zeros((11, 8, 8, 3), np.uint8))
+    with pytest.raises(ValueError, match="must hold 5 severities"):
+        check_tasks([f"corrupted_views:{tmp_path}"])
 
 
 def test_both_kinds_measure_a_model_of_two_towers_too(folder):

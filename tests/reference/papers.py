@@ -165,16 +165,18 @@ def moving_average_step(
     rho: float | None = None,
     loss: Loss = identity,
     times_tau: bool = True,
+    released: bool = False,
 ) -> tuple[Gradients, float]:
     """The estimator of eq. (4), eq. (13) for tau where rho is given, and tau mean log u (+ 2 rho tau) as the value.
 
-    ``times_tau=False`` is FastCLIP v0: the loss, and so both gradients, without the factor tau.
+    ``times_tau=False`` is FastCLIP v0: the loss, and so both gradients, without the factor tau.  ``released`` is tau's
+    gradient in FastCLIP's released code, (eq. (13) + T) / 2 with T the terms in which tau is inside g.
     """
     count = len(ids)
     image, text = image.detach().requires_grad_(), text.detach().requires_grad_()
     live_tau = torch.tensor(tau, dtype=image.dtype, requires_grad=True)
     grad_image, grad_text, grad_tau = torch.zeros_like(image), torch.zeros_like(text), 0.0
-    value = 0.0
+    value, inside = 0.0, 0.0
     factor = tau if times_tau else 1.0
     for name, anchor, other in directions(image, text):
         for i in range(count):
@@ -183,13 +185,16 @@ def moving_average_step(
             d_image, d_text, d_tau = torch.autograd.grad(g, (image, text, live_tau))
             grad_image += factor / count / new_u * d_image
             grad_text += factor / count / new_u * d_text
-            grad_tau += factor / count / new_u * float(d_tau)
+            inside += factor / count / new_u * float(d_tau)
             if times_tau:
                 grad_tau += math.log(new_u) / count
             value += factor * ((epsilon + float(g.detach())) / new_u - 1.0 + math.log(new_u)) / count
     if rho is not None:
         grad_tau += 2 * rho
         value += 2 * rho * tau
+    grad_tau += inside
+    if released:
+        grad_tau = (grad_tau + inside) / 2
     return Gradients(grad_image, grad_text, torch.tensor(grad_tau, dtype=torch.float64)), value
 
 
@@ -292,13 +297,14 @@ def per_sample_step(
 
 
 def robust_positives_step(
-    image: Tensor, text: Tensor, r: float | None, strength: float, gamma: float
+    image: Tensor, text: Tensor, r: float, strength: float, gamma: float, epoch: int
 ) -> tuple[Gradients, float, float]:
-    """-2 mean(p_i s_ii), p_i = exp(-2 s_ii / lambda) / r with r a moving average of the mean numerator."""
+    """-2 mean(p_i s_ii), p_i = exp(-2 s_ii / lambda) / r: r is the mean numerator of the batch in epoch 0, and a moving
+    average of it afterwards."""
     count = len(image)
     numerators = [math.exp(-2.0 * float(similarity(image[i], text[i]).detach()) / strength) for i in range(count)]
     mean = sum(numerators) / count
-    r = mean if r is None else (1.0 - gamma) * r + gamma * mean
+    r = mean if epoch == 0 else (1.0 - gamma) * r + gamma * mean
     grad_image, grad_text, value = torch.zeros_like(image), torch.zeros_like(text), 0.0
     for i in range(count):
         p = numerators[i] / r

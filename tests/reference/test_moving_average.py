@@ -51,6 +51,11 @@ HINGE = papers.squared_hinge(0.15)
         ("fastclip_v0", {"gamma": 0.4, "gamma_epochs": 3}, {"times_tau": False}),
         ("fastclip_v1", {"gamma": 0.4, "gamma_epochs": 3}, {}),
         ("fastclip_v3", {"gamma": 0.4, "gamma_epochs": 3, "rho": 1.1}, {"rho": 1.1}),
+        (
+            "fastclip_v3",
+            {"gamma": 0.4, "gamma_epochs": 3, "rho": 1.1, "rule": "released"},
+            {"rho": 1.1, "released": True},
+        ),
         ("tuneclip", {"gamma": 0.4, "gamma_epochs": 3, "margin": 0.15}, {"loss": HINGE}),
     ],
 )
@@ -110,8 +115,8 @@ def test_raw_similarities_have_the_loss_of_the_gap(scale):
 
 PER_SAMPLE = {
     "isogclr": {"beta": 0.9, "lr": 0.03, "bounds": (0.005, 1.0), "clip": 5.0, "rho": (1.2, 1.2)},
-    "isogclr_new": {"beta": 0.5, "lr": 0.03, "bounds": (0.005, 0.22), "clip": 5.0, "rho": (0.9, 1.4)},
-    "isogclr_new_v2": {"beta": 0.9, "lr": 0.01, "bounds": (0.005, 1.0), "clip": None, "rho": (1.2, 1.2)},
+    "isogclr_new": {"beta": 0.5, "lr": 1e-5, "bounds": (0.005, 0.22), "clip": 5.0, "rho": (0.9, 1.4)},
+    "isogclr_new_v2": {"beta": 0.9, "lr": 0.001, "bounds": (0.005, 1.0), "clip": None, "rho": (1.2, 1.2)},
     "fastclip_v2": {"beta": None, "lr": 0.0133, "bounds": (0.01, 1.0), "clip": 5.0, "rho": (1.2, 1.2)},
 }
 
@@ -129,7 +134,7 @@ def test_per_sample_temperatures(name, margin):
     else:
         settings |= {"rho": 1.2}
     objective = fb.make_objective(name, temperature=0.2, num_samples=SAMPLES, epsilon=1e-3, **settings).double()
-    u, temperatures, r = papers.MovingAverages(), papers.Temperatures(0.2), None
+    u, temperatures, r = papers.MovingAverages(), papers.Temperatures(0.2), math.nan
     for step, ids, image, text in batches():
         epoch = step // 2
         gamma = papers.cosine_gamma(0.2, 16, epoch) if name == "fastclip_v2" else 0.8
@@ -145,7 +150,8 @@ def test_per_sample_temperatures(name, margin):
             papers.identity if raw or margin is None else papers.squared_hinge(margin), raw,
         )  # fmt: skip
         if raw:
-            positives, positive_value, r = papers.robust_positives_step(image.detach(), text.detach(), r, 1.0, 0.8)
+            rows = image.detach(), text.detach()
+            positives, positive_value, r = papers.robust_positives_step(*rows, r, 1.0, 0.8, epoch)
             expected.image += positives.image
             expected.text += positives.text
             value += positive_value
@@ -162,6 +168,20 @@ def test_per_sample_temperatures(name, margin):
                 assert_table(own.second, {key: v for (side, key), v in entries.items() if side == direction})
     if raw:
         assert math.isclose(math.exp(float(objective.positives.log_r)), r, rel_tol=1e-9)
+
+
+@pytest.mark.parametrize(("name", "rate"), [("isogclr_new", 1e-5), ("isogclr_new_v2", 1e-3)])
+def test_temperatures_move_at_their_authors_rate(name, rate):
+    """At iSogCLR's 0.03 one visit would send every temperature to its bound."""
+    _, ids, image, text = next(batches())
+    objective = fb.make_objective(name, num_samples=SAMPLES, rho=1.0).double()
+    assert objective.method.temperature.temperature_lr == rate
+    objective(image, text, ids)
+    tau = objective.temperatures["image"].tau.values[ids]
+    low, high = objective.method.temperature.temperature_min, objective.method.temperature.temperature_max
+    assert bool(((tau > low) & (tau < high) & (tau != 0.01)).all())
+    set_by_hand = fb.make_objective(name, num_samples=SAMPLES, temperature_lr=0.03)
+    assert set_by_hand.method.temperature.temperature_lr == 0.03
 
 
 def test_tempnet():

@@ -131,6 +131,35 @@ def test_restart_tops_up_small_batches_and_samples_large_ones():
     torch.testing.assert_close(large.normalizers["text"].prototypes_MD, image.detach()[rows], rtol=0, atol=0)
 
 
+def test_restarts_from_the_batch_alone_as_published():
+    """Algorithm 1, line 4: a batch smaller than m leaves as many prototypes as it has pairs, until the next restart."""
+    lr, epsilon, tau = 0.1, 1e-3, 0.2
+    objective = fb.make_objective(
+        "neuclip", width=WIDTH, prototypes=12, updates=2, restart_every=3, restart_from="batch", prototype_lr=lr,
+        temperature=fb.Constant(tau), epsilon=epsilon, reset_accumulator=True,
+    ).double()  # fmt: skip
+    tau = torch.tensor(tau, dtype=torch.float64)
+    w, adagrad = {}, {}
+    for step, (image, text) in enumerate(batches(5)):
+        for name, anchor, other in papers.directions(image.detach(), text.detach()):
+            if step % 3 == 0:
+                w[name] = other.clone().requires_grad_()
+                adagrad[name] = torch.optim.Adagrad([w[name]], lr=lr)
+            for _ in range(2):
+                adagrad[name].zero_grad()
+                reference_alpha_loss("unified", anchor, other, w[name], tau, epsilon, papers.identity).backward()
+                adagrad[name].step()
+        expected = papers.neuclip_loss(image, text, w["image"].detach(), w["text"].detach(), tau, 0.0, epsilon)
+        out = objective(image, text)
+        got = torch.autograd.grad(out.loss, (image, text))
+        for a, b in zip(got, torch.autograd.grad(expected, (image, text)), strict=True):
+            torch.testing.assert_close(a, b, **CLOSE)
+        for name in w:
+            normalizer = objective.normalizers[name]
+            assert normalizer.active == BATCH
+            torch.testing.assert_close(normalizer.prototypes_MD[:BATCH], w[name].detach(), **CLOSE)
+
+
 def test_no_updates_leave_the_prototypes_as_reset():
     objective = fb.make_objective("neuclip", width=WIDTH, prototypes=BATCH, updates=0, restart_every=0).double()
     first = None
@@ -142,11 +171,11 @@ def test_no_updates_leave_the_prototypes_as_reset():
 
 @pytest.mark.parametrize("fit", ["unified", "separate"])
 def test_mlp_variant(fit):
-    """alpha = MLP(stopgrad e) - s_ii / tau, fitted with torch's AdaGrad, restarted with fresh weights."""
-    epsilon, rho, lr, hidden = 1e-3, 1.1, 0.05, 6
+    """alpha = MLP(stopgrad e) - s_ii / tau with AmorLIP's net, fitted with torch's AdaGrad, restarted afresh."""
+    epsilon, rho, lr = 1e-3, 1.1, 0.05
     objective = fb.make_objective(
         "neuclip", width=WIDTH, temperature=0.2, rho=rho,
-        normalizer=fb.Mlp(hidden=hidden, updates=3, restart_every=2, prototype_lr=lr, fit=fit, epsilon=epsilon),
+        normalizer=fb.Mlp(updates=3, restart_every=2, prototype_lr=lr, fit=fit, epsilon=epsilon),
     ).double()  # fmt: skip
     log_tau = objective.temperatures["both"].log_temperature
     nets, optimizers = {}, {}
@@ -155,11 +184,7 @@ def test_mlp_variant(fit):
         expected = 2 * own.exp() * (rho - 1.0)
         for tag, (name, anchor, other) in enumerate(papers.directions(image, text)):
             if step % 2 == 0:
-
-                def build():
-                    return nn.Sequential(nn.Linear(WIDTH, hidden), nn.ReLU(), nn.Linear(hidden, 1))
-
-                nets[name] = build_seeded(build, 2 * step + tag).double()
+                nets[name] = build_seeded(lambda: LambdaNet(WIDTH), 2 * step + tag).double()
                 optimizers[name] = torch.optim.Adagrad(nets[name].parameters(), lr=lr)
             positive = (anchor * other).sum(1)
             tau = own.detach().exp()

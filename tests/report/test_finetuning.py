@@ -114,7 +114,7 @@ def test_seconds_of_an_evaluation_are_no_metric(tunings):
 def test_a_task_on_the_training_data_is_marked(tunings):
     plain = replace(read_run(tunings[0]), finetune={})
     (chart,) = (chart for chart in charts_of([plain], ["one"], [0]) if chart.key == "evaluation")
-    assert [line.label.endswith("which the run trains on") for line in chart.lines] == [True]
+    assert [line.label.endswith("which the run trains on") for line in chart.lines] == [True, True, True]
     assert "which the run trains on" in task_charts(read_run(tunings[0]))[0].note
 
 
@@ -182,6 +182,15 @@ def test_similarities_of_several_runs(pages):
     charts = [chart for chart in data_of(pages["tunings"])["charts"] if "image_to_text" in chart["key"]]
     assert [chart["title"] for chart in charts] == ["base", "hinged", "global"]
     assert '<section id="similarities">' in text_of(pages["several"])
+
+
+def test_near_negatives_of_two_models_stand_side_by_side(pages, tunings):
+    """TuneCLIP's Table 21, s1 and s2 of each false negative."""
+    text = text_of(pages["tunings"])
+    assert "Near negatives, model by model" in text
+    eye = Eye.of_export(tunings[0], "tuned", 16)
+    alone = view_of("alone", eye.look(training_pool(eye.config.data), 40))
+    assert "Near negatives" not in similarities_section([alone], similarity_charts([alone]), []).body
 
 
 def test_which_model_is_shown(tunings, tmp_path):

@@ -19,7 +19,7 @@ TIMES = ("seconds", "samples_per_second")
 
 # Beside the named methods: the choices that none of them makes.
 OTHERS = {
-    "mlp": Objective(normalizer="mlp", settings={"hidden": 8, "updates": 2, "restart_every": 7, "rho": 1.0}),
+    "mlp": Objective(normalizer="mlp", settings={"updates": 2, "restart_every": 7, "rho": 1.0}),
     "simultaneous": Objective(settings={"prototypes": 24, "schedule": "simultaneous", "restart_every": 7, "rho": 1.0}),
     "hinged prototypes per sample": Objective(
         pairwise="squared_hinge", temperature_rule="per_sample", settings={"prototypes": 24, "updates": 2, "rho": 1.0}

@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -10,7 +11,7 @@ from fullbatch.commands import theory as command
 from fullbatch.report.page import fitting
 from fullbatch.report.theory_page import theory_page
 from fullbatch.theory.racing import AS_PUBLISHED, AS_WRITTEN
-from fullbatch.theory.study import PARTS, Extent, numbers, study
+from fullbatch.theory.study import PARTS, Extent, numbers, quick, study, whole
 from fullbatch.theory.toy import Start
 
 
@@ -52,6 +53,32 @@ def test_lines_of_all_parts(done):
     text = "\n".join(command._lines(done))
     for said in ("N 8 d 4   all but one", "N 8 d 3: minimisers", "OSGD of a partition", "steps to the square"):
         assert said in text
+
+
+def test_larger_batches(tmp_path):
+    """Theorems 3 to 5 are for any B: all C(8, 4) batches of four reach the simplex, all but one do not."""
+    extent = quick(2, batch_size=4)
+    assert (extent.counts, extent.batch_size) == ((8,), 4)
+    short = replace(extent, subset_steps=500, unproven_steps=(10, 10), readings=())
+    done = study(("optimum", "convergence"), short, lambda text: None)
+    written = numbers(done)
+    assert written["batch_size"] == 4
+    rows = {(row["d"], row["batches"]): row for row in written["optimum"]}
+    assert rows[16, "all batches"]["number_of_batches"] == 70 and rows[16, "a partition"]["number_of_batches"] == 2
+    assert min(rows[16, "all batches"]["reached_at"]) > 0 and min(rows[4, "all batches"]["reached_at"]) > 0
+    assert max(rows[16, "all but one"]["reached_at"]) == -1 and max(rows[16, "a partition"]["reached_at"]) == -1
+    assert "batches of 4 pairs" in fitting(theory_page(done))
+
+
+def test_batches_of_two_are_what_was_always_run():
+    assert quick(3).counts == (4, 8) and whole(3).counts == (4, 8, 16) and whole(3).batch_size == 2
+    assert whole(3, batch_size=3).counts == (6, 12)
+
+
+@pytest.mark.parametrize("size", ["1", "7"])
+def test_a_batch_size_without_a_study_is_refused(capsys, tmp_path, size):
+    assert main(["theory", "--batch-size", size, "--output", str(tmp_path)]) == 1
+    assert f"--batch-size must lie between 2 and 6, got {size}" in capsys.readouterr().err
 
 
 def test_a_mistake_is_one_message(capsys, tmp_path):

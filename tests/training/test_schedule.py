@@ -9,6 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fullbatch.config.optimization import Optimizer, Schedule
+from fullbatch.config.run import RunConfig
+from fullbatch.config.tree import from_dict
+from fullbatch.recipes import recipe_values
 from fullbatch.training.schedule import (
     learning_rate,
     phases,
@@ -128,5 +131,69 @@ def test_min_lr_above_the_peak_is_refused():
     ],
 )
 def test_schedule_checks(fields, message):
+    with pytest.raises(ValueError, match=message):
+        Schedule(**fields)
+
+
+# -- ALBEF's clock -----------------------------------------------------------------------------------------------------
+
+
+def albef_rates(kind, peak, low, start, epochs, warmup, per_epoch):
+    """Every step's rate as ALBEF's loop gives it with timm's schedulers of 2020, which iSogCLR's code has from there.
+
+    The clock ticks once in 100 steps of the first epoch until the warm-up is over, then once an epoch, and is ahead.
+    """
+
+    def descent(tick):
+        if tick >= epochs:
+            return low
+        if kind == "tanh":
+            share = 0.5 * (1 - math.tanh(-6 * (1 - tick / epochs) + 4 * tick / epochs))
+        else:
+            share = 0.5 * (1 + math.cos(math.pi * tick / epochs))
+        return low + share * (peak - low)
+
+    def at(tick):
+        top = descent(warmup) if kind == "tanh" else peak
+        return start + tick * (top - start) / warmup if tick < warmup else descent(tick)
+
+    rates, rate = [], at(0)
+    for epoch in range(epochs):
+        for i in range(per_epoch):
+            rates.append(rate)
+            if epoch == 0 and i % 100 == 0 and i <= 100 * warmup:
+                rate = at(i // 100)
+        rate = at(epoch + warmup + 1)
+    return rates
+
+
+@pytest.mark.parametrize("kind", ["cosine", "tanh"])
+@pytest.mark.parametrize(("epochs", "warmup", "per_epoch"), [(30, 5, 781), (10, 5, 156), (6, 0, 20)])
+def test_albefs_clock(kind, epochs, warmup, per_epoch):
+    schedule = Schedule(kind, clock="albef", warmup_epochs=warmup, warmup_from=1e-3, min_lr=1e-5)
+    expected = albef_rates(kind, 1.64e-4, 1e-5, 1e-3, epochs, warmup, per_epoch)
+    assert path(schedule, 1.64e-4, epochs * per_epoch, per_epoch) == pytest.approx(expected, rel=1e-12)
+
+
+def test_the_course_reports_recipes_have_its_clock():
+    """Late in training the two clocks are far apart, so the report's rates are not those of plain `tanh`."""
+    recipe = from_dict(RunConfig, recipe_values("course-report"))
+    assert recipe.schedule.clock == "albef"
+    theirs = albef_rates("tanh", 1.64e-4, 1e-5, 1e-3, 30, 5, 781)
+    assert path(recipe.schedule, recipe.optimizer.lr, 30 * 781, 781) == pytest.approx(theirs, rel=1e-12)
+    plain = Schedule("tanh", warmup_epochs=5, min_lr=1e-5, cooldown_epochs=1)
+    assert learning_rate(plain, 1.64e-4, 20 * 781, 30 * 781, 781) > 4 * theirs[20 * 781]
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"clock": "epoch"}, "clock must be one of 'steps', 'albef'"),
+        ({"clock": "albef", "warmup_steps": 500}, "warmup_steps must be None with clock='albef'"),
+        ({"clock": "albef", "warmup_share": 0.1}, "warmup_share must be None with clock='albef'"),
+        ({"clock": "albef", "cooldown_epochs": 1, "min_lr": 1e-5}, "cooldown_epochs must be None with clock='albef'"),
+    ],
+)
+def test_albefs_clock_counts_epochs_and_cools_by_itself(fields, message):
     with pytest.raises(ValueError, match=message):
         Schedule(**fields)

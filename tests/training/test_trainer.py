@@ -20,6 +20,8 @@ from fullbatch.config.optimization import Optimizer
 from fullbatch.config.training import Evaluation
 from fullbatch.config.tree import write_yaml
 from fullbatch.models.export import export
+from fullbatch.report.collect import read_run
+from fullbatch.report.curves import charts_of
 from fullbatch.run import export_run, load_trained, train
 from fullbatch.training import checkpoint
 from fullbatch.training.average import WeightAverage
@@ -222,6 +224,20 @@ def test_a_bad_evaluation_does_not_cost_the_training(tmp_path):
     with pytest.raises(ValueError, match=r"No sample of .* can be evaluated"):
         train(config)
     assert checkpoint.last_good(tmp_path / "run" / "checkpoints").name == "step-000000020"
+
+
+def test_both_directions_of_retrieval_have_a_curve(tmp_path):
+    config = small_config(tmp_path)
+    task = f"retrieval:{config.data.data[0]}"
+    run = train(replace(config, evaluation=Evaluation(evaluate=(task,), evaluate_every=2))).folder
+    lines = [json.loads(text) for text in (run / "metrics.jsonl").read_text().splitlines()]
+    curves = [line for line in lines if line.get("kind") == "evaluation"]
+    assert [line["step"] for line in curves] == [10, 20]
+    for line in curves:
+        both = line[f"{task} image_to_text_r1"], line[f"{task} text_to_image_r1"]
+        assert line[f"{task} mean_r1"] == pytest.approx(sum(both) / 2)
+    (chart,) = [chart for chart in charts_of([read_run(run)], [""], [0]) if chart.key == "evaluation"]
+    assert [len(line.x) for line in chart.lines] == [2, 2, 2]
 
 
 def test_an_evaluation_that_was_missed_is_made_up_for(tmp_path):

@@ -44,7 +44,7 @@ OTHERS = {
     "simclr, across": Objective(method="simclr", negatives="across"),
     "sogclr, both": Objective(method="sogclr", negatives="both", settings={"gamma": 0.9, "temperature": 0.1}),
     "sogclr, across, one u": Objective(method="sogclr", settings={"shared": True}),
-    "mlp": Objective(normalizer="mlp", settings={"hidden": 8, "updates": 2, "restart_every": 7, "rho": 1.0}),
+    "mlp": Objective(normalizer="mlp", settings={"updates": 2, "restart_every": 7, "rho": 1.0}),
 }
 METHODS = ("sogclr", "sogclr_views", "fastclip_v3", "isogclr", "neuclip", "amorlip", "siglip", "vicreg")
 
