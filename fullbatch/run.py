@@ -6,7 +6,7 @@ import json
 import logging
 import math
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from logging.handlers import MemoryHandler
@@ -33,7 +33,7 @@ from fullbatch.training import checkpoint
 from fullbatch.training.cost import cost_of
 from fullbatch.training.display import Display
 from fullbatch.training.planning import Planners
-from fullbatch.training.run_folder import Folder, Metrics, check_same_run, read_lines, replace_text
+from fullbatch.training.run_folder import Folder, Metrics, check_same_run, read_lines, replace_text, training_alone_in
 from fullbatch.training.selector import Selector, mean_temperature
 from fullbatch.training.trainer import Trainer
 
@@ -87,25 +87,33 @@ def train(
     >>> trained = train(RunConfig.of(data=["cc3m/{00000..00331}.tar"], batch_size=256))  # doctest: +SKIP
     """
     device = pick_device(config)
-    with distributed.ranks(device) as world, _log_kept() as kept:
+    with distributed.ranks(device) as world, _log_kept() as kept, ExitStack() as held:
         first = world.rank == 0
         display = Display(first, config.run.quiet)
         folder = Folder(Path(resume)) if resume is not None else Folder.of(config)
         folder = Folder(Path(distributed.from_first_rank(str(folder.path))))
         distributed.together(lambda: check_tasks(tasks_of(config)))
+
+        def lock() -> None:
+            if first:
+                held.enter_context(training_alone_in(folder.path))
+
+        if resume is not None:
+            check_same_run(folder.read_config(), config)
+            distributed.together(lock)
+        saved = resume is not None and bool(checkpoint.checkpoints(folder.checkpoints))
+        parts = assemble(config, device, folder.model if saved else None)
         if resume is None:
-            parts = assemble(config, device)
             if isinstance(parts.model, TwoViews):
                 check_captions_unneeded(tasks_of(config))
+            distributed.together(lock)
             distributed.together(lambda: folder.create() if first else None)
-            if first:
-                write_design(parts.model, folder.model)
         else:
-            check_same_run(folder.read_config(), config)
-            parts = assemble(config, device, folder.model if checkpoint.checkpoints(folder.checkpoints) else None)
             _restore(parts, folder, display)
         if first:
-            folder.write_config(config)
+            folder.write_config(config)  # first of all, so that whatever was begun can go on
+            if not saved:
+                write_design(parts.model, folder.model)
         distributed.host_barrier()
         with _written_to(folder.log if first else None, kept):
             _announce(config, parts, display)

@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from multiprocessing.connection import wait
 from types import FrameType
 from typing import Any, TypeVar
 
@@ -94,6 +95,8 @@ class _Team:
                 self._check()
                 return give()
         except (ValueError, OSError, RuntimeError, EOFError) as error:
+            if not isinstance(error, ValueError):  # a connection breaks a moment before its worker is dead
+                wait([worker.sentinel for worker in self._workers], timeout=1.0)
             self._check()
             raise _as_it_was(error) from None
 

@@ -10,25 +10,33 @@ runs/NAME/
   batches/           which samples meet in a batch, where that is planned; see training/selector.py
   checkpoints/       step-000000100/ ...
   tensorboard/
+  .lock              held by the process that trains here
 """
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import logging
 import math
 import os
 import platform
 import sys
+import threading
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn, TextIO
 
 import torch
 
 from fullbatch.config.run import RunConfig
 from fullbatch.config.tree import from_dict, read_yaml, to_dict, write_yaml
 from fullbatch.training import checkpoint
+from fullbatch.training.interruption import Abandoned
 
 log = logging.getLogger("fullbatch")
 
@@ -57,15 +65,20 @@ class Folder:
             name = f"{config.objective.method}-{model}-b{config.training.batch_size}-{time.strftime('%Y%m%d-%H%M%S')}"
         return cls(Path(config.run.runs) / name)
 
+    @property
+    def begun(self) -> Path | None:
+        """Where to go on; None for a run that never began, or was killed before it had written its config."""
+        return self.path if self.config.is_file() else None
+
     def require_new(self) -> None:
-        if self.checkpoints.exists() or self.config.exists():
+        if self.config.exists() or checkpoint.checkpoints(self.checkpoints):
             raise ValueError(
                 f"The run folder {self.path} exists already: go on with `--resume {self.path}`, or give another --name."
             )
 
     def create(self) -> None:
         self.require_new()
-        self.checkpoints.mkdir(parents=True)
+        self.checkpoints.mkdir(parents=True, exist_ok=True)
 
     def write_config(self, config: RunConfig) -> None:
         replace_text(self.config, write_yaml(config))
@@ -73,8 +86,72 @@ class Folder:
 
     def read_config(self) -> RunConfig:
         if not self.config.is_file():
-            raise ValueError(f"{self.path} is not a run folder: there is no {self.config.name} in it.")
+            killed = "; a run that was killed that early starts again with the command that began it"
+            early = killed if self.checkpoints.is_dir() and not checkpoint.checkpoints(self.checkpoints) else ""
+            raise ValueError(f"{self.path} is not a run folder: there is no {self.config.name} in it{early}.")
         return from_dict(RunConfig, read_yaml(self.config))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# one process at a time
+
+LOCK = ".lock"
+_LOOK_EVERY = 0.1  # seconds between looks whether the folder is free
+_held: set[tuple[Path, int, int]] = set()  # folder, process and thread, for a lock does not hold up its own process
+
+
+@contextmanager
+def alone_in(run: Path, given_up: Callable[[], bool] = lambda: False) -> Iterator[None]:
+    """Wait until no other process is at work in the folder: one that lost its parent may still be saving.
+
+    ``given_up`` is asked while it waits, for the other may never end; then ``Abandoned`` is raised.  The lock dies with
+    its process, and data workers do not inherit it.  A file system without locks has to do without.
+    """
+    run.mkdir(parents=True, exist_ok=True)
+    while (lock := _lock(run)) is None:
+        if given_up():
+            raise Abandoned(f"Another process is still at work in {run}.")
+        time.sleep(_LOOK_EVERY)
+    here = _here(run)
+    _held.add(here)
+    try:
+        yield
+    finally:
+        _held.discard(here)
+        lock.close()
+
+
+def _here(run: Path) -> tuple[Path, int, int]:
+    return run.resolve(), os.getpid(), threading.get_ident()
+
+
+def _lock(run: Path) -> TextIO | None:
+    """The open file, which is the lock; None while another process or thread has it."""
+    if any(held[:2] == _here(run)[:2] for held in _held):
+        return None  # without opening the file: closing it again would let go for the whole process
+    lock = (run / LOCK).open("w")
+    try:
+        fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in (errno.EACCES, errno.EAGAIN):
+            lock.close()
+            return None
+        log.warning("%s cannot be locked (%s); see to it that nothing else trains there", lock.name, error.strerror)
+    return lock
+
+
+@contextmanager
+def training_alone_in(run: Path) -> Iterator[None]:
+    """Refuse to train where another process does, unless this thread has seen to it that there is none."""
+    if _here(run) in _held:
+        yield
+        return
+    with alone_in(run, partial(refuse, f"Another process is training in {run}; wait for it, or stop it.")):
+        yield
+
+
+def refuse(reason: str) -> NoReturn:
+    raise ValueError(reason)
 
 
 # What a checkpoint's meaning hangs on.  Paths of data may change: there the fingerprint decides.
