@@ -98,6 +98,8 @@ class _Team:
             if not isinstance(error, ValueError):  # a connection breaks a moment before its worker is dead
                 wait([worker.sentinel for worker in self._workers], timeout=1.0)
             self._check()
+            if str(error).startswith("DataLoader worker"):  # one of another loader
+                raise _died("killed") from None
             raise _as_it_was(error) from None
 
     def _check(self) -> None:
@@ -106,7 +108,7 @@ class _Team:
             how = ", ".join(
                 f"killed by {signal.Signals(-code).name}" if code < 0 else f"status {code}" for code in codes
             )
-            raise WorkerDied(f"A data worker died ({how}): the memory may have been full. Try fewer --workers.")
+            raise _died(how)
 
     def end(self) -> None:
         """Ask, wait, kill.  Asking may itself wait for ever (see above), so a thread does it that nobody waits for."""
@@ -121,6 +123,10 @@ class _Team:
             worker.join(_PATIENCE)
         asking.join(_PATIENCE / 5)
         self._reader, self._workers = None, []
+
+
+def _died(how: str) -> WorkerDied:
+    return WorkerDied(f"A data worker died ({how}): the memory may have been full. Try fewer --workers.")
 
 
 def _as_it_was(error: Exception) -> Exception:

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -58,13 +59,22 @@ def test_a_death_is_told_when_the_next_item_is_asked_for():
 
 
 def test_a_death_is_told_while_an_item_is_waited_for():
-    stream = read_ahead(Slow(), [range(3, 5)], 1)
-    kill = f"import os, time; time.sleep(1); os.kill(int(open('/proc/{os.getpid()}/task/{os.getpid()}/children').read()"
-    subprocess.Popen([sys.executable, "-c", f"{kill}.split()[-1]), 9)"])
+    stream = read_ahead(Slow(), [range(2, 5)], 1)
+    (worker,) = workers_of(stream)
+    threading.Timer(1.0, os.kill, (worker, signal.SIGKILL)).start()
     began = time.monotonic()
     with pytest.raises(WorkerDied):
         list(stream)
     assert time.monotonic() - began < 20
+
+
+def test_a_death_is_told_while_another_loader_is_waited_for():
+    training, evaluation = read_ahead(Slow(), [range(3)], 1), read_ahead(Slow(), [range(3, 5)], 1)
+    (worker,) = workers_of(training)
+    threading.Timer(1.0, os.kill, (worker, signal.SIGKILL)).start()
+    with pytest.raises(WorkerDied):
+        list(evaluation)
+    training.close()
 
 
 def test_a_worker_that_hangs_does_not_hold_up_the_end():

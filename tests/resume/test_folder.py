@@ -20,9 +20,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:rho=")
 # ---------------------------------------------------------------------------------------------------------------------
 # one training at a time
 
-HOLD = (
-    "import fcntl, sys; f = open(sys.argv[1], 'w'); fcntl.lockf(f, fcntl.LOCK_EX); print('held', flush=True); input()"
-)
+HOLD = "import fcntl, sys; f = open(sys.argv[1], 'w'); fcntl.lockf(f, fcntl.LOCK_EX); print('ok', flush=True); input()"
 
 
 @contextmanager
