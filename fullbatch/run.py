@@ -27,6 +27,7 @@ from fullbatch.evaluation.whole_table import whole_table
 from fullbatch.models.adapters import plain_state
 from fullbatch.models.build import rebuild_model
 from fullbatch.models.export import Format, export, write_design
+from fullbatch.models.load import check_design
 from fullbatch.models.towers import TwoTowers
 from fullbatch.models.views import TwoViews
 from fullbatch.training import checkpoint
@@ -102,7 +103,8 @@ def train(
             check_same_run(folder.read_config(), config)
             distributed.together(lock)
         saved = resume is not None and bool(checkpoint.checkpoints(folder.checkpoints))
-        parts = assemble(config, device, folder.model if saved else None)
+        design = _design_of(folder) if saved else None
+        parts = assemble(config, device, design)
         if resume is None:
             if isinstance(parts.model, TwoViews):
                 check_captions_unneeded(tasks_of(config))
@@ -112,14 +114,23 @@ def train(
             _restore(parts, folder, display)
         if first:
             folder.write_config(config)  # first of all, so that whatever was begun can go on
-            if not saved:
+            if design is None:
                 write_design(parts.model, folder.model)
         distributed.host_barrier()
         with _written_to(folder.log if first else None, kept):
             _announce(config, parts, display)
             _train(config, parts, folder, display, watch, command, abandoned)
-        results = json.loads(folder.results.read_text()) if folder.results.is_file() else {}
-        return Trained(folder.path, results)
+        return Trained(folder.path, folder.read_results())
+
+
+def _design_of(folder: Folder) -> Path | None:
+    """None where it is damaged: then the model is built as it was at the start."""
+    try:
+        check_design(folder.model)
+    except ValueError as error:
+        log.warning("%s", error)
+        return None
+    return folder.model
 
 
 def _restore(parts: Parts, folder: Folder, display: Display) -> None:
@@ -233,7 +244,7 @@ def _make_selector(config: RunConfig, parts: Parts, folder: Folder, embedder: Em
 
 def _add_cost(folder: Folder, devices: int) -> None:
     """To the numbers of the last evaluation, or alone where there was none."""
-    written = json.loads(folder.results.read_text()) if folder.results.is_file() else {"results": []}
+    written = folder.read_results() or {"results": []}
     cost = cost_of(read_lines(folder.metrics), devices)
     replace_text(folder.results, json.dumps({**written, "cost": cost}, indent=1))
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
 from fullbatch.models.design import OPENAI_MEAN, OPENAI_STD, Design, OpenClipDesign, from_json
+from fullbatch.models.hub import first_line
 from fullbatch.models.huggingface import clip_design, from_clip_state
 from fullbatch.models.tokenizers import CLIP_VOCABULARY
 from fullbatch.models.weights import read_weights
@@ -45,6 +47,23 @@ class Saved:
         return from_clip_state(state) if self.is_clip_model else state
 
 
+def check_design(folder: Path) -> None:
+    """Whether a run's model can be built from what it wrote down."""
+    path = folder / DESIGN
+    try:
+        _read_design(path.read_text(encoding="utf-8", errors="replace"), path)
+    except (ValueError, OSError) as error:
+        raise ValueError(f"{first_line(error)}; --resume {folder.parent} writes it anew.") from None
+
+
+def _read_design(text: str, path: Path) -> tuple[Design, dict[str, Any]]:
+    try:
+        return from_json(text)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        reason = first_line(error)
+        raise ValueError(f"{path} is damaged: it describes no model ({type(error).__name__}: {reason}).") from None
+
+
 def find_saved(path: Path) -> Saved | None:
     """None where nothing lies at path: it may be the name of a tag."""
     if path.is_file():
@@ -62,7 +81,7 @@ def _saved_file(path: Path, tokenizer: str | None = None) -> Saved:
         except SafetensorError as error:
             raise ValueError(f"{path} is not a readable safetensors file ({error}).") from None
         if header is not None:
-            design, extra = from_json(header)
+            design, extra = _read_design(header, path)
             return Saved(path, design, tokenizer or extra.get("tokenizer"), extra.get("temperature"), extra.get("bias"))
     return Saved(path)
 
@@ -70,7 +89,7 @@ def _saved_file(path: Path, tokenizer: str | None = None) -> Saved:
 def _saved_folder(folder: Path) -> Saved:
     tokenizer = str(folder) if any((folder / name).is_file() for name in _TOKENIZER_FILES) else None
     if (folder / DESIGN).is_file():
-        design, extra = from_json((folder / DESIGN).read_text(encoding="utf-8"))
+        design, extra = _read_design((folder / DESIGN).read_text(encoding="utf-8", errors="replace"), folder / DESIGN)
         return Saved(None, design, tokenizer or extra.get("tokenizer"), extra.get("temperature"), extra.get("bias"))
     if (folder / EXPORTED).is_file():
         return _saved_file(folder / EXPORTED, tokenizer)

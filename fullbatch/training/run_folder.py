@@ -40,6 +40,7 @@ from fullbatch.training.interruption import Abandoned
 
 log = logging.getLogger("fullbatch")
 
+_END, _LAST = "...", "wandb"  # YAML's mark of the end; version 0.6 wrote none, and this setting last
 ENDED = "ended"  # in a line of an evaluation: the run was ended there, before its last step
 LOSSES = "losses.jsonl"  # in batches/: a line a plan
 EVALUATION, AUDIT = "evaluation", "audit"  # kinds of lines of metrics.jsonl; lines of training have none
@@ -81,7 +82,7 @@ class Folder:
         self.checkpoints.mkdir(parents=True, exist_ok=True)
 
     def write_config(self, config: RunConfig) -> None:
-        replace_text(self.config, write_yaml(config))
+        replace_text(self.config, f"{write_yaml(config)}{_END}\n")
         replace_text(self.path / "environment.json", json.dumps(environment(), indent=1))
 
     def read_config(self) -> RunConfig:
@@ -89,7 +90,28 @@ class Folder:
             killed = "; a run that was killed that early starts again with the command that began it"
             early = killed if self.checkpoints.is_dir() and not checkpoint.checkpoints(self.checkpoints) else ""
             raise ValueError(f"{self.path} is not a run folder: there is no {self.config.name} in it{early}.")
-        return from_dict(RunConfig, read_yaml(self.config))
+        return from_dict(RunConfig, self.config_values())
+
+    def config_values(self) -> dict[str, Any]:
+        """As config.yaml has them; what is left of one that was cut would be taken for a run with other settings."""
+        values = read_yaml(self.config)
+        ends = self.config.read_text(encoding="utf-8").rstrip().endswith(f"\n{_END}")
+        run = values.get("run")
+        if not ends and not (isinstance(run, dict) and _LAST in run):
+            raise ValueError(
+                f"{self.config} was cut off: its last line is not {_END!r}. Put the whole file back, or start a new run."
+            )
+        return values
+
+    def read_results(self) -> dict[str, Any]:
+        """As results.json has them; none where the run was not measured, or the file is damaged."""
+        if not self.results.is_file():
+            return {}
+        try:
+            return dict(json.loads(self.results.read_text(encoding="utf-8")))
+        except (ValueError, TypeError) as error:
+            log.warning("%s is damaged (%s); it is written anew by the next evaluation", self.results, error)
+            return {}
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -182,10 +204,12 @@ def check_same_run(before: RunConfig, now: RunConfig) -> None:
 
 
 def replace_text(path: Path, text: str) -> None:
-    """The new text or the old one, never a part."""
+    """The new text or the old one, never a part, also after a power cut."""
     unfinished = path.with_name(f".{path.name}.{os.getpid()}")
     unfinished.write_text(text, encoding="utf-8")
+    checkpoint.sync(unfinished)
     unfinished.replace(path)
+    checkpoint.sync(path.parent)
 
 
 def environment() -> dict[str, Any]:
@@ -227,6 +251,8 @@ class Metrics:
                 self.evaluated, self.ended = line["step"], bool(line.get(ENDED))
             self.audited = line["step"] if line.get("kind") == AUDIT else self.audited
             self.seconds = line.get("seconds") or self.seconds if "kind" not in line else self.seconds
+        if not self.ended and not folder.read_results():
+            self.evaluated = -1  # its numbers are lost: measure again
         self.seconds = max(self.seconds, checkpoint.seconds_at(folder.checkpoints, step))
         self._file = folder.metrics.open("a", encoding="utf-8")
         if config.run.tensorboard:
@@ -267,7 +293,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def forget_after(path: Path, step: int) -> list[dict[str, Any]]:
-    """Drop the lines of steps that will be done again, and a line that was cut off; the others."""
+    """Drop the lines of steps that will be done again, and what cannot be read; the others."""
     if not path.is_file():
         return []
     kept = [line for line in read_lines(path) if line["step"] <= step]
@@ -276,15 +302,20 @@ def forget_after(path: Path, step: int) -> list[dict[str, Any]]:
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    lines = []
-    for text in path.read_text(encoding="utf-8", errors="replace").splitlines():
-        try:
-            line = json.loads(text)
-        except ValueError:
-            continue
-        if isinstance(line, dict) and isinstance(line.get("step"), int):
-            lines.append(line)
+    """A line that was cut off, or is damaged, is left out."""
+    texts = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    lines = [line for text in texts if (line := _read_line(text)) is not None]
+    if len(lines) < len(texts):
+        log.warning("%s: %d of %d lines cannot be read and are left out", path, len(texts) - len(lines), len(texts))
     return lines
+
+
+def _read_line(text: str) -> dict[str, Any] | None:
+    try:
+        line = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return line if isinstance(line, dict) and isinstance(line.get("step"), int) else None
 
 
 def _tensorboard(folder: Path, step: int) -> Any:

@@ -7,12 +7,13 @@ import sys
 import threading
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from fullbatch.cli import main
 from fullbatch.run import train
-from fullbatch.training.run_folder import Folder, alone_in
+from fullbatch.training.run_folder import Folder, alone_in, replace_text
 from tests.training.small import differences, renamed, saved_state, small_config
 
 pytestmark = pytest.mark.filterwarnings("ignore:rho=")
@@ -136,3 +137,76 @@ def test_killed_before_its_design_a_run_goes_on(tmp_path, monkeypatch):
     assert json.loads((run / "model" / "design.json").read_text()) == json.loads(
         (whole / "model" / "design.json").read_text()
     )
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# damaged files
+
+
+def measured_run(tmp_path):
+    config = small_config(tmp_path, "openclip")
+    tasks = (f"retrieval:{config.data.data[0]}",)
+    return train(replace(config, evaluation=replace(config.evaluation, evaluate=tasks))).folder
+
+
+def test_a_config_that_was_cut_is_not_believed(tmp_path, capsys):
+    run = train(small_config(tmp_path, "openclip")).folder
+    whole = (run / "config.yaml").read_text()
+    lines = whole.splitlines(keepends=True)
+    for kept in (*range(1, len(lines) - 2, 9), len(lines) - 2):
+        cut = "".join(lines[:kept])
+        (run / "config.yaml").write_text(cut)
+        for command in ("train --resume", "export", "evaluate", "report"):
+            more = [str(tmp_path / "out")] if command == "export" else []
+            assert main([*command.split(), str(run), *more]) == 1, command
+            assert f"{run / 'config.yaml'} was cut off" in capsys.readouterr().err, command
+        assert (run / "config.yaml").read_text() == cut
+    (run / "config.yaml").write_text(whole)
+    assert main(["train", "--resume", str(run)]) == 0
+
+
+def test_a_config_of_an_earlier_version_has_no_end_mark(tmp_path):
+    run = train(small_config(tmp_path, "openclip")).folder
+    before = Folder(run).read_config()
+    (run / "config.yaml").write_text((run / "config.yaml").read_text().removesuffix("...\n"))
+    assert Folder(run).read_config() == before
+
+
+def test_a_file_is_on_the_disk_before_it_takes_its_name(tmp_path, monkeypatch):
+    order = []
+    monkeypatch.setattr(os, "fsync", lambda descriptor: order.append(os.readlink(f"/proc/self/fd/{descriptor}")))
+    replaced = Path.replace
+    monkeypatch.setattr(Path, "replace", lambda path, target: order.append("replace") or replaced(path, target))
+    replace_text(tmp_path / "file", "text")
+    assert order[1:] == ["replace", str(tmp_path)] and order[0].startswith(str(tmp_path / ".file"))
+
+
+DAMAGE = {"cut": lambda raw: raw[: len(raw) // 2], "nothing": lambda raw: b"", "noise": lambda raw: b"\0\xff" * 9}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+@pytest.mark.parametrize("name", ["results.json", "model/design.json", "metrics.jsonl"])
+def test_a_finished_run_goes_on_past_a_damaged_file(tmp_path, capsys, caplog, name, damage):
+    run = measured_run(tmp_path)
+    before, path = saved_state(run, 20), run / name
+    results = json.loads((run / "results.json").read_text())
+    path.write_bytes(DAMAGE[damage](path.read_bytes()))
+    assert main(["report", str(run), "--no-pictures"]) == 0, capsys.readouterr().err
+    caplog.clear()
+    assert main(["train", "--resume", str(run)]) == 0, capsys.readouterr().err
+    if (name, damage) != ("metrics.jsonl", "nothing"):
+        assert str(path) in caplog.text
+    assert differences(before, saved_state(run, 20)) == []
+    again = json.loads((run / "results.json").read_text())
+    assert again["results"] == results["results"]
+    assert main(["export", str(run), str(tmp_path / "out")]) == 0
+
+
+def test_a_damaged_design_is_named(tmp_path, capsys):
+    run = train(small_config(tmp_path, "openclip")).folder
+    path = run / "model" / "design.json"
+    for text in ("{", "[]", '{"kind": "open_clip"}', '{"kind": "x", "design": {}}', "[" * 100_000):
+        path.write_text(text)
+        assert main(["export", str(run), str(tmp_path / "out")]) == 1
+        said = capsys.readouterr().err
+        assert str(path) in said and "is damaged" in said and f"--resume {run} writes it anew" in said
