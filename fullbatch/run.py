@@ -346,7 +346,7 @@ def _temperature(config: RunConfig, model: TwoTowers, parts: Mapping[str, Any]) 
     return logged if math.isfinite(logged) else 0.07
 
 
-def export_run(run: Path, output: Path, format: Format, average: bool = True) -> Path:
+def export_run(run: Path, output: Path, format: Format, average: bool = True, overwrite: bool = False) -> Path:
     """Write a trained model for other programs; see ``fullbatch.models.export``."""
     loaded = load_trained(run, average)
-    return export(loaded.model, output, format, loaded.temperature, loaded.bias)
+    return export(loaded.model, output, format, loaded.temperature, loaded.bias, overwrite)

@@ -21,6 +21,7 @@ METADATA = "fullbatch"  # the key in the header of an exported safetensors file
 OPEN_CLIP_CONFIG = "open_clip_config.json"
 OPEN_CLIP_WEIGHTS = ("open_clip_model.safetensors", "open_clip_pytorch_model.bin")
 _CLIP_MODEL_WEIGHTS = ("model.safetensors", "pytorch_model.bin")
+EXPORTS = (EXPORTED, OPEN_CLIP_CONFIG, *OPEN_CLIP_WEIGHTS, *_CLIP_MODEL_WEIGHTS)  # by which a folder is known for one
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 
 

@@ -99,7 +99,7 @@ class Folder:
         run = values.get("run")
         if not ends and not (isinstance(run, dict) and _LAST in run):
             raise ValueError(
-                f"{self.config} was cut off: its last line is not {_END!r}. Put the whole file back, or start a new run."
+                f"{self.config} was cut off: its last line is not {_END!r}. Put back the whole file, or start anew."
             )
         return values
 
