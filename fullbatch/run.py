@@ -6,7 +6,7 @@ import json
 import logging
 import math
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from logging.handlers import MemoryHandler
@@ -98,6 +98,7 @@ def train(
         def lock() -> None:
             if first:
                 held.enter_context(training_alone_in(folder.path))
+                folder.sweep()
 
         if resume is not None:
             check_same_run(folder.read_config(), config)
@@ -283,6 +284,7 @@ def _written_to(path: Path | None, kept: MemoryHandler) -> Iterator[None]:
         yield
         return
     target = logging.FileHandler(path, encoding="utf-8")
+    target.handleError = lambda record: None  # type: ignore[method-assign]  # a full disk stops the run elsewhere
     target.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     kept.setTarget(target)
     kept.flush()
@@ -292,7 +294,8 @@ def _written_to(path: Path | None, kept: MemoryHandler) -> Iterator[None]:
         yield
     finally:
         log.removeHandler(target)
-        target.close()
+        with suppress(OSError):
+            target.close()
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -18,7 +18,9 @@ import os
 import re
 import shutil
 import tempfile
+import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
@@ -32,6 +34,7 @@ IMAGE, TXT, JSON = 0, 2, 4  # the column of a member's offset; its size is the n
 COLUMNS = 6
 INDEX_VERSION = 1  # part of the name of every cached file; raise it when the rows change
 BLOCK = 512
+_UNFINISHED, _ABANDONED = ".writing-", 3600.0  # seconds in which a process that is alive has written something
 _MAX_LONG_NAME = 1 << 20
 _FILES, _WITHOUT_DATA, _LONG_NAME, _PAX, _PAX_GLOBAL = b"0\07", b"123456", b"L", b"x", b"g"
 _KEY = re.compile(r"((?:.*/)?[^./][^./]*)\.([^/]*)", re.DOTALL)
@@ -164,8 +167,13 @@ def build_index(path: str, image: str) -> Index:
 
 @functools.cache
 def _writable(folder: Path) -> bool:
+    """Once a process; what a killed one had not finished is swept away."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        for unfinished in folder.glob(f"{_UNFINISHED}*"):
+            with suppress(OSError):
+                if time.time() - unfinished.stat().st_mtime > _ABANDONED:
+                    unfinished.unlink()
         with tempfile.TemporaryFile(dir=folder):
             return True
     except OSError as error:
@@ -199,7 +207,7 @@ def file_key(path: str, *more: object) -> str:
 
 def write_atomically(target: Path, write: Callable[[IO[bytes]], None]) -> None:
     """All or nothing, also when several ranks write at once."""
-    handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=".writing-")
+    handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=_UNFINISHED)
     try:
         with os.fdopen(handle, "wb") as file:
             write(file)

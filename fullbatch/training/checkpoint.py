@@ -16,6 +16,8 @@ import logging
 import os
 import shutil
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -60,8 +62,9 @@ def write(root: Path, step: int, parts: dict[str, Any], keep: int, seconds: floa
         unfinished.rename(final)
         sync(root)
     except (OSError, RuntimeError) as error:  # torch.save answers a full disk with a RuntimeError
+        free = shutil.disk_usage(root if root.exists() else root.parent).free
         shutil.rmtree(unfinished, ignore_errors=True)
-        raise OSError(_advice(error, root)) from error
+        raise OSError(_advice(error, final, free)) from error
     for old in checkpoints(root)[:-keep]:
         doomed = old.with_name(f"{_UNFINISHED}{old.name}")
         old.rename(doomed)  # never leave half a checkpoint under a good name
@@ -69,13 +72,31 @@ def write(root: Path, step: int, parts: dict[str, Any], keep: int, seconds: floa
     return final
 
 
-def _advice(error: Exception, root: Path) -> str:
-    kept = checkpoints(root)
-    intact = f"; the last good checkpoint is {kept[-1]}" if kept else "; there is no earlier checkpoint"
-    full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
-    full = full or shutil.disk_usage(root if root.exists() else root.parent).free < 1 << 20
-    what = "The disk is full" if full else f"A checkpoint could not be written ({error})"
-    return f"{what}: {root}{intact}. Free some space, then go on with --resume."
+def _advice(error: Exception, path: Path, free: int) -> str:
+    kept = checkpoints(path.parent)
+    intact = f"the last good checkpoint is {kept[-1]}" if kept else "there is no earlier checkpoint"
+    why = _full(path, free) if _is_full(error) or free < 1 << 20 else f"{path} could not be written ({error})"
+    return f"{why}; {intact}. Free some space, then go on with --resume."
+
+
+@contextmanager
+def told_if_full(path: Path) -> Iterator[None]:
+    """Python does not say which file found no room."""
+    try:
+        yield
+    except OSError as error:
+        if not _is_full(error):
+            raise
+        what = _full(path, shutil.disk_usage(path.parent).free)
+        raise OSError(f"{what}. What was saved before is safe: free some space, then go on.") from error
+
+
+def _is_full(error: Exception) -> bool:
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
+def _full(path: Path, free: int) -> str:
+    return f"The disk is full: {path} could not be written, {free / 1e6:,.1f} MB are free"
 
 
 def read(folder: Path, only: tuple[str, ...] | None = None, checked: bool = False) -> dict[str, Any]:

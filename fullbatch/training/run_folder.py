@@ -26,7 +26,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
@@ -80,6 +80,13 @@ class Folder:
     def create(self) -> None:
         self.require_new()
         self.checkpoints.mkdir(parents=True, exist_ok=True)
+        checkpoint.clean(self.checkpoints, None)
+
+    def sweep(self) -> None:
+        """What ``replace_text`` had not finished when its process was killed."""
+        for path in (*self.path.glob(".*.*"), *self.batches.glob(".*.*")):
+            if path.suffix[1:].isdigit():
+                path.unlink(missing_ok=True)
 
     def write_config(self, config: RunConfig) -> None:
         replace_text(self.config, f"{write_yaml(config)}{_END}\n")
@@ -206,10 +213,14 @@ def check_same_run(before: RunConfig, now: RunConfig) -> None:
 def replace_text(path: Path, text: str) -> None:
     """The new text or the old one, never a part, also after a power cut."""
     unfinished = path.with_name(f".{path.name}.{os.getpid()}")
-    unfinished.write_text(text, encoding="utf-8")
-    checkpoint.sync(unfinished)
-    unfinished.replace(path)
-    checkpoint.sync(path.parent)
+    try:
+        with checkpoint.told_if_full(path):
+            unfinished.write_text(text, encoding="utf-8")
+            checkpoint.sync(unfinished)
+            unfinished.replace(path)
+            checkpoint.sync(path.parent)
+    finally:
+        unfinished.unlink(missing_ok=True)
 
 
 def environment() -> dict[str, Any]:
@@ -254,6 +265,7 @@ class Metrics:
         if not self.ended and not folder.read_results():
             self.evaluated = -1  # its numbers are lost: measure again
         self.seconds = max(self.seconds, checkpoint.seconds_at(folder.checkpoints, step))
+        self._path = folder.metrics
         self._file = folder.metrics.open("a", encoding="utf-8")
         if config.run.tensorboard:
             self._board = _tensorboard(folder.tensorboard, step)
@@ -270,19 +282,24 @@ class Metrics:
         if kind in (EVALUATION, AUDIT):
             line = {**line, "kind": kind}
         line = {key: value if _is_plain(value) else None for key, value in line.items()}
-        self._file.write(json.dumps(line) + "\n")
-        self._file.flush()
+        with checkpoint.told_if_full(self._path):
+            self._file.write(json.dumps(line) + "\n")
+            self._file.flush()
         numbers = {f"{kind}/{key}": value for key, value in line.items() if isinstance(value, (int, float))}
-        if self._board is not None:
-            for key, value in numbers.items():
+        try:
+            for key, value in numbers.items() if self._board is not None else ():
                 self._board.add_scalar(key, value, line["step"])
+        except OSError as error:
+            log.warning("no more TensorBoard files are written: %s", error.strerror or error)
+            self._board = None
         if self._wandb is not None:
             self._wandb.log(numbers, step=line["step"])
 
     def close(self) -> None:
         for sink in (self._file, self._board):
             if sink is not None:
-                sink.close()
+                with suppress(OSError):  # what could not be written was said before
+                    sink.close()
         if self._wandb is not None:
             self._wandb.finish()
 
@@ -324,7 +341,18 @@ def _tensorboard(folder: Path, step: int) -> Any:
     except ImportError:
         log.warning("no TensorBoard files are written: tensorboard is not installed")
         return None
-    return SummaryWriter(str(folder), purge_step=step or None)
+    threading.excepthook = _not_of_tensorboard
+    try:
+        return SummaryWriter(str(folder), purge_step=step or None)
+    except OSError as error:
+        log.warning("no TensorBoard files are written: %s", error.strerror or error)
+        return None
+
+
+def _not_of_tensorboard(failure: threading.ExceptHookArgs) -> None:
+    """What stops TensorBoard's thread, such as a full disk, is raised once more where a line is written."""
+    if not type(failure.thread).__module__.startswith("tensorboard."):
+        threading.__excepthook__(failure)
 
 
 def _wandb(config: RunConfig, name: str) -> Any:

@@ -1,10 +1,13 @@
 """A run folder has one training at a time, and whatever a killed process or a bad disk left in it, the run goes on."""
 
+import errno
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
+import time
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +15,10 @@ from pathlib import Path
 import pytest
 
 from fullbatch.cli import main
+from fullbatch.config.tree import write_yaml
+from fullbatch.data.tar_index import cache_folder
 from fullbatch.run import train
+from fullbatch.training import checkpoint
 from fullbatch.training.run_folder import Folder, alone_in, replace_text
 from tests.training.small import differences, renamed, saved_state, small_config
 
@@ -210,3 +216,96 @@ def test_a_damaged_design_is_named(tmp_path, capsys):
         assert main(["export", str(run), str(tmp_path / "out")]) == 1
         said = capsys.readouterr().err
         assert str(path) in said and "is damaged" in said and f"--resume {run} writes it anew" in said
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# a full disk, and what a killed process leaves
+
+
+def test_a_full_disk_names_the_file_and_what_is_safe(tmp_path, capsys):
+    config = small_config(tmp_path, "openclip")
+    config = replace(config, run=replace(config.run, tensorboard=True))
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "metrics.jsonl").symlink_to("/dev/full")
+    said = rf"The disk is full: {run / 'metrics.jsonl'} could not be written, [\d,.]+ MB are free. What was saved"
+    with pytest.raises(OSError, match=said):
+        train(config)
+    (run / "metrics.jsonl").unlink()
+    train(config, resume=run)
+
+
+@pytest.mark.parametrize("lines", [0, 30])
+def test_a_full_disk_for_tensorboard_and_the_log_is_no_traceback(tmp_path, capsys, caplog, monkeypatch, lines):
+    config = small_config(tmp_path, "openclip")
+    config = replace(config, run=replace(config.run, tensorboard=True))
+    written = []
+    writes = "tensorboard.summary.writer.record_writer.RecordWriter.write"
+    monkeypatch.setattr(writes, lambda *record: written.append(record) if len(written) < lines else no_room())
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "log.txt").symlink_to("/dev/full")
+    run = train(config).folder
+    assert "TensorBoard files are written: No space left on device" in caplog.text
+    assert "Traceback" not in capsys.readouterr().err
+    assert len((run / "metrics.jsonl").read_text().splitlines()) == 20
+
+
+def no_room(*_):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_a_full_disk_leaves_no_part_of_a_file(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("old")
+    monkeypatch.setattr(checkpoint, "sync", no_room)
+    with pytest.raises(OSError, match=f"The disk is full: {tmp_path / 'file'} could not be written"):
+        replace_text(tmp_path / "file", "new")
+    assert [path.name for path in tmp_path.iterdir()] == ["file"] and (tmp_path / "file").read_text() == "old"
+
+
+def test_what_a_killed_process_left_is_swept_away(tmp_path):
+    config = small_config(tmp_path, "openclip")
+    run = tmp_path / "run"
+
+    def leave(resumed):
+        (run / "checkpoints" / ".writing-000000010").mkdir(parents=True)
+        (run / ".config.yaml.4711").write_text("half a")
+        train(config, resume=run if resumed else None)
+        assert not [path for path in run.rglob(".*") if path.name != ".lock"]
+
+    leave(resumed=False)
+    leave(resumed=True)
+
+
+def test_the_cache_is_swept_too(tmp_path, monkeypatch):
+    monkeypatch.setenv("FULLBATCH_CACHE", str(tmp_path))
+    for name, age in (("old", 7200), ("young", 60)):
+        path = tmp_path / f".writing-{name}"
+        path.write_text("")
+        os.utime(path, (time.time() - age,) * 2)
+    assert cache_folder() == tmp_path
+    assert [path.name for path in tmp_path.iterdir()] == [".writing-young"]
+
+
+SLOW_START = """
+import sys, time
+import fullbatch.run
+def assemble(*_):
+    print("assembling", flush=True)
+    time.sleep(60)
+fullbatch.run.assemble = assemble
+from fullbatch.cli import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_sigterm_before_the_first_step_is_said_too(tmp_path):
+    path = tmp_path / "config.yaml"
+    path.write_text(write_yaml(small_config(tmp_path, "openclip")))
+    command = [sys.executable, "-c", SLOW_START, "train", "--config", str(path)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "assembling\n"
+    process.terminate()
+    _, said = process.communicate(timeout=30)
+    assert process.returncode == 128 + signal.SIGTERM
+    assert said.splitlines()[-1].startswith("fullbatch: stopped at once, by SIGTERM. What was saved before is kept")
+    assert "Traceback" not in said and not (tmp_path / "run").exists()
