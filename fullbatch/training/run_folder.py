@@ -147,6 +147,7 @@ def alone_in(run: Path, given_up: Callable[[], bool] = lambda: False) -> Iterato
         yield
     finally:
         _held.discard(here)
+        (run / LOCK).unlink(missing_ok=True)
         lock.close()
 
 
@@ -166,7 +167,11 @@ def _lock(run: Path) -> TextIO | None:
             lock.close()
             return None
         log.warning("%s cannot be locked (%s); see to it that nothing else trains there", lock.name, error.strerror)
-    return lock
+    with suppress(FileNotFoundError):
+        if os.path.samestat(os.fstat(lock.fileno()), (run / LOCK).stat()):
+            return lock
+    lock.close()  # of one who has just ended, and taken the file along
+    return None
 
 
 @contextmanager

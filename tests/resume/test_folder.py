@@ -1,6 +1,7 @@
 """A run folder has one training at a time, and whatever a killed process or a bad disk left in it, the run goes on."""
 
 import errno
+import fcntl
 import json
 import os
 import signal
@@ -83,8 +84,25 @@ def test_who_holds_the_folder_may_train_in_it(tmp_path):
     config = small_config(tmp_path, "openclip")
     with alone_in(tmp_path / "run"):
         train(config)
+        assert (tmp_path / "run" / ".lock").exists()
         with pytest.raises(ZeroDivisionError), alone_in(tmp_path / "run", lambda: 1 // 0):
             pass
+
+
+def test_a_lock_whose_file_is_gone_is_none(tmp_path, monkeypatch):
+    """Its holder ended, and took the file along, between the two moments in which another opened and locked it."""
+    locking, asked = fcntl.lockf, []
+
+    def late(file, how):
+        asked.append(file.name)
+        if len(asked) == 1:
+            os.unlink(file.name)
+        return locking(file, how)
+
+    monkeypatch.setattr(fcntl, "lockf", late)
+    with alone_in(tmp_path):
+        assert len(asked) == 2 and (tmp_path / ".lock").exists()
+    assert not (tmp_path / ".lock").exists()
 
 
 def test_a_forked_child_does_not_keep_the_lock(tmp_path):
@@ -270,7 +288,7 @@ def test_what_a_killed_process_left_is_swept_away(tmp_path):
         (run / "checkpoints" / ".writing-000000010").mkdir(parents=True)
         (run / ".config.yaml.4711").write_text("half a")
         train(config, resume=run if resumed else None)
-        assert not [path for path in run.rglob(".*") if path.name != ".lock"]
+        assert not list(run.rglob(".*"))
 
     leave(resumed=False)
     leave(resumed=True)
