@@ -323,7 +323,8 @@ def load_trained(path: Path, average: bool = True) -> Loaded:
     folder = Folder(found.parent.parent)
     config = folder.read_config()
     parts = checkpoint.read(found, ("model", "average", "objective", "position"))
-    return as_loaded(config, folder.model, parts, average)
+    with checkpoint.understood(found):
+        return as_loaded(config, folder.model, parts, average)
 
 
 def as_loaded(config: RunConfig, design: Path, parts: Mapping[str, Any], average: bool = True) -> Loaded:

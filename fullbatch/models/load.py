@@ -12,6 +12,7 @@ from torch import Tensor
 from fullbatch.models.design import OPENAI_MEAN, OPENAI_STD, Design, OpenClipDesign, from_json
 from fullbatch.models.hub import first_line
 from fullbatch.models.huggingface import clip_design, from_clip_state
+from fullbatch.models.open_clip_towers import read_config
 from fullbatch.models.tokenizers import CLIP_VOCABULARY
 from fullbatch.models.weights import read_weights
 
@@ -96,10 +97,10 @@ def _saved_folder(folder: Path) -> Saved:
         return _saved_file(folder / EXPORTED, tokenizer)
     weights = next((folder / name for name in OPEN_CLIP_WEIGHTS if (folder / name).is_file()), None)
     if weights is not None and (folder / OPEN_CLIP_CONFIG).is_file():
-        saved = json.loads((folder / OPEN_CLIP_CONFIG).read_text(encoding="utf-8"))
-        images = saved.get("preprocess_cfg", {})
+        config = read_config(folder / OPEN_CLIP_CONFIG)
+        images = json.loads((folder / OPEN_CLIP_CONFIG).read_text(encoding="utf-8")).get("preprocess_cfg", {})
         mean, std = tuple(images.get("mean", OPENAI_MEAN)), tuple(images.get("std", OPENAI_STD))
-        return Saved(weights, OpenClipDesign(str(folder), saved["model_cfg"], mean, std), tokenizer)
+        return Saved(weights, OpenClipDesign(str(folder), config, mean, std), tokenizer)
     weights = next((folder / name for name in _CLIP_MODEL_WEIGHTS if (folder / name).is_file()), None)
     if weights is not None and _is_clip_model(folder / "config.json"):
         design = clip_design(folder)

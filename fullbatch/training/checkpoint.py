@@ -36,7 +36,8 @@ def folder_of(root: Path, step: int) -> Path:
 
 def checkpoints(root: Path) -> list[Path]:
     """Oldest first."""
-    return sorted(path for path in root.glob(f"{_PREFIX}*") if path.is_dir())
+    named = (path for path in root.glob(f"{_PREFIX}*") if path.name.removeprefix(_PREFIX).isdecimal())
+    return sorted(path for path in named if path.is_dir())
 
 
 def step_of(folder: Path) -> int:
@@ -108,15 +109,31 @@ def read(folder: Path, only: tuple[str, ...] | None = None, checked: bool = Fals
         path = folder / name
         if not checked and not _matches(path, expected):
             raise ValueError(f"{path} is missing or differs from what was saved.")
-        parts[path.stem] = torch.load(path, map_location="cpu", weights_only=True)
+        with understood(path):
+            parts[path.stem] = dict(torch.load(path, map_location="cpu", weights_only=True))
     return parts
+
+
+@contextmanager
+def understood(path: Path) -> Iterator[None]:
+    """What is as it was written, but is no part of this run's state, becomes one sentence."""
+    try:
+        yield
+    except (torch.OutOfMemoryError, ValueError, OSError):
+        raise
+    except Exception as error:  # unpickling alone has a dozen ways to fail
+        reason = (str(error).strip() or "nothing in it").splitlines()[0][:160]
+        raise ValueError(f"{path} holds something else than this run ({type(error).__name__}: {reason}).") from None
 
 
 def _manifest(folder: Path) -> dict[str, Any]:
     try:
         manifest = json.loads((folder / MANIFEST).read_text())
-        manifest["files"]["position.pt"], manifest["step"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        files = manifest["files"]
+        files["position.pt"], int(manifest["step"]), float(manifest.get("seconds", 0.0))
+        if not all(Path(name).name == name and isinstance(said, dict) for name, said in files.items()):
+            raise ValueError("it does not list the files of a checkpoint")
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
         raise ValueError(f"{folder / MANIFEST} cannot be read ({error}).") from None
     assert isinstance(manifest, dict)
     return manifest

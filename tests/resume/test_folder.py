@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from fullbatch.cli import main
 from fullbatch.config.tree import write_yaml
@@ -234,6 +235,62 @@ def test_a_damaged_design_is_named(tmp_path, capsys):
         assert main(["export", str(run), str(tmp_path / "out")]) == 1
         said = capsys.readouterr().err
         assert str(path) in said and "is damaged" in said and f"--resume {run} writes it anew" in said
+
+
+def resigned(folder):
+    """The manifest as if the files had been written as they are."""
+    path = folder / checkpoint.MANIFEST
+    manifest = json.loads(path.read_text())
+    manifest["files"] = {name: checkpoint._describe(folder / name) for name in manifest["files"]}
+    path.write_text(json.dumps(manifest))
+
+
+CONTENTS = {
+    "noise": lambda path: path.write_bytes(b"no pickle"),
+    "nothing": lambda path: path.write_bytes(b""),
+    "a list": lambda path: torch.save([1, 2], path),
+    "another dict": lambda path: torch.save({"x": 1}, path),
+}
+
+
+@pytest.mark.parametrize("content", CONTENTS)
+def test_a_checkpoint_with_the_right_sums_of_something_else(tmp_path, capsys, content):
+    run = train(small_config(tmp_path, "openclip")).folder
+    newest = checkpoint.checkpoints(run / "checkpoints")[-1]
+    CONTENTS[content](newest / "model.pt")
+    resigned(newest)
+    commands = (["train", "--resume"], ["export"], ["evaluate"], ["audit"], ["finetune", "--model"])
+    for command in commands:
+        more = {
+            "export": [str(tmp_path / "out")],
+            "finetune": ["--runs", str(tmp_path), "--data", str(tmp_path / "shard.tar")],
+        }.get(command[0], [])
+        assert main([*command, str(run), *more]) == 1, command
+        said = capsys.readouterr().err
+        wrong = (f"fullbatch: {newest}", "fullbatch: The checkpoint's model does not fit this run's settings")
+        assert any(words in said for words in wrong), command
+
+
+@pytest.mark.parametrize(
+    "manifest",
+    [
+        "[]",
+        "{}",
+        '{"step": 20, "files": []}',
+        '{"step": 20, "files": {"position.pt": 1}}',
+        '{"step": "x", "files": {"position.pt": {}}}',
+        '{"step": 20, "seconds": "x", "files": {"position.pt": {}}}',
+        '{"step": 20, "files": {"position.pt": {}, "../../../secret.pt": {}}}',
+        "[" * 100_000,
+    ],
+)
+def test_an_odd_manifest_is_a_damaged_checkpoint(tmp_path, caplog, manifest):
+    for step in (10, 20):
+        checkpoint.write(tmp_path, step, {"position": {"step": step}}, keep=2)
+    (tmp_path / "step-odd").mkdir()
+    (checkpoint.folder_of(tmp_path, 20) / checkpoint.MANIFEST).write_text(manifest)
+    assert checkpoint.last_good(tmp_path) == checkpoint.folder_of(tmp_path, 10)
+    assert "step-000000020 is damaged" in caplog.text
 
 
 # ---------------------------------------------------------------------------------------------------------------------
