@@ -148,10 +148,11 @@ def audit_run(run: Path, options: Options = Options(), say: Callable[[str], None
         found = []
         for path in chosen:
             saved = checkpoint.read(path, ("model", "objective", "position"), checked=True)
-            _check_same_data(saved["position"]["data"], config.data, pool, folder)
-            model.load_state_dict(saved["model"])
-            objective.load_state_dict(saved["objective"])
-            step = saved["position"]["step"]
+            with checkpoint.understood(path):
+                _check_same_data(saved["position"]["data"], config.data, pool, folder)
+                model.load_state_dict(saved["model"])
+                objective.load_state_dict(saved["objective"])
+                step = saved["position"]["step"]
             blocks = config.selection.block_batches if options.batch_losses else None
             audited = _audit(
                 objective, embedder, images, anchors, config.training.batch_size, options.seed, step, blocks

@@ -5,9 +5,13 @@ from __future__ import annotations
 import importlib
 import logging
 import os
+import signal
 import sys
+import threading
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from types import FrameType
 from typing import TextIO
 
 import torch
@@ -49,10 +53,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     terminal.setLevel(logging.WARNING)
     logging.basicConfig(format="%(levelname)s: %(message)s", handlers=[terminal])
     try:
-        return _dispatch(arguments)
-    except KeyboardInterrupt:
-        print(f"fullbatch: stopped at once.{_kept(arguments)}", file=sys.stderr)
-        return 130
+        with _ended_by_sigterm():
+            return _dispatch(arguments)
+    except KeyboardInterrupt as stopped:
+        by = ", by SIGTERM" if isinstance(stopped, _Terminated) else ""
+        print(f"fullbatch: stopped at once{by}.{_kept(arguments)}", file=sys.stderr)
+        return 128 + (signal.SIGTERM if by else signal.SIGINT)
     except Interrupted as stopped:
         print(f"fullbatch: {stopped}", file=sys.stderr)
         return stopped.exit_code
@@ -64,6 +70,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         print(f"fullbatch: {_advice(error)}", file=sys.stderr)
         return 1
+
+
+class _Terminated(KeyboardInterrupt):
+    """SIGTERM, where no run is under way that could save first."""
+
+
+@contextmanager
+def _ended_by_sigterm() -> Iterator[None]:
+    """As by Ctrl-C: with a word, and with what has to be tidied up."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    owner = os.getpid()
+
+    def receive(number: int, frame: FrameType | None) -> None:
+        if os.getpid() == owner:
+            raise _Terminated
+        signal.signal(number, signal.SIG_DFL)  # a forked process, which has nothing to tidy up
+        os.kill(os.getpid(), number)
+
+    before = signal.signal(signal.SIGTERM, receive)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _advice(error: Exception) -> str:

@@ -6,7 +6,7 @@ import json
 import logging
 import math
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from logging.handlers import MemoryHandler
@@ -27,13 +27,14 @@ from fullbatch.evaluation.whole_table import whole_table
 from fullbatch.models.adapters import plain_state
 from fullbatch.models.build import rebuild_model
 from fullbatch.models.export import Format, export, write_design
+from fullbatch.models.load import check_design
 from fullbatch.models.towers import TwoTowers
 from fullbatch.models.views import TwoViews
 from fullbatch.training import checkpoint
 from fullbatch.training.cost import cost_of
 from fullbatch.training.display import Display
 from fullbatch.training.planning import Planners
-from fullbatch.training.run_folder import Folder, Metrics, check_same_run, read_lines, replace_text
+from fullbatch.training.run_folder import Folder, Metrics, check_same_run, read_lines, replace_text, training_alone_in
 from fullbatch.training.selector import Selector, mean_temperature
 from fullbatch.training.trainer import Trainer
 
@@ -87,31 +88,50 @@ def train(
     >>> trained = train(RunConfig.of(data=["cc3m/{00000..00331}.tar"], batch_size=256))  # doctest: +SKIP
     """
     device = pick_device(config)
-    with distributed.ranks(device) as world, _log_kept() as kept:
+    with distributed.ranks(device) as world, _log_kept() as kept, ExitStack() as held:
         first = world.rank == 0
         display = Display(first, config.run.quiet)
         folder = Folder(Path(resume)) if resume is not None else Folder.of(config)
         folder = Folder(Path(distributed.from_first_rank(str(folder.path))))
         distributed.together(lambda: check_tasks(tasks_of(config)))
+
+        def lock() -> None:
+            if first:
+                held.enter_context(training_alone_in(folder.path))
+                folder.sweep()
+
+        if resume is not None:
+            check_same_run(folder.read_config(), config)
+            distributed.together(lock)
+        saved = resume is not None and bool(checkpoint.checkpoints(folder.checkpoints))
+        design = _design_of(folder) if saved else None
+        parts = assemble(config, device, design)
         if resume is None:
-            parts = assemble(config, device)
             if isinstance(parts.model, TwoViews):
                 check_captions_unneeded(tasks_of(config))
+            distributed.together(lock)
             distributed.together(lambda: folder.create() if first else None)
-            if first:
-                write_design(parts.model, folder.model)
         else:
-            check_same_run(folder.read_config(), config)
-            parts = assemble(config, device, folder.model if checkpoint.checkpoints(folder.checkpoints) else None)
             _restore(parts, folder, display)
         if first:
-            folder.write_config(config)
+            folder.write_config(config)  # first of all, so that whatever was begun can go on
+            if design is None:
+                write_design(parts.model, folder.model)
         distributed.host_barrier()
         with _written_to(folder.log if first else None, kept):
             _announce(config, parts, display)
             _train(config, parts, folder, display, watch, command, abandoned)
-        results = json.loads(folder.results.read_text()) if folder.results.is_file() else {}
-        return Trained(folder.path, results)
+        return Trained(folder.path, folder.read_results())
+
+
+def _design_of(folder: Folder) -> Path | None:
+    """None where it is damaged: then the model is built as it was at the start."""
+    try:
+        check_design(folder.model)
+    except ValueError as error:
+        log.warning("%s", error)
+        return None
+    return folder.model
 
 
 def _restore(parts: Parts, folder: Folder, display: Display) -> None:
@@ -225,7 +245,7 @@ def _make_selector(config: RunConfig, parts: Parts, folder: Folder, embedder: Em
 
 def _add_cost(folder: Folder, devices: int) -> None:
     """To the numbers of the last evaluation, or alone where there was none."""
-    written = json.loads(folder.results.read_text()) if folder.results.is_file() else {"results": []}
+    written = folder.read_results() or {"results": []}
     cost = cost_of(read_lines(folder.metrics), devices)
     replace_text(folder.results, json.dumps({**written, "cost": cost}, indent=1))
 
@@ -264,6 +284,7 @@ def _written_to(path: Path | None, kept: MemoryHandler) -> Iterator[None]:
         yield
         return
     target = logging.FileHandler(path, encoding="utf-8")
+    target.handleError = lambda record: None  # type: ignore[method-assign]  # a full disk stops the run elsewhere
     target.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     kept.setTarget(target)
     kept.flush()
@@ -273,7 +294,8 @@ def _written_to(path: Path | None, kept: MemoryHandler) -> Iterator[None]:
         yield
     finally:
         log.removeHandler(target)
-        target.close()
+        with suppress(OSError):
+            target.close()
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -301,7 +323,8 @@ def load_trained(path: Path, average: bool = True) -> Loaded:
     folder = Folder(found.parent.parent)
     config = folder.read_config()
     parts = checkpoint.read(found, ("model", "average", "objective", "position"))
-    return as_loaded(config, folder.model, parts, average)
+    with checkpoint.understood(found):
+        return as_loaded(config, folder.model, parts, average)
 
 
 def as_loaded(config: RunConfig, design: Path, parts: Mapping[str, Any], average: bool = True) -> Loaded:
@@ -327,7 +350,7 @@ def _temperature(config: RunConfig, model: TwoTowers, parts: Mapping[str, Any]) 
     return logged if math.isfinite(logged) else 0.07
 
 
-def export_run(run: Path, output: Path, format: Format, average: bool = True) -> Path:
+def export_run(run: Path, output: Path, format: Format, average: bool = True, overwrite: bool = False) -> Path:
     """Write a trained model for other programs; see ``fullbatch.models.export``."""
     loaded = load_trained(run, average)
-    return export(loaded.model, output, format, loaded.temperature, loaded.bias)
+    return export(loaded.model, output, format, loaded.temperature, loaded.bias, overwrite)

@@ -24,6 +24,7 @@ class _Export:
         tyro.conf.arg(help="open_clip: FILE.pt or a folder; huggingface: a folder; safetensors: either"),
     ] = "open_clip"
     average: Annotated[bool, tyro.conf.arg(help="the averaged weights, where the run kept an average")] = True
+    overwrite: Annotated[bool, tyro.conf.arg(help="replace a file, or an earlier export in the folder")] = False
 
 
 def export(arguments: list[str]) -> int:
@@ -37,12 +38,13 @@ def export(arguments: list[str]) -> int:
 
     if options.run.is_file() or (options.run / EXPORTED).is_file():
         opened = open_model(Model(str(options.run)))
-        print(write(opened.model, options.output, options.format, opened.temperature, opened.bias))
+        start = opened.temperature, opened.bias
+        print(write(opened.model, options.output, options.format, *start, options.overwrite))
     else:
         if (options.run / FILE).is_file() and (result := result_of(options.run)) is not None:
             print(
                 f"note: this is the last checkpoint of a fine-tuning; what came of it is {result}",
                 file=sys.stderr,
             )
-        print(export_run(options.run, options.output, options.format, options.average))
+        print(export_run(options.run, options.output, options.format, options.average, options.overwrite))
     return 0

@@ -2,30 +2,26 @@
 
 from __future__ import annotations
 
-import fcntl
 import gc
 import json
 import resource
 import shutil
 import sys
-import time
-from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Collection
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal, TextIO
+from typing import Literal
 
 import torch
 
 from fullbatch.config.run import RunConfig
 from fullbatch.run import train
-from fullbatch.training import checkpoint
-from fullbatch.training.interruption import Abandoned, Interrupted
-from fullbatch.training.run_folder import Folder, replace_text
+from fullbatch.training.interruption import Interrupted
+from fullbatch.training.run_folder import LOCK, Folder, alone_in, replace_text
 
 Status = Literal["done", "failed", "open"]
-OUTCOME, _LOCK = "outcome.json", ".lock"
-_LOOK_EVERY = 0.1  # seconds between looks whether the folder is free
+OUTCOME = "outcome.json"
 
 
 @dataclass(frozen=True)
@@ -64,7 +60,7 @@ def execute(config: RunConfig) -> Outcome:
             return known
         forget_earlier_runs()
         try:
-            train(config, place_to_go_on(folder))
+            train(config, folder.begun)
             outcome = Outcome("done", memory_gib=_most_memory())
         except Interrupted:
             raise
@@ -94,40 +90,8 @@ def clear(run: Path, but: Collection[str] = ()) -> None:
     for path in run.iterdir():
         if path.is_dir():
             shutil.rmtree(path)
-        elif path.name != _LOCK and path.name not in but:
+        elif path.name != LOCK and path.name not in but:
             path.unlink()
-
-
-def place_to_go_on(folder: Folder) -> Path | None:
-    """None for a run that never began; what a process that was killed while it began left behind is cleared away."""
-    if folder.config.is_file():
-        return folder.path
-    if not checkpoint.checkpoints(folder.checkpoints):
-        shutil.rmtree(folder.checkpoints, ignore_errors=True)
-    return None
-
-
-@contextmanager
-def alone_in(run: Path, given_up: Callable[[], bool] = lambda: False) -> Iterator[None]:
-    """Wait until no other process is at work in the folder: one that lost its parent may still be saving.
-
-    ``given_up`` is asked while it waits, for the other may never end; then ``Abandoned`` is raised.
-    """
-    run.mkdir(parents=True, exist_ok=True)
-    with (run / _LOCK).open("w") as lock:
-        while not _locked(lock):
-            if given_up():
-                raise Abandoned(f"Another process is still at work in {run}.")
-            time.sleep(_LOOK_EVERY)
-        yield
-
-
-def _locked(lock: TextIO) -> bool:
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -11,13 +11,11 @@ comparisons/NAME/
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +30,7 @@ from fullbatch.comparison.workers import Crew, Job
 from fullbatch.config.tree import write_values
 from fullbatch.evaluation.tasks import tasks_of
 from fullbatch.training.interruption import Interrupted
-from fullbatch.training.run_folder import replace_text
+from fullbatch.training.run_folder import alone_in, refuse, replace_text
 
 PLAN, SUMMARY = "plan.yaml", "comparison.json"
 
@@ -63,8 +61,8 @@ def race(plan: Plan, folder: Path, pace: Pace) -> dict[str, Any]:
     tasks = tasks_of(jobs[0].config)
     metric = metric_named(plan.metric, tasks)
     check_measured(jobs, tasks)
-    folder.mkdir(parents=True, exist_ok=True)
-    with _alone_in(folder):
+    busy = f"Another `fullbatch compare` is at work in {folder}; wait for it, or stop it."
+    with alone_in(folder, partial(refuse, busy)):
         if plan.equal_time is None:
             check_begun(jobs)
         replace_text(folder / PLAN, write_values(plan.as_dict()))
@@ -144,15 +142,3 @@ def _words(run: dict[str, Any], metric: str) -> str:
 
 def _short(value: float | None, metric: str) -> str:
     return "no" if value is None else f"{value:.2%}" if is_share(metric) else f"{value:.1f}"
-
-
-@contextmanager
-def _alone_in(folder: Path) -> Iterator[None]:
-    with (folder / ".lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ValueError(f"Another `fullbatch compare` is at work in {folder}; wait for it, or stop it.") from None
-        lock.write(str(os.getpid()))
-        lock.flush()
-        yield

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -71,9 +70,7 @@ def _run(run: PlannedRun, job: Job) -> dict[str, Any]:
 
 def results_of(folder: Folder) -> dict[str, float]:
     """Every number of results.json under "TASK METRIC"."""
-    if not folder.results.is_file():
-        return {}
-    return named_numbers(json.loads(folder.results.read_text()))
+    return named_numbers(folder.read_results())
 
 
 def _cell(key: tuple[str, int, str]) -> dict[str, Any]:

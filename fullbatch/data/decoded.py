@@ -16,14 +16,15 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import Dataset
 
 from fullbatch.config.data import Source
 from fullbatch.data.contents import fingerprint_of_samples
-from fullbatch.data.loader import Pool, start_worker
+from fullbatch.data.loader import Pool
 from fullbatch.data.sample import BadSample
 from fullbatch.data.tar_index import cache_folder, write_atomically
 from fullbatch.data.transforms import EvalTransform
+from fullbatch.data.workers import read_ahead
 
 log = logging.getLogger("fullbatch")
 
@@ -98,11 +99,7 @@ def _decode(pool: Pool, transform: EvalTransform, workers: int) -> Decoded:
     pixels = np.empty((len(pool), 3, size, size), np.uint8)
     captions: list[list[str]] = []
     bad: list[str] = []
-    processes = min(workers, len(pieces))
-    loader: DataLoader[tuple[Tensor, list[list[str]], list[str]]] = DataLoader(
-        pieces, batch_size=None, num_workers=processes, worker_init_fn=start_worker if processes else None
-    )
-    for rows, said, spoilt in loader:
+    for rows, said, spoilt in read_ahead(pieces, [range(len(pieces))], min(workers, len(pieces))):
         pixels[len(captions) : len(captions) + len(said)] = rows.numpy()
         captions += said
         bad += spoilt

@@ -10,15 +10,15 @@ every machine; it is reported in ``Batch.bad``.
 from __future__ import annotations
 
 import random
-import signal
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data import Dataset
 
 from fullbatch.config.data import Data
 from fullbatch.data.order import Ints, Order, key_of
@@ -28,6 +28,7 @@ from fullbatch.data.share import share_of
 from fullbatch.data.sources import open_source
 from fullbatch.data.transforms import EvalTransform, TrainTransform
 from fullbatch.data.views import EVALUATION, ViewMaker, WholeSquare
+from fullbatch.data.workers import read_ahead
 from fullbatch.distributed import World
 
 REPLACEMENTS = 16  # tries; when that many in a row are bad, the data set is no data set
@@ -222,26 +223,6 @@ class EvaluationBatches(Dataset[Batch]):
         return Batch(*found, tuple(bad), tuple(captions), tuple(every))
 
 
-def start_worker(worker: int) -> None:
-    """One thread each.  Signals to the whole group of processes reach workers too, but it is the training process that
-    decides what follows: a worker ignores Ctrl-C, and its first SIGTERM."""
-    torch.set_num_threads(1)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, lambda number, frame: signal.signal(number, signal.SIG_DFL))
-
-
-class _Steps(Sampler[int]):
-    """Which batches a loader makes; set anew for each of its passes."""
-
-    steps = range(0)
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self.steps)
-
-    def __len__(self) -> int:
-        return len(self.steps)
-
-
 def load(batches: Dataset[Batch], steps: range, workers: int, device: torch.device) -> Generator[Batch, None, None]:
     """These batches in this order, read ahead by ``workers`` processes and moved to the device."""
     return load_ranges(batches, [steps], min(workers, len(steps)), device)
@@ -251,24 +232,6 @@ def load_ranges(
     batches: Dataset[Batch], ranges: Iterable[range], workers: int, device: torch.device
 ) -> Generator[Batch, None, None]:
     """The same of several ranges by the same processes; nothing is read ahead of the range whose turn it is."""
-    steps = _Steps()
-    ahead = {"prefetch_factor": 2, "worker_init_fn": start_worker, "persistent_workers": True} if workers else {}
-    loader: DataLoader[Batch] = DataLoader(
-        batches,
-        batch_size=None,
-        sampler=steps,
-        num_workers=workers,
-        pin_memory=device.type == "cuda",
-        **ahead,  # type: ignore[arg-type]
-    )
-    for here in ranges:
-        steps.steps = here
-        try:
-            for batch in loader:
-                yield batch.to(device)
-        except ValueError as error:  # a worker's, with its traceback as text around it
-            raise ValueError(str(error).strip().splitlines()[-1].removeprefix("ValueError: ")) from None
-        except RuntimeError as error:
-            if "DataLoader worker" not in str(error):
-                raise
-            raise OSError(f"A data worker died ({error}). Is the memory full? Try fewer --workers.") from None
+    with closing(read_ahead(batches, ranges, workers, pin=device.type == "cuda")) as found:
+        for batch in found:
+            yield batch.to(device)

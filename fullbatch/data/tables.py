@@ -240,7 +240,7 @@ class ParquetTable:
             table, row = self._group(number), index - int(self._starts[number])
             texts = [text for column in captions for text in caption_texts(table[column][row].as_py())]
             value = table[image][row].as_py()
-        except (OSError, ValueError, UnicodeDecodeError) as error:  # pyarrow's errors are these
+        except (OSError, ValueError, ArithmeticError, NotImplementedError) as error:  # pyarrow's errors are these
             raise BadSample(label, f"cannot be read: {error}") from None
         checked = checked_captions(label, texts)
         return RawSample(label, image_of_field(label, self._roots[file], value), checked)

@@ -12,13 +12,18 @@ import bz2
 import functools
 import gzip
 import hashlib
+import io
 import logging
 import lzma
 import os
 import re
 import shutil
 import tempfile
+import time
+import zlib
 from collections.abc import Callable, Iterator
+from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 from typing import IO
 
@@ -32,6 +37,8 @@ IMAGE, TXT, JSON = 0, 2, 4  # the column of a member's offset; its size is the n
 COLUMNS = 6
 INDEX_VERSION = 1  # part of the name of every cached file; raise it when the rows change
 BLOCK = 512
+_SUM_BYTES = 4  # of the checksum at the end of a cached index
+_UNFINISHED, _ABANDONED = ".writing-", 3600.0  # seconds in which a process that is alive has written something
 _MAX_LONG_NAME = 1 << 20
 _FILES, _WITHOUT_DATA, _LONG_NAME, _PAX, _PAX_GLOBAL = b"0\07", b"123456", b"L", b"x", b"g"
 _KEY = re.compile(r"((?:.*/)?[^./][^./]*)\.([^/]*)", re.DOTALL)
@@ -164,8 +171,13 @@ def build_index(path: str, image: str) -> Index:
 
 @functools.cache
 def _writable(folder: Path) -> bool:
+    """Once a process; what a killed one had not finished is swept away."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        for unfinished in folder.glob(f"{_UNFINISHED}*"):
+            with suppress(OSError):
+                if time.time() - unfinished.stat().st_mtime > _ABANDONED:
+                    unfinished.unlink()
         with tempfile.TemporaryFile(dir=folder):
             return True
     except OSError as error:
@@ -199,7 +211,7 @@ def file_key(path: str, *more: object) -> str:
 
 def write_atomically(target: Path, write: Callable[[IO[bytes]], None]) -> None:
     """All or nothing, also when several ranks write at once."""
-    handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=".writing-")
+    handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=_UNFINISHED)
     try:
         with os.fdopen(handle, "wb") as file:
             write(file)
@@ -210,13 +222,35 @@ def write_atomically(target: Path, write: Callable[[IO[bytes]], None]) -> None:
 
 
 def load_array(path: Path) -> Index | None:
-    """A cached index, mapped so that all processes of a machine share it; None where it is absent or broken."""
+    """A cached index, mapped so that all processes of a machine share it; None where it is absent or damaged."""
     try:
+        if not _has_its_sum(path):
+            return None
         array = np.load(path, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError, EOFError):
         return None
     good = isinstance(array, np.ndarray) and array.dtype == np.int64 and array.ndim == 2 and array.shape[1] == COLUMNS
     return array if good else None
+
+
+def _write_index(file: IO[bytes], parts: list[Index]) -> None:
+    """As np.save has it, and the checksum of that."""
+    header = io.BytesIO()
+    shape = (sum(map(len, parts)), COLUMNS)
+    np.lib.format.write_array_header_1_0(header, {"descr": "<i8", "fortran_order": False, "shape": shape})
+    total = 0
+    for block in chain([header.getvalue()], (np.ascontiguousarray(part, "<i8").tobytes() for part in parts)):
+        file.write(block)
+        total = zlib.crc32(block, total)
+    file.write(total.to_bytes(_SUM_BYTES, "little"))
+
+
+def _has_its_sum(path: Path) -> bool:
+    with path.open("rb") as file:
+        left, total = os.fstat(file.fileno()).st_size - _SUM_BYTES, 0
+        while left > 0 and (block := file.read(min(left, 1 << 22))):
+            total, left = zlib.crc32(block, total), left - len(block)
+        return file.read() == total.to_bytes(_SUM_BYTES, "little")
 
 
 def cached_index(path: str, image: str) -> Index:
@@ -227,7 +261,7 @@ def cached_index(path: str, image: str) -> Index:
         return found
     index = build_index(path, image)
     if target:
-        _save(target, lambda file: np.save(file, index))
+        _save(target, [index])
     return index
 
 
@@ -244,21 +278,14 @@ def joined_index(paths: list[str], image: str, parts: list[Index]) -> Index:
     found = load_array(target)
     if found is not None and len(found) == length:
         return found
-
-    def write(file: IO[bytes]) -> None:
-        header = {"descr": "<i8", "fortran_order": False, "shape": (length, COLUMNS)}
-        np.lib.format.write_array_header_1_0(file, header)
-        for part in parts:
-            file.write(np.ascontiguousarray(part, "<i8").tobytes())
-
-    _save(target, write)
+    _save(target, parts)
     found = load_array(target)
     return np.concatenate(parts) if found is None else found
 
 
-def _save(target: Path, write: Callable[[IO[bytes]], None]) -> None:
+def _save(target: Path, parts: list[Index]) -> None:
     try:
-        write_atomically(target, write)
+        write_atomically(target, lambda file: _write_index(file, parts))
     except OSError as error:
         log.warning("Cannot keep the index %s (%s); it stays in memory.", target, error.strerror)
 
@@ -281,7 +308,7 @@ def unpacked(path: str) -> str:
 
         try:
             write_atomically(target, write)
-        except (EOFError, lzma.LZMAError, gzip.BadGzipFile, OSError) as error:
+        except (EOFError, lzma.LZMAError, zlib.error, OSError) as error:
             raise ValueError(
                 f"Cannot unpack {path!r} into {str(target.parent)!r}: {error}; "
                 "get the file again, make room, or unpack it yourself and name the .tar."

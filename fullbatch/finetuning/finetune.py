@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -23,7 +23,7 @@ from fullbatch.finetuning.verdict import MEAN, Verdict, check_metric, check_tole
 from fullbatch.run import Trained, train
 from fullbatch.training import checkpoint
 from fullbatch.training.display import Display
-from fullbatch.training.run_folder import Folder
+from fullbatch.training.run_folder import LOCK, Folder, training_alone_in
 
 TOLERANCE = 0.01
 
@@ -56,7 +56,7 @@ def finetune(
         read_record(Path(resume))  # is it a run of this kind at all?
     config = measuring(config)
     tasks = config.evaluation.evaluate or ()
-    with distributed.ranks(pick_device(config)) as world:
+    with distributed.ranks(pick_device(config)) as world, ExitStack() as held:
         first = world.rank == 0
 
         def say(text: str) -> None:
@@ -68,11 +68,18 @@ def finetune(
         if resume is None:
             config = replace(config, run=replace(config.run, name=distributed.from_first_rank(_name(config))))
         folder = Folder.of(config) if resume is None else Folder(Path(resume))
+
+        def lock() -> None:
+            if first:
+                held.enter_context(training_alone_in(folder.path))
+
         if resume is None:
             distributed.together(lambda: _require_room(folder) if first else None)
+            distributed.together(lock)
             record = Record(_named(config.model), metric or MEAN, TOLERANCE if tolerance is None else tolerance)
         else:
             distributed.together(lambda: _check_resumed(folder, config))
+            distributed.together(lock)
             found = distributed.together(lambda: _resumed(folder, metric, tolerance) if first else None)
             record = distributed.from_first_rank(found)
         if not (config.recovery.recovery_epochs or config.recovery.recovery_steps):
@@ -135,7 +142,8 @@ def _require_room(folder: Folder) -> None:
     folder.require_new()
     if folder.path.exists() and not folder.path.is_dir():
         raise ValueError(f"{folder.path} is a file; give another --name.")
-    if folder.path.is_dir() and any(folder.path.iterdir()) and not (folder.path / FILE).is_file():
+    filled = folder.path.is_dir() and any(path.name != LOCK for path in folder.path.iterdir())
+    if filled and not (folder.path / FILE).is_file():
         raise ValueError(f"The folder {folder.path} is not empty; give another --name, so that nothing is overwritten.")
 
 
@@ -173,10 +181,10 @@ def _swept(folder: Folder, first: bool) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        if first and not folder.config.exists() and not folder.checkpoints.exists():
+        if first and folder.path.is_dir() and not folder.config.exists() and not folder.checkpoints.exists():
             settle(folder.path / BASE)
             shutil.rmtree(folder.path / BASE, ignore_errors=True)
             (folder.path / FILE).unlink(missing_ok=True)
-            if folder.path.is_dir() and not any(folder.path.iterdir()):
-                folder.path.rmdir()
+            if all(path.name == LOCK for path in folder.path.iterdir()):
+                shutil.rmtree(folder.path, ignore_errors=True)
         raise

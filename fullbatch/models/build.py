@@ -14,7 +14,7 @@ from fullbatch.config.model import DEFAULT_MODEL, Model
 from fullbatch.models.adapters import add_adapters
 from fullbatch.models.design import Design, OpenClipDesign, PairDesign, ViewsDesign
 from fullbatch.models.hub import first_line
-from fullbatch.models.load import Saved, find_saved
+from fullbatch.models.load import Saved, check_design, find_saved
 from fullbatch.models.open_clip_towers import START_SCALE, build_open_clip, design_named, load_open_clip, tag_weights
 from fullbatch.models.pair import build_pair, pair_design
 from fullbatch.models.tokenizers import (
@@ -115,6 +115,7 @@ def _two_views(config: Model, design: ViewsDesign, saved: Saved | None) -> TwoVi
 
 def rebuild_model(config: Model, folder: Path) -> TwoTowers:
     """The towers whose design ``write_design`` left in ``folder``, locked as ``config`` says, with fresh weights."""
+    check_design(folder)
     return build_model(config.as_saved_in(folder))
 
 

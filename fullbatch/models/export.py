@@ -14,7 +14,7 @@ from typing_extensions import assert_never
 
 from fullbatch.models.design import OpenClipDesign, ViewsDesign, to_json
 from fullbatch.models.huggingface import write_clip_model
-from fullbatch.models.load import DESIGN, EXPORTED, METADATA, OPEN_CLIP_CONFIG, OPEN_CLIP_WEIGHTS
+from fullbatch.models.load import DESIGN, EXPORTED, EXPORTS, METADATA, OPEN_CLIP_CONFIG, OPEN_CLIP_WEIGHTS
 from fullbatch.models.open_clip_towers import registered_name
 from fullbatch.models.towers import TwoTowers
 from fullbatch.models.weights import PICKLED
@@ -22,7 +22,9 @@ from fullbatch.models.weights import PICKLED
 Format = Literal["open_clip", "huggingface", "safetensors"]
 
 
-def export(model: TwoTowers, path: Path, format: Format, temperature: float, bias: float | None) -> Path:
+def export(
+    model: TwoTowers, path: Path, format: Format, temperature: float, bias: float | None, overwrite: bool = False
+) -> Path:
     """Write ``model`` to a folder, or where the format has one to a file, and return the path.
 
     open_clip    FILE.pt: a state dict for ``open_clip.create_model(NAME, pretrained=FILE)``; only for open_clip's own
@@ -30,11 +32,13 @@ def export(model: TwoTowers, path: Path, format: Format, temperature: float, bia
     huggingface  FOLDER: for ``transformers.CLIPModel.from_pretrained(FOLDER)``, with tokenizer and image processor
     safetensors  FILE.safetensors or FOLDER: any model; build_model(Model(pretrained=PATH)) makes it again
 
+    What is there already is refused; with ``overwrite`` a file, or an earlier export in the folder, gives way.
     ``bias`` is that of the objective; None where it has none: then the bias that came with the weights stays.
     """
     if not (math.isfinite(temperature) and temperature > 0.0):
         raise ValueError(f"export needs a positive temperature, got {temperature}.")
     path, bias = Path(path), model.initial_bias if bias is None else bias
+    _make_room(path, overwrite)
     match format:
         case "open_clip":
             _export_open_clip(model, path, temperature, bias)
@@ -45,6 +49,14 @@ def export(model: TwoTowers, path: Path, format: Format, temperature: float, bia
         case _:
             assert_never(format)
     return path
+
+
+def _make_room(path: Path, overwrite: bool) -> None:
+    if not overwrite and (path.is_file() or (path.is_dir() and any(path.iterdir()))):
+        what = "exists already" if path.is_file() else "is not empty"
+        raise ValueError(f"{path} {what}; name another file or folder, or give --overwrite.")
+    for name in EXPORTS if path.is_dir() else ():  # else a reader might take the old one for the new
+        (path / name).unlink(missing_ok=True)
 
 
 def _export_open_clip(model: TwoTowers, path: Path, temperature: float, bias: float | None) -> None:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
 from fullbatch.models.design import OPENAI_MEAN, OPENAI_STD, Design, OpenClipDesign, from_json
+from fullbatch.models.hub import first_line
 from fullbatch.models.huggingface import clip_design, from_clip_state
+from fullbatch.models.open_clip_towers import read_config
 from fullbatch.models.tokenizers import CLIP_VOCABULARY
 from fullbatch.models.weights import read_weights
 
@@ -19,6 +22,7 @@ METADATA = "fullbatch"  # the key in the header of an exported safetensors file
 OPEN_CLIP_CONFIG = "open_clip_config.json"
 OPEN_CLIP_WEIGHTS = ("open_clip_model.safetensors", "open_clip_pytorch_model.bin")
 _CLIP_MODEL_WEIGHTS = ("model.safetensors", "pytorch_model.bin")
+EXPORTS = (EXPORTED, OPEN_CLIP_CONFIG, *OPEN_CLIP_WEIGHTS, *_CLIP_MODEL_WEIGHTS)  # by which a folder is known for one
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 
 
@@ -45,6 +49,23 @@ class Saved:
         return from_clip_state(state) if self.is_clip_model else state
 
 
+def check_design(folder: Path) -> None:
+    """Whether a run's model can be built from what it wrote down."""
+    path = folder / DESIGN
+    try:
+        _read_design(path.read_text(encoding="utf-8", errors="replace"), path)
+    except (ValueError, OSError) as error:
+        raise ValueError(f"{first_line(error)}; --resume {folder.parent} writes it anew.") from None
+
+
+def _read_design(text: str, path: Path) -> tuple[Design, dict[str, Any]]:
+    try:
+        return from_json(text)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        reason = first_line(error)
+        raise ValueError(f"{path} is damaged: it describes no model ({type(error).__name__}: {reason}).") from None
+
+
 def find_saved(path: Path) -> Saved | None:
     """None where nothing lies at path: it may be the name of a tag."""
     if path.is_file():
@@ -62,7 +83,7 @@ def _saved_file(path: Path, tokenizer: str | None = None) -> Saved:
         except SafetensorError as error:
             raise ValueError(f"{path} is not a readable safetensors file ({error}).") from None
         if header is not None:
-            design, extra = from_json(header)
+            design, extra = _read_design(header, path)
             return Saved(path, design, tokenizer or extra.get("tokenizer"), extra.get("temperature"), extra.get("bias"))
     return Saved(path)
 
@@ -70,16 +91,16 @@ def _saved_file(path: Path, tokenizer: str | None = None) -> Saved:
 def _saved_folder(folder: Path) -> Saved:
     tokenizer = str(folder) if any((folder / name).is_file() for name in _TOKENIZER_FILES) else None
     if (folder / DESIGN).is_file():
-        design, extra = from_json((folder / DESIGN).read_text(encoding="utf-8"))
+        design, extra = _read_design((folder / DESIGN).read_text(encoding="utf-8", errors="replace"), folder / DESIGN)
         return Saved(None, design, tokenizer or extra.get("tokenizer"), extra.get("temperature"), extra.get("bias"))
     if (folder / EXPORTED).is_file():
         return _saved_file(folder / EXPORTED, tokenizer)
     weights = next((folder / name for name in OPEN_CLIP_WEIGHTS if (folder / name).is_file()), None)
     if weights is not None and (folder / OPEN_CLIP_CONFIG).is_file():
-        saved = json.loads((folder / OPEN_CLIP_CONFIG).read_text(encoding="utf-8"))
-        images = saved.get("preprocess_cfg", {})
+        config = read_config(folder / OPEN_CLIP_CONFIG)
+        images = json.loads((folder / OPEN_CLIP_CONFIG).read_text(encoding="utf-8")).get("preprocess_cfg", {})
         mean, std = tuple(images.get("mean", OPENAI_MEAN)), tuple(images.get("std", OPENAI_STD))
-        return Saved(weights, OpenClipDesign(str(folder), saved["model_cfg"], mean, std), tokenizer)
+        return Saved(weights, OpenClipDesign(str(folder), config, mean, std), tokenizer)
     weights = next((folder / name for name in _CLIP_MODEL_WEIGHTS if (folder / name).is_file()), None)
     if weights is not None and _is_clip_model(folder / "config.json"):
         design = clip_design(folder)

@@ -18,6 +18,7 @@ from fullbatch.models.weights import load_weights
 
 TINY = Path(__file__).with_name("tiny.json")
 _REQUIRED = ("embed_dim", "vision_cfg", "text_cfg")
+_MOST_LAYERS = 10_000
 START_SCALE = ("init_logit_scale", "init_logit_bias")  # where training starts; no part of the architecture
 
 
@@ -55,12 +56,19 @@ def read_config(path: Path) -> dict[str, Any]:
         config = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ValueError(f"The open_clip config {path} cannot be read: {error.strerror}.") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"The open_clip config {path} is not JSON: {error}.") from None
     config = config.get("model_cfg", config) if isinstance(config, dict) else {}
+    config = config if isinstance(config, dict) else {}
     missing = [key for key in _REQUIRED if key not in config]
     if missing:
         raise ValueError(f"The open_clip config {path} lacks {listed(missing)}; it needs {listed(_REQUIRED)}.")
+    for tower in ("vision_cfg", "text_cfg"):
+        if not isinstance(config[tower], dict):
+            raise ValueError(f"The open_clip config {path}: {tower} must map names to values, got {config[tower]!r}.")
+        layers = config[tower].get("layers")
+        if isinstance(layers, int) and layers > _MOST_LAYERS:  # building them would take for ever
+            raise ValueError(f"The open_clip config {path}: {tower} has {layers:,} layers, more than {_MOST_LAYERS:,}.")
     return dict(config)
 
 
@@ -87,7 +95,7 @@ def build_open_clip(design: OpenClipDesign) -> nn.Module:
     else:
         try:
             model = made(**config)
-        except (TypeError, ValueError, AssertionError, RuntimeError) as error:
+        except Exception as error:  # whatever its layers say to sizes that cannot be
             raise ValueError(f"open_clip cannot build the model {design.name!r}: {first_line(error)}.") from None
     for name in ("logit_scale", "logit_bias"):
         parameter = getattr(model, name)

@@ -77,6 +77,10 @@ def _journal(path: Path) -> BaseStorage:
         return JournalStorage(JournalFile(path))
     except OSError as error:
         raise ValueError(f"The study cannot be kept in {path}: {error.strerror or error}.") from error
+    except (AssertionError, LookupError, TypeError) as error:  # Optuna's answers to what it has not written
+        raise ValueError(
+            f"{path} is damaged, or of another version of Optuna: a line of it has no meaning ({error!r})."
+        ) from error
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ import torch
 from fullbatch import distributed
 from fullbatch.assembly import pick_device
 from fullbatch.comparison.checks import first_difference
-from fullbatch.comparison.execute import alone_in, clear, forget_earlier_runs, out_of_memory, place_to_go_on
+from fullbatch.comparison.execute import clear, forget_earlier_runs, out_of_memory
 from fullbatch.comparison.processes import OUTPUT
 from fullbatch.config.run import RunConfig
 from fullbatch.config.tree import to_dict
@@ -36,7 +36,7 @@ from fullbatch.search.slots import Status
 from fullbatch.training import checkpoint
 from fullbatch.training.cost import cost_of
 from fullbatch.training.interruption import Abandoned
-from fullbatch.training.run_folder import Folder, read_lines, replace_text
+from fullbatch.training.run_folder import Folder, alone_in, read_lines, replace_text
 from fullbatch.training.trainer import Diverged
 
 log = logging.getLogger("fullbatch")
@@ -199,7 +199,7 @@ class _Trial:
     def go_on(self) -> Score | CannotWork:
         """From wherever it stands to its end."""
         forget_earlier_runs()
-        place = distributed.from_first_rank(place_to_go_on(self.folder) if self.first else None)
+        place = distributed.from_first_rank(self.folder.begun if self.first else None)
         try:
             train(self.config, place, self.watch, command="train", abandoned=self.given_up)
             return self._score()

@@ -16,6 +16,8 @@ import logging
 import os
 import shutil
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +36,8 @@ def folder_of(root: Path, step: int) -> Path:
 
 def checkpoints(root: Path) -> list[Path]:
     """Oldest first."""
-    return sorted(path for path in root.glob(f"{_PREFIX}*") if path.is_dir())
+    named = (path for path in root.glob(f"{_PREFIX}*") if path.name.removeprefix(_PREFIX).isdecimal())
+    return sorted(path for path in named if path.is_dir())
 
 
 def step_of(folder: Path) -> int:
@@ -60,8 +63,9 @@ def write(root: Path, step: int, parts: dict[str, Any], keep: int, seconds: floa
         unfinished.rename(final)
         sync(root)
     except (OSError, RuntimeError) as error:  # torch.save answers a full disk with a RuntimeError
+        free = shutil.disk_usage(root if root.exists() else root.parent).free
         shutil.rmtree(unfinished, ignore_errors=True)
-        raise OSError(_advice(error, root)) from error
+        raise OSError(_advice(error, final, free)) from error
     for old in checkpoints(root)[:-keep]:
         doomed = old.with_name(f"{_UNFINISHED}{old.name}")
         old.rename(doomed)  # never leave half a checkpoint under a good name
@@ -69,13 +73,31 @@ def write(root: Path, step: int, parts: dict[str, Any], keep: int, seconds: floa
     return final
 
 
-def _advice(error: Exception, root: Path) -> str:
-    kept = checkpoints(root)
-    intact = f"; the last good checkpoint is {kept[-1]}" if kept else "; there is no earlier checkpoint"
-    full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
-    full = full or shutil.disk_usage(root if root.exists() else root.parent).free < 1 << 20
-    what = "The disk is full" if full else f"A checkpoint could not be written ({error})"
-    return f"{what}: {root}{intact}. Free some space, then go on with --resume."
+def _advice(error: Exception, path: Path, free: int) -> str:
+    kept = checkpoints(path.parent)
+    intact = f"the last good checkpoint is {kept[-1]}" if kept else "there is no earlier checkpoint"
+    why = _full(path, free) if _is_full(error) or free < 1 << 20 else f"{path} could not be written ({error})"
+    return f"{why}; {intact}. Free some space, then go on with --resume."
+
+
+@contextmanager
+def told_if_full(path: Path) -> Iterator[None]:
+    """Python does not say which file found no room."""
+    try:
+        yield
+    except OSError as error:
+        if not _is_full(error):
+            raise
+        what = _full(path, shutil.disk_usage(path.parent).free)
+        raise OSError(f"{what}. What was saved before is safe: free some space, then go on.") from error
+
+
+def _is_full(error: Exception) -> bool:
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
+def _full(path: Path, free: int) -> str:
+    return f"The disk is full: {path} could not be written, {free / 1e6:,.1f} MB are free"
 
 
 def read(folder: Path, only: tuple[str, ...] | None = None, checked: bool = False) -> dict[str, Any]:
@@ -87,15 +109,31 @@ def read(folder: Path, only: tuple[str, ...] | None = None, checked: bool = Fals
         path = folder / name
         if not checked and not _matches(path, expected):
             raise ValueError(f"{path} is missing or differs from what was saved.")
-        parts[path.stem] = torch.load(path, map_location="cpu", weights_only=True)
+        with understood(path):
+            parts[path.stem] = dict(torch.load(path, map_location="cpu", weights_only=True))
     return parts
+
+
+@contextmanager
+def understood(path: Path) -> Iterator[None]:
+    """What is as it was written, but is no part of this run's state, becomes one sentence."""
+    try:
+        yield
+    except (torch.OutOfMemoryError, ValueError, OSError):
+        raise
+    except Exception as error:  # unpickling alone has a dozen ways to fail
+        reason = (str(error).strip() or "nothing in it").splitlines()[0][:160]
+        raise ValueError(f"{path} holds something else than this run ({type(error).__name__}: {reason}).") from None
 
 
 def _manifest(folder: Path) -> dict[str, Any]:
     try:
         manifest = json.loads((folder / MANIFEST).read_text())
-        manifest["files"]["position.pt"], manifest["step"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        files = manifest["files"]
+        files["position.pt"], int(manifest["step"]), float(manifest.get("seconds", 0.0))
+        if not all(Path(name).name == name and isinstance(said, dict) for name, said in files.items()):
+            raise ValueError("it does not list the files of a checkpoint")
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
         raise ValueError(f"{folder / MANIFEST} cannot be read ({error}).") from None
     assert isinstance(manifest, dict)
     return manifest

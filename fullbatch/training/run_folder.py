@@ -10,28 +10,37 @@ runs/NAME/
   batches/           which samples meet in a batch, where that is planned; see training/selector.py
   checkpoints/       step-000000100/ ...
   tensorboard/
+  .lock              held by the process that trains here
 """
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import logging
 import math
 import os
 import platform
 import sys
+import threading
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn, TextIO
 
 import torch
 
 from fullbatch.config.run import RunConfig
 from fullbatch.config.tree import from_dict, read_yaml, to_dict, write_yaml
 from fullbatch.training import checkpoint
+from fullbatch.training.interruption import Abandoned
 
 log = logging.getLogger("fullbatch")
 
+_END, _LAST = "...", "wandb"  # YAML's mark of the end; version 0.6 wrote none, and this setting last
 ENDED = "ended"  # in a line of an evaluation: the run was ended there, before its last step
 LOSSES = "losses.jsonl"  # in batches/: a line a plan
 EVALUATION, AUDIT = "evaluation", "audit"  # kinds of lines of metrics.jsonl; lines of training have none
@@ -57,24 +66,126 @@ class Folder:
             name = f"{config.objective.method}-{model}-b{config.training.batch_size}-{time.strftime('%Y%m%d-%H%M%S')}"
         return cls(Path(config.run.runs) / name)
 
+    @property
+    def begun(self) -> Path | None:
+        """Where to go on; None for a run that never began, or was killed before it had written its config."""
+        return self.path if self.config.is_file() else None
+
     def require_new(self) -> None:
-        if self.checkpoints.exists() or self.config.exists():
+        if self.config.exists() or checkpoint.checkpoints(self.checkpoints):
             raise ValueError(
                 f"The run folder {self.path} exists already: go on with `--resume {self.path}`, or give another --name."
             )
 
     def create(self) -> None:
         self.require_new()
-        self.checkpoints.mkdir(parents=True)
+        self.checkpoints.mkdir(parents=True, exist_ok=True)
+        checkpoint.clean(self.checkpoints, None)
+
+    def sweep(self) -> None:
+        """What ``replace_text`` had not finished when its process was killed."""
+        for path in (*self.path.glob(".*.*"), *self.batches.glob(".*.*")):
+            if path.suffix[1:].isdigit():
+                path.unlink(missing_ok=True)
 
     def write_config(self, config: RunConfig) -> None:
-        replace_text(self.config, write_yaml(config))
+        replace_text(self.config, f"{write_yaml(config)}{_END}\n")
         replace_text(self.path / "environment.json", json.dumps(environment(), indent=1))
 
     def read_config(self) -> RunConfig:
         if not self.config.is_file():
-            raise ValueError(f"{self.path} is not a run folder: there is no {self.config.name} in it.")
-        return from_dict(RunConfig, read_yaml(self.config))
+            killed = "; a run that was killed that early starts again with the command that began it"
+            early = killed if self.checkpoints.is_dir() and not checkpoint.checkpoints(self.checkpoints) else ""
+            raise ValueError(f"{self.path} is not a run folder: there is no {self.config.name} in it{early}.")
+        return from_dict(RunConfig, self.config_values())
+
+    def config_values(self) -> dict[str, Any]:
+        """As config.yaml has them; what is left of one that was cut would be taken for a run with other settings."""
+        values = read_yaml(self.config)
+        ends = self.config.read_text(encoding="utf-8").rstrip().endswith(f"\n{_END}")
+        run = values.get("run")
+        if not ends and not (isinstance(run, dict) and _LAST in run):
+            raise ValueError(
+                f"{self.config} was cut off: its last line is not {_END!r}. Put back the whole file, or start anew."
+            )
+        return values
+
+    def read_results(self) -> dict[str, Any]:
+        """As results.json has them; none where the run was not measured, or the file is damaged."""
+        if not self.results.is_file():
+            return {}
+        try:
+            return dict(json.loads(self.results.read_text(encoding="utf-8")))
+        except (ValueError, TypeError) as error:
+            log.warning("%s is damaged (%s); it is written anew by the next evaluation", self.results, error)
+            return {}
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# one process at a time
+
+LOCK = ".lock"
+_LOOK_EVERY = 0.1  # seconds between looks whether the folder is free
+_held: set[tuple[Path, int, int]] = set()  # folder, process and thread, for a lock does not hold up its own process
+
+
+@contextmanager
+def alone_in(run: Path, given_up: Callable[[], bool] = lambda: False) -> Iterator[None]:
+    """Wait until no other process is at work in the folder: one that lost its parent may still be saving.
+
+    ``given_up`` is asked while it waits, for the other may never end; then ``Abandoned`` is raised.  The lock dies with
+    its process, and data workers do not inherit it.  A file system without locks has to do without.
+    """
+    run.mkdir(parents=True, exist_ok=True)
+    while (lock := _lock(run)) is None:
+        if given_up():
+            raise Abandoned(f"Another process is still at work in {run}.")
+        time.sleep(_LOOK_EVERY)
+    here = _here(run)
+    _held.add(here)
+    try:
+        yield
+    finally:
+        _held.discard(here)
+        (run / LOCK).unlink(missing_ok=True)
+        lock.close()
+
+
+def _here(run: Path) -> tuple[Path, int, int]:
+    return run.resolve(), os.getpid(), threading.get_ident()
+
+
+def _lock(run: Path) -> TextIO | None:
+    """The open file, which is the lock; None while another process or thread has it."""
+    if any(held[:2] == _here(run)[:2] for held in _held):
+        return None  # without opening the file: closing it again would let go for the whole process
+    lock = (run / LOCK).open("w")
+    try:
+        fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in (errno.EACCES, errno.EAGAIN):
+            lock.close()
+            return None
+        log.warning("%s cannot be locked (%s); see to it that nothing else trains there", lock.name, error.strerror)
+    with suppress(FileNotFoundError):
+        if os.path.samestat(os.fstat(lock.fileno()), (run / LOCK).stat()):
+            return lock
+    lock.close()  # of one who has just ended, and taken the file along
+    return None
+
+
+@contextmanager
+def training_alone_in(run: Path) -> Iterator[None]:
+    """Refuse to train where another process does, unless this thread has seen to it that there is none."""
+    if _here(run) in _held:
+        yield
+        return
+    with alone_in(run, partial(refuse, f"Another process is training in {run}; wait for it, or stop it.")):
+        yield
+
+
+def refuse(reason: str) -> NoReturn:
+    raise ValueError(reason)
 
 
 # What a checkpoint's meaning hangs on.  Paths of data may change: there the fingerprint decides.
@@ -105,10 +216,16 @@ def check_same_run(before: RunConfig, now: RunConfig) -> None:
 
 
 def replace_text(path: Path, text: str) -> None:
-    """The new text or the old one, never a part."""
+    """The new text or the old one, never a part, also after a power cut."""
     unfinished = path.with_name(f".{path.name}.{os.getpid()}")
-    unfinished.write_text(text, encoding="utf-8")
-    unfinished.replace(path)
+    try:
+        with checkpoint.told_if_full(path):
+            unfinished.write_text(text, encoding="utf-8")
+            checkpoint.sync(unfinished)
+            unfinished.replace(path)
+            checkpoint.sync(path.parent)
+    finally:
+        unfinished.unlink(missing_ok=True)
 
 
 def environment() -> dict[str, Any]:
@@ -150,7 +267,10 @@ class Metrics:
                 self.evaluated, self.ended = line["step"], bool(line.get(ENDED))
             self.audited = line["step"] if line.get("kind") == AUDIT else self.audited
             self.seconds = line.get("seconds") or self.seconds if "kind" not in line else self.seconds
+        if not self.ended and not folder.read_results():
+            self.evaluated = -1  # its numbers are lost: measure again
         self.seconds = max(self.seconds, checkpoint.seconds_at(folder.checkpoints, step))
+        self._path = folder.metrics
         self._file = folder.metrics.open("a", encoding="utf-8")
         if config.run.tensorboard:
             self._board = _tensorboard(folder.tensorboard, step)
@@ -167,19 +287,24 @@ class Metrics:
         if kind in (EVALUATION, AUDIT):
             line = {**line, "kind": kind}
         line = {key: value if _is_plain(value) else None for key, value in line.items()}
-        self._file.write(json.dumps(line) + "\n")
-        self._file.flush()
+        with checkpoint.told_if_full(self._path):
+            self._file.write(json.dumps(line) + "\n")
+            self._file.flush()
         numbers = {f"{kind}/{key}": value for key, value in line.items() if isinstance(value, (int, float))}
-        if self._board is not None:
-            for key, value in numbers.items():
+        try:
+            for key, value in numbers.items() if self._board is not None else ():
                 self._board.add_scalar(key, value, line["step"])
+        except OSError as error:
+            log.warning("no more TensorBoard files are written: %s", error.strerror or error)
+            self._board = None
         if self._wandb is not None:
             self._wandb.log(numbers, step=line["step"])
 
     def close(self) -> None:
         for sink in (self._file, self._board):
             if sink is not None:
-                sink.close()
+                with suppress(OSError):  # what could not be written was said before
+                    sink.close()
         if self._wandb is not None:
             self._wandb.finish()
 
@@ -190,7 +315,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def forget_after(path: Path, step: int) -> list[dict[str, Any]]:
-    """Drop the lines of steps that will be done again, and a line that was cut off; the others."""
+    """Drop the lines of steps that will be done again, and what cannot be read; the others."""
     if not path.is_file():
         return []
     kept = [line for line in read_lines(path) if line["step"] <= step]
@@ -199,15 +324,20 @@ def forget_after(path: Path, step: int) -> list[dict[str, Any]]:
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    lines = []
-    for text in path.read_text(encoding="utf-8", errors="replace").splitlines():
-        try:
-            line = json.loads(text)
-        except ValueError:
-            continue
-        if isinstance(line, dict) and isinstance(line.get("step"), int):
-            lines.append(line)
+    """A line that was cut off, or is damaged, is left out."""
+    texts = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    lines = [line for text in texts if (line := _read_line(text)) is not None]
+    if len(lines) < len(texts):
+        log.warning("%s: %d of %d lines cannot be read and are left out", path, len(texts) - len(lines), len(texts))
     return lines
+
+
+def _read_line(text: str) -> dict[str, Any] | None:
+    try:
+        line = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return line if isinstance(line, dict) and isinstance(line.get("step"), int) else None
 
 
 def _tensorboard(folder: Path, step: int) -> Any:
@@ -216,7 +346,18 @@ def _tensorboard(folder: Path, step: int) -> Any:
     except ImportError:
         log.warning("no TensorBoard files are written: tensorboard is not installed")
         return None
-    return SummaryWriter(str(folder), purge_step=step or None)
+    threading.excepthook = _not_of_tensorboard
+    try:
+        return SummaryWriter(str(folder), purge_step=step or None)
+    except OSError as error:
+        log.warning("no TensorBoard files are written: %s", error.strerror or error)
+        return None
+
+
+def _not_of_tensorboard(failure: threading.ExceptHookArgs) -> None:
+    """What stops TensorBoard's thread, such as a full disk, is raised once more where a line is written."""
+    if not type(failure.thread).__module__.startswith("tensorboard."):
+        threading.__excepthook__(failure)
 
 
 def _wandb(config: RunConfig, name: str) -> Any:

@@ -17,6 +17,7 @@ from fullbatch import distributed
 from fullbatch.config.run import RunConfig
 from fullbatch.data.in_memory import InMemoryBatches
 from fullbatch.data.loader import Batch, TrainingBatches
+from fullbatch.data.workers import WorkerDied
 from fullbatch.distributed import towers
 from fullbatch.objective.objective import Objective
 from fullbatch.training import checkpoint
@@ -118,6 +119,8 @@ class Trainer:
                     if stop:
                         raise Interrupted(interruption.signal, f"Go on with: {self.go_on}")
                 distributed.together(self.writer.wait)
+            except WorkerDied as error:
+                raise WorkerDied(f"{error} Go on with: {self.go_on}") from None
             finally:
                 batches.close()  # ends the workers
                 if self.selector is not None:

@@ -164,6 +164,15 @@ def test_parquet_keeps_few_row_groups(arrow, tmp_path, monkeypatch):
     assert len(read_all(table)[0]) == 20 and len(table._loaded) == 2
 
 
+@pytest.mark.parametrize("column", ["image", "caption"])
+def test_parquet_values_that_python_has_not(arrow, tmp_path, column):
+    long = arrow.array([2**62], arrow.duration("s"))
+    columns = {"image": arrow.array([b"x"]), "caption": arrow.array(["y"]), column: long}
+    arrow.parquet.write_table(arrow.table(columns), tmp_path / "a.parquet")
+    with pytest.raises(BadSample, match=r"a\.parquet:row 0: cannot be read: "):
+        ParquetTable([str(tmp_path / "a.parquet")]).read(0)
+
+
 def test_parquet_errors(arrow, tmp_path, monkeypatch):
     path = write_parquet(arrow, str(tmp_path / "a.parquet"), [(b"x", "y")], arrow.binary(), arrow.string(), ("i", "c"))
     with pytest.raises(

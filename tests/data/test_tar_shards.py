@@ -206,6 +206,30 @@ def test_the_index_is_built_once_and_again_when_the_shard_changes(tmp_path, monk
     assert opened(path).fingerprint != first.fingerprint
 
 
+def test_a_damaged_index_is_built_again_and_never_believed(tmp_path, monkeypatch, cache):
+    paths = [str(write_shard(tmp_path / f"{name}.tar", captioned(3))) for name in "ab"]
+    whole = read_all(TarShards(paths))
+    built = []
+    build = tar_index.build_index
+    monkeypatch.setattr(tar_index, "build_index", lambda *a: built.append(a) or build(*a))
+    for file in sorted(cache.glob("*.npy")):
+        raw = file.read_bytes()
+        for damaged in (raw[:-60] + b"\7" + raw[-59:], raw[:-1], raw + b"x", raw[:-4], b""):
+            file.write_bytes(damaged)
+            assert read_all(TarShards(paths)) == whole and file.read_bytes() == raw
+    assert len(built) == 10
+    assert read_all(TarShards(paths)) == whole and len(built) == 10
+
+
+def test_a_packed_shard_with_a_spoilt_stream(tmp_path, cache):
+    path = write_shard(tmp_path / "a.tar.gz", captioned(3))
+    raw = bytearray(path.read_bytes())
+    raw[20:60] = bytes(40)
+    path.write_bytes(raw)
+    with pytest.raises(ValueError, match=r"Cannot unpack .*a\.tar\.gz.*get the file again"):
+        opened(path)
+
+
 def test_the_fingerprint_knows_no_folder(tmp_path):
     (tmp_path / "elsewhere").mkdir()
     here = opened(write_shard(tmp_path / "a.tar", captioned(3)))

@@ -102,3 +102,33 @@ def test_export_refuses_what_makes_no_sense(write_config, tmp_path):
         export(model, tmp_path / "a.safetensors", "open_clip", temperature=0.1, bias=None)
     with pytest.raises(ValueError, match="give a folder"):
         export(model, tmp_path / "a.pt", "open_clip", temperature=0.1, bias=None)
+
+
+@pytest.mark.parametrize("format", ["open_clip", "huggingface", "safetensors"])
+def test_what_is_there_already_is_not_overwritten(write_config, tmp_path, format):
+    model = build_model(Model(write_config()))
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    export(model, folder, format, temperature=0.1, bias=None)  # an empty one is no loss
+    before = {path: path.read_bytes() for path in folder.iterdir()}
+    with pytest.raises(ValueError, match=f"{folder} is not empty; name another file or folder, or give --overwrite"):
+        export(model, folder, format, temperature=0.2, bias=None)
+    assert {path: path.read_bytes() for path in folder.iterdir()} == before
+    export(model, folder, format, temperature=0.2, bias=None, overwrite=True)
+    assert build_model(Model(pretrained=str(folder))).initial_temperature == pytest.approx(0.2)
+
+
+def test_a_file_is_not_overwritten_and_an_old_format_gives_way(write_config, tmp_path):
+    model = build_model(Model(write_config()))
+    file = tmp_path / "model.safetensors"
+    file.write_text("mine")
+    with pytest.raises(ValueError, match=f"{file} exists already"):
+        export(model, file, "safetensors", temperature=0.1, bias=None)
+    assert file.read_text() == "mine"
+    export(model, file, "safetensors", temperature=0.1, bias=None, overwrite=True)
+    (tmp_path / "notes.txt").write_text("mine")
+    folder = export(model, tmp_path / "folder", "safetensors", temperature=0.1, bias=None)
+    (folder / "notes.txt").write_text("mine")
+    export(model, folder, "open_clip", temperature=0.2, bias=None, overwrite=True)
+    assert build_model(Model(pretrained=str(folder))).initial_temperature == pytest.approx(0.2)
+    assert (folder / "notes.txt").read_text() == "mine"

@@ -1,6 +1,7 @@
 """Mistakes in naming a model: one sentence with what is allowed and what to do, and never a hub's stack of errors."""
 
 import dataclasses
+import json
 import math
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 from fullbatch.config.model import Model
 from fullbatch.models.build import build_model, require_temperature
 from fullbatch.models.export import export
+from tests.training.small import TOWERS
 
 
 @pytest.mark.parametrize(
@@ -93,6 +95,37 @@ def test_configs_that_are_none(tmp_path, write_config):
         build_model(Model(str(broken)))
     with pytest.raises(ValueError, match=r"open_clip cannot build .*patch_sise"):
         build_model(Model(write_config({"patch_sise": 3})))
+
+
+@pytest.mark.parametrize(
+    ("vision", "text", "message"),
+    [
+        ({"patch_size": 0}, {}, "open_clip cannot build the model"),
+        ({}, "x", "text_cfg must map names to values, got 'x'"),
+        ([], {}, "vision_cfg must map names to values"),
+        ({"layers": 10**9}, {}, "vision_cfg has 1,000,000,000 layers"),
+        ({}, {"layers": 10**9}, "text_cfg has 1,000,000,000 layers"),
+        ({"width": 10**12}, {}, "open_clip cannot build the model"),
+        ({"head_width": 0}, {}, "open_clip cannot build the model"),
+        ({}, {"heads": 0}, "open_clip cannot build the model"),
+    ],
+)
+def test_configs_that_cannot_be(tmp_path, vision, text, message):
+    config = json.loads(json.dumps(TOWERS))
+    for tower, change in (("vision_cfg", vision), ("text_cfg", text)):
+        config[tower] = {**config[tower], **change} if isinstance(change, dict) else change
+    path = tmp_path / "odd.json"
+    path.write_text(json.dumps(config))
+    with pytest.raises(ValueError, match=message) as caught:
+        build_model(Model(str(path)))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_config_of_brackets(tmp_path):
+    path = tmp_path / "odd.json"
+    path.write_text("[" * 100_000)
+    with pytest.raises(ValueError, match=r"odd\.json is not JSON"):
+        build_model(Model(str(path)))
 
 
 def test_checkpoints_that_do_not_fit(tmp_path, write_config):

@@ -154,3 +154,13 @@ with JournalFile(Path({str(path)!r}))._alone():
     assert process.returncode == -signal.SIGKILL
     assert JournalStorage(JournalFile(path)).get_all_studies() == []
     append(path, 0, 1)
+
+
+@pytest.mark.parametrize("code", [99, -1, None, "x", [0]])
+def test_an_operation_of_an_unknown_kind(tmp_path, code):
+    path = tmp_path / "study.journal"
+    optuna.create_study(storage=open_storage(str(path)), study_name="study")
+    with path.open("a") as file:
+        file.write(json.dumps({"op_code": code, "worker_id": "w"}) + "\n")
+    with pytest.raises(ValueError, match=r"study\.journal is damaged, or of another version of Optuna"):
+        optuna.load_study(storage=open_storage(str(path)), study_name="study")

@@ -17,7 +17,6 @@ import torch
 
 import fullbatch.search.trial
 import fullbatch.training.trainer
-from fullbatch.comparison.execute import alone_in
 from fullbatch.comparison.processes import OUTPUT
 from fullbatch.config.optimization import Optimizer
 from fullbatch.config.training import Evaluation
@@ -26,6 +25,7 @@ from fullbatch.search.objective import parse_metrics
 from fullbatch.search.trial import FILE, CannotWork, Score, run_trial
 from fullbatch.training import checkpoint
 from fullbatch.training.interruption import Abandoned, Interrupted
+from fullbatch.training.run_folder import alone_in
 from tests.training.small import renamed, small_config
 
 MEAN = "mean(text_to_image_r1, image_to_text_r1)"
