@@ -13,6 +13,7 @@ from typing import TextIO
 import torch
 
 import fullbatch
+from fullbatch.config.shown import MessageFormatter, message, without_password
 from fullbatch.config.words import listed, nearest
 
 USAGE = """\
@@ -44,17 +45,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return the exit status; a user's mistake is one message, not a traceback."""
     from fullbatch.training.interruption import Interrupted
 
-    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    if arguments is None:
+        arguments = sys.argv[1:]
+        sys.argv[1:] = map(without_password, arguments)  # others write it down, such as Weights & Biases
+    arguments = list(arguments)
     terminal = logging.StreamHandler()
     terminal.setLevel(logging.WARNING)
-    logging.basicConfig(format="%(levelname)s: %(message)s", handlers=[terminal])
+    terminal.setFormatter(MessageFormatter("%(levelname)s: %(message)s"))
+    logging.basicConfig(handlers=[terminal])
     try:
         return _dispatch(arguments)
     except KeyboardInterrupt:
         print(f"fullbatch: stopped at once.{_kept(arguments)}", file=sys.stderr)
         return 130
     except Interrupted as stopped:
-        print(f"fullbatch: {stopped}", file=sys.stderr)
+        print(f"fullbatch: {message(stopped)}", file=sys.stderr)
         return stopped.exit_code
     except BrokenPipeError:  # `fullbatch recipes NAME | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -62,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (ValueError, OSError, torch.OutOfMemoryError) as error:
         if os.environ.get("FULLBATCH_TRACEBACK"):
             raise
-        print(f"fullbatch: {_advice(error)}", file=sys.stderr)
+        print(f"fullbatch: {message(_advice(error))}", file=sys.stderr)
         return 1
 
 

@@ -16,6 +16,7 @@ from typing import Any
 from fullbatch import distributed
 from fullbatch.assembly import Parts, assemble, fresh_objective, periods_of, pick_device, view_maker
 from fullbatch.config.run import RunConfig
+from fullbatch.config.shown import MessageFormatter
 from fullbatch.config.temperature import Constant
 from fullbatch.data.in_memory import InMemoryBatches
 from fullbatch.data.periods import Plans
@@ -264,7 +265,7 @@ def _written_to(path: Path | None, kept: MemoryHandler) -> Iterator[None]:
         yield
         return
     target = logging.FileHandler(path, encoding="utf-8")
-    target.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    target.setFormatter(MessageFormatter("%(asctime)s %(levelname)s %(message)s"))
     kept.setTarget(target)
     kept.flush()
     log.removeHandler(kept)

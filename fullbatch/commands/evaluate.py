@@ -79,6 +79,7 @@ def evaluate(arguments: list[str]) -> int:
     from fullbatch.evaluation.embed import Embedder
     from fullbatch.evaluation.tasks import check_tasks, run_tasks, tasks_of
     from fullbatch.results import print_measured
+    from fullbatch.training.display import print_line
     from fullbatch.training.run_folder import replace_text
 
     if options.templates is not None:
@@ -123,7 +124,8 @@ def evaluate(arguments: list[str]) -> int:
     if unwritten is not None:
         raise ValueError(f"The numbers above are in no file: {output} cannot be written ({unwritten}).")
     if output is not None:
-        console.print(f"\nwritten to {output}", markup=False, soft_wrap=True)
+        console.print()
+        print_line(console, f"written to {output}")
     return 1 if any(gap.kind == "failed" for gap in measured.gaps) else 0
 
 

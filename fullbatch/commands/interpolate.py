@@ -83,6 +83,7 @@ def interpolate(arguments: list[str]) -> int:
         write_curve,
     )
     from fullbatch.finetuning.verdict import check_tolerance
+    from fullbatch.training.display import print_line
 
     if options.templates is not None:
         check_templates(options.templates)
@@ -126,7 +127,7 @@ def interpolate(arguments: list[str]) -> int:
             write_curve(file, curve, ends.base, ends.tuned, ends.metric, ends.tolerance, written)
     if first:
         for line in _lines(curve, ends, output, written, file):
-            console.print(line, markup=False, soft_wrap=True)
+            print_line(console, line)
     return 0
 
 

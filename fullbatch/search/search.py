@@ -27,6 +27,7 @@ from typing import Any
 from optuna.exceptions import StorageInternalError
 
 from fullbatch.comparison.processes import OUTPUT, write_to
+from fullbatch.config.shown import without_password
 from fullbatch.config.tree import write_values
 from fullbatch.search.checks import check_search
 from fullbatch.search.crew import Crew, Desk, WorkersDie
@@ -36,7 +37,7 @@ from fullbatch.search.phases import NoWinner, owed, phases_of
 from fullbatch.search.plan import SearchPlan
 from fullbatch.search.progress import SearchDisplay
 from fullbatch.search.slots import Ended, PhaseName
-from fullbatch.search.storage import StorageAway, open_storage, without_password
+from fullbatch.search.storage import StorageAway, open_storage
 from fullbatch.search.study import keep_plan, kept_plan
 from fullbatch.search.summary import TRIALS, summarize, write_files
 from fullbatch.search.trial import CannotWork

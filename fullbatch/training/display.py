@@ -11,6 +11,8 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
+from fullbatch.config.shown import message
+
 LINE_EVERY = 10.0  # seconds
 
 
@@ -23,6 +25,11 @@ def words_of(line: dict[str, Any]) -> str:
     if "gpu_gib" in line:
         words.append(f"{line['gpu_gib']:.1f} GiB")
     return "  ".join(words)
+
+
+def print_line(console: Console, text: str, style: str | None = None) -> None:
+    """A line for the terminal, whatever it holds; it is not cut where the terminal ends."""
+    console.print(message(text), markup=False, soft_wrap=True, style=style)
 
 
 class Display:
@@ -40,7 +47,7 @@ class Display:
 
     def say(self, text: str) -> None:
         if self.first:
-            self.console.print(text, markup=False, soft_wrap=True)
+            print_line(self.console, text)
 
     @contextmanager
     def running(self, step: int, total: int, samples: int = 0) -> Iterator[None]:

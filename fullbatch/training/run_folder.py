@@ -27,6 +27,7 @@ from typing import Any
 import torch
 
 from fullbatch.config.run import RunConfig
+from fullbatch.config.shown import without_password
 from fullbatch.config.tree import from_dict, read_yaml, to_dict, write_yaml
 from fullbatch.training import checkpoint
 
@@ -122,7 +123,7 @@ def environment() -> dict[str, Any]:
             continue
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     return {
-        "command": sys.argv,
+        "command": [without_password(argument) for argument in sys.argv],
         "python": platform.python_version(),
         "system": platform.platform(),
         "cpus": os.cpu_count(),
