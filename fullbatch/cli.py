@@ -67,17 +67,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (ValueError, OSError, torch.OutOfMemoryError) as error:
         if os.environ.get("FULLBATCH_TRACEBACK"):
             raise
-        print(f"fullbatch: {message(_advice(error))}", file=sys.stderr)
+        print(f"fullbatch: {message(_advice(error, arguments))}", file=sys.stderr)
         return 1
 
 
-def _advice(error: Exception) -> str:
+def _advice(error: Exception, arguments: Sequence[str]) -> str:
     if isinstance(error, torch.OutOfMemoryError):
         first = str(error).split(".")[0]
         return f"{first}. The same gradient in less memory: --micro-batch (a divisor of a rank's share of the batch)."
     if isinstance(error, OSError) and error.filename and error.strerror:
         return f"{os.fsdecode(error.filename)}: {error.strerror}."
-    return str(error)
+    from fullbatch.flags import naming_flags
+
+    return naming_flags(str(error), *arguments[:1])
 
 
 def _kept(arguments: Sequence[str]) -> str:
@@ -110,7 +112,7 @@ def _dispatch(arguments: list[str]) -> int:
         case [] | ["-h" | "--help", *_]:
             print(USAGE, end="")
             return 0
-        case ["--version", *_]:
+        case ["-V" | "--version", *_]:
             print(f"fullbatch {fullbatch.__version__}")
             return 0
         case [name, *rest] if name in COMMANDS:

@@ -99,8 +99,9 @@ def check_same_run(before: RunConfig, now: RunConfig) -> None:
             was, wanted = getattr(getattr(before, group), name), getattr(getattr(now, group), name)
             changed = (was is None) != (wanted is None) if name == "ema" else was != wanted
             if changed:
+                flag = f"--{name.replace('_', '-')}"
                 raise ValueError(
-                    f"--resume cannot change {name} (it was {was!r}, now {wanted!r}): the checkpoint would mean "
+                    f"--resume cannot change {flag} (it was {was!r}, now {wanted!r}): the checkpoint would mean "
                     "something else. Start a new run, with --pretrained and an export of this one if you like."
                 )
 
