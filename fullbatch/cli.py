@@ -49,8 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments = sys.argv[1:]
         sys.argv[1:] = map(without_password, arguments)  # others write it down, such as Weights & Biases
     arguments = list(arguments)
-    terminal = logging.StreamHandler()
-    terminal.setLevel(logging.WARNING)
+    terminal = Terminal(logging.WARNING)
     terminal.setFormatter(MessageFormatter("%(levelname)s: %(message)s"))
     logging.basicConfig(handlers=[terminal])
     try:
@@ -69,6 +68,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         print(f"fullbatch: {message(_advice(error, arguments))}", file=sys.stderr)
         return 1
+
+
+class Terminal(logging.Handler):
+    """On stderr as it is when something is said: a progress bar puts itself in front of it, to stay below."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        print(self.format(record), file=sys.stderr)
 
 
 def _advice(error: Exception, arguments: Sequence[str]) -> str:

@@ -57,11 +57,13 @@ class Evaluated:
     is an average.
 
     seconds   of training so far
+    say       a line for the terminal, above the bar
     """
 
     parts: Parts
     measured: Measured
     seconds: float
+    say: Callable[[str], None] = lambda text: None
 
     @property
     def step(self) -> int:
@@ -157,6 +159,7 @@ def _train(
         config.data.workers,
         config.data.max_pixels,
         views=view_maker(config, parts.model),
+        watch=display.measured,
     )
 
     def evaluate(seconds: float) -> tuple[dict[str, Any], bool]:
@@ -164,7 +167,7 @@ def _train(
         with state.average.in_use() if state.average is not None else nullcontext():
             measured = run_tasks(tasks, embedder, config.evaluation.templates)
             if watch is not None:
-                said = distributed.together(lambda: watch(Evaluated(parts, measured, seconds)))
+                said = distributed.together(lambda: watch(Evaluated(parts, measured, seconds, display.say)))
                 ends = bool(distributed.from_first_rank(said))
         if first:
             replace_text(folder.results, json.dumps({"step": state.position.step, **measured.as_dict()}, indent=1))

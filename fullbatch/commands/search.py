@@ -81,7 +81,7 @@ def search(arguments: list[str]) -> int:
         raise ValueError("`fullbatch search` starts its own processes, one a trial; start it without torchrun.")
     options.check()
     _refuse(flags)
-    from fullbatch.search.search import Pace
+    from fullbatch.search.search import Pace, resume_command
     from fullbatch.search.search import search as run_search
     from fullbatch.search.tables import print_search
     from fullbatch.training.display import print_line
@@ -102,7 +102,7 @@ def search(arguments: list[str]) -> int:
     summary = run_search(plan, folder, storage, pace, tell)
     tell(summary)
     if summary["cost"]["trials_done"] < summary["cost"]["trials_owed"]:
-        way = f"go on with: fullbatch search --resume {shlex.quote(str(folder))}"
+        way = f"go on with: {resume_command(folder, options.jobs)}"
         print_line(console, way)
     elif summary["winner"] is not None:
         way = f"train it: fullbatch train --config {shlex.quote(str(folder / 'best.yaml'))}"

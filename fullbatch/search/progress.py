@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console, Group
@@ -17,6 +17,7 @@ from fullbatch.training.display import print_line
 
 NONE = "\u2013"  # an en dash for what is not known
 MOST_RUNNING = 8  # lines of trials under way
+Steps = Callable[[Any, int], str]  # phase and slot of a trial under way -> how far it is; empty: not known
 
 
 class SearchDisplay:
@@ -47,11 +48,11 @@ class SearchDisplay:
         self._told = {(phase["name"], trial["slot"]) for phase in summary["phases"] for trial in phase["trials"]}
         self._begun = {phase["name"] for phase in summary["phases"] if phase["trials"]}
 
-    def show(self, summary: Mapping[str, Any]) -> None:
+    def show(self, summary: Mapping[str, Any], steps: Steps = lambda phase, slot: "") -> None:
         for phase in summary["phases"]:
             self._tell(phase, summary)
         if self._live is not None:
-            self._live.update(live_view(summary), refresh=True)
+            self._live.update(live_view(summary, steps), refresh=True)
 
     def _tell(self, phase: Mapping[str, Any], summary: Mapping[str, Any]) -> None:
         name, trials = phase["name"], phase["trials"]
@@ -135,8 +136,8 @@ def duration(seconds: float) -> str:
 # the live lines
 
 
-def live_view(summary: Mapping[str, Any]) -> Group:
-    """A bar a phase, the trials under way, and what it cost."""
+def live_view(summary: Mapping[str, Any], steps: Steps = lambda phase, slot: "") -> Group:
+    """A bar a phase, the trials under way and how far they are, and what it cost."""
     bars = Table.grid(padding=(0, 2))
     lines: list[Text] = []
     for phase in summary["phases"]:
@@ -150,9 +151,9 @@ def live_view(summary: Mapping[str, Any]) -> Group:
             Text(message(best)),
         )
         for one in running[:MOST_RUNNING]:
-            lines.append(
-                Text(message(f"  {phase['name']} {one['slot']}: {one['label']}, {one['worker']}"), style="dim")
-            )
+            words = (one["label"], one["worker"], steps(phase["name"], one["slot"]))
+            line = f"  {phase['name']} {one['slot']}: {', '.join(word for word in words if word)}"
+            lines.append(Text(message(line), style="dim"))
         if len(running) > MOST_RUNNING:
             lines.append(Text(f"  and {len(running) - MOST_RUNNING} more", style="dim"))
     return Group(bars, *lines, Text(cost_and_left(summary["cost"])))
