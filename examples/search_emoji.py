@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import io
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -28,13 +29,16 @@ NAMES = (
 )  # fmt: skip
 
 
-def main() -> None:
+def parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("run", type=Path, help="a run folder")
     parser.add_argument("captions", nargs="*", default=list(NAMES))
     parser.add_argument("--output", type=Path, default=Path("emoji.png"))
-    options = parser.parse_args()
+    return parser.parse_intermixed_args(arguments)  # captions may come after --output
 
+
+def main() -> None:
+    options = parsed()
     model = load_trained(options.run).model
     embedder = Embedder(model, model.tokenize, model.image_size, torch.device("cpu"))
     pairs = embedder.pairs(SOURCE)

@@ -1,15 +1,18 @@
-"""fullbatch with any two towers: text pairs, in the shape of a sentence-transformers loss and a Hugging Face Trainer.
+"""fullbatch without pictures: text pairs, in the shape of a sentence-transformers loss and a Hugging Face Trainer.
 
     python examples/text_pairs.py                   # numbers in digits and in words, half a minute on a CPU
 
-``FullbatchLoss`` has the interface of a sentence-transformers loss: made around a model, called with the features of
-both columns.  ``compute_loss`` has the signature of ``transformers.Trainer.compute_loss``; in a Trainer subclass it is
-the one method to override.  Neither library is needed to run this.
+``FullbatchLoss`` has the interface of a sentence-transformers loss: made around a model that adds a
+"sentence_embedding" to the features of one column, called with the features of both columns and the data set's labels.
+Those must be the numbers of the rows, for methods that remember samples.  ``compute_loss`` has the signature of
+``transformers.Trainer.compute_loss``; in a Trainer subclass it is the one method to override.  Neither library is
+needed to run this.
 """
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -48,39 +51,32 @@ def features(texts: list[str]) -> dict[str, Tensor]:
     return {"input_ids": torch.tensor([b for row in rows for b in row]), "offsets": offsets}
 
 
-class TwoTowers(nn.Module):
-    """One small encoder for digits, one for words; a transformer pair would look the same from outside."""
+class Encoder(nn.Module):
+    """Of both columns; a SentenceTransformer looks the same from outside."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.towers = nn.ModuleList(
-            nn.ModuleDict(
-                {
-                    "bag": nn.EmbeddingBag(BUCKETS, 128, mode="sum"),
-                    "head": nn.Sequential(nn.Linear(128, 256), nn.GELU(), nn.Linear(256, width)),
-                }
-            )
-            for _ in range(2)
-        )
+        self.bag = nn.EmbeddingBag(BUCKETS, 128, mode="sum")
+        self.head = nn.Sequential(nn.Linear(128, 256), nn.GELU(), nn.Linear(256, width))
 
-    def forward(self, sentence_features: list[dict[str, Tensor]]) -> list[Tensor]:
-        embeddings = []
-        for tower, given in zip(self.towers, sentence_features, strict=True):
-            assert isinstance(tower, nn.ModuleDict)
-            embeddings.append(tower["head"](tower["bag"](given["input_ids"], given["offsets"])))
-        return embeddings
+    def forward(self, features: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {**features, "sentence_embedding": self.head(self.bag(features["input_ids"], features["offsets"]))}
+
+
+def embedded(model: nn.Module, features: dict[str, Tensor]) -> Tensor:
+    return normalize(model(features)["sentence_embedding"], dim=-1)
 
 
 class FullbatchLoss(nn.Module):
-    """A sentence-transformers style loss: ``loss(sentence_features, labels)``, here the labels are the sample ids."""
+    """A loss for sentence-transformers: ``loss(sentence_features, labels)``, where the labels are the samples' ids."""
 
     def __init__(self, model: nn.Module, method: str, **settings: Any) -> None:
         super().__init__()
         self.model = model
         self.objective = fb.make_objective(method, **settings)
 
-    def forward(self, sentence_features: list[dict[str, Tensor]], labels: Tensor) -> Tensor:
-        first, second = (normalize(e, dim=-1) for e in self.model(sentence_features))
+    def forward(self, sentence_features: Iterable[dict[str, Tensor]], labels: Tensor) -> Tensor:
+        first, second = (embedded(self.model, features) for features in sentence_features)
         loss: Tensor = self.objective(first, second, labels).loss
         return loss
 
@@ -88,11 +84,17 @@ class FullbatchLoss(nn.Module):
 class PairTrainer:
     """The part of ``transformers.Trainer`` that matters here."""
 
-    def __init__(self, model: TwoTowers, loss: FullbatchLoss, lr: float) -> None:
+    def __init__(self, model: Encoder, loss: FullbatchLoss, lr: float) -> None:
         self.model, self.loss = model, loss
         self.optimizer = torch.optim.AdamW(loss.parameters(), lr=lr)  # towers and temperature alike
 
-    def compute_loss(self, model: nn.Module, inputs: dict[str, Any], return_outputs: bool = False) -> Any:
+    def compute_loss(
+        self,
+        model: nn.Module,
+        inputs: dict[str, Any],
+        return_outputs: bool = False,
+        num_items_in_batch: Tensor | int | None = None,
+    ) -> Any:
         loss = self.loss(inputs["sentence_features"], inputs["labels"])
         return (loss, {}) if return_outputs else loss
 
@@ -111,9 +113,9 @@ def collate(numbers: Tensor, ids: Tensor) -> dict[str, Any]:
 
 
 @torch.no_grad()
-def retrieval(model: TwoTowers, numbers: Tensor) -> float:
+def retrieval(model: Encoder, numbers: Tensor) -> float:
     inputs = collate(numbers, torch.arange(len(numbers)))
-    digits, words = (normalize(e, dim=-1) for e in model(inputs["sentence_features"]))
+    digits, words = (embedded(model, features) for features in inputs["sentence_features"])
     return float(((digits @ words.T).argmax(1) == torch.arange(len(numbers))).float().mean())
 
 
@@ -126,7 +128,7 @@ def main() -> None:
     torch.manual_seed(0)
     numbers = torch.randperm(10_000)
     train, test = numbers[:8000], numbers[8000:8500]
-    model = TwoTowers(width=64)
+    model = Encoder(width=64)
     settings = {"width": 64, "num_samples": len(train)}
     trainer = PairTrainer(model, FullbatchLoss(model, args.method, **settings), lr=2e-3)
     print(f"before: {retrieval(model, test):.1%} of 500 unseen numbers find their words (chance 0.2%)")

@@ -1,6 +1,10 @@
 """fullbatch: contrastive training in which small batches reach full-batch quality."""
 
+import os
 from typing import TYPE_CHECKING, Any
+
+# OpenMP reads it when torch is imported.  Threads that spin while they wait take a core from whoever works beside them.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 from fullbatch.config import (
     Amortized,
@@ -75,6 +79,10 @@ __all__ = [
     "settings_of",
     "train",
 ]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
 
 
 def __getattr__(name: str) -> Any:

@@ -117,10 +117,13 @@ def make_batches(config: RunConfig, model: TwoTowers, device: torch.device) -> B
     made = distributed.together(lambda: open_pool(config.data) if leader else None)
     pool, order = distributed.together(lambda: made or open_pool(config.data))
     if order.epoch_size < batch_size:
-        more = "more data" if config.data.data_share == 1.0 else f"more than --data-share {config.data.data_share:g}"
+        share, whole = config.data.data_share, config.data.data_share == 1.0
+        if order.epoch_size < 2:
+            more = "name more --data" if whole else f"take more than --data-share {share:g}"
+            raise ValueError(f"An epoch has one sample, and a batch needs two at least; {more}.")
         raise ValueError(
-            f"--batch-size {batch_size} is more than the {order.epoch_size} samples of an epoch; "
-            f"use at most {order.epoch_size}, or {more}."
+            f"--batch-size {batch_size} is more than the {order.epoch_size} samples of an epoch; use at most "
+            f"{order.epoch_size}, or {'more data' if whole else f'more than --data-share {share:g}'}."
         )
     order = replace(order, seed=config.training.seed)
     if config.data.in_memory:

@@ -17,6 +17,7 @@ from typing import TextIO
 import torch
 
 import fullbatch
+from fullbatch.config.shown import MessageFormatter, message, without_password
 from fullbatch.config.words import listed, nearest
 
 USAGE = """\
@@ -48,10 +49,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return the exit status; a user's mistake is one message, not a traceback."""
     from fullbatch.training.interruption import Interrupted
 
-    arguments = list(sys.argv[1:] if arguments is None else arguments)
-    terminal = logging.StreamHandler()
-    terminal.setLevel(logging.WARNING)
-    logging.basicConfig(format="%(levelname)s: %(message)s", handlers=[terminal])
+    if arguments is None:
+        arguments = sys.argv[1:]
+        sys.argv[1:] = map(without_password, arguments)  # others write it down, such as Weights & Biases
+    arguments = list(arguments)
+    terminal = Terminal(logging.WARNING)
+    terminal.setFormatter(MessageFormatter("%(levelname)s: %(message)s"))
+    logging.basicConfig(handlers=[terminal])
     try:
         with _ended_by_sigterm():
             return _dispatch(arguments)
@@ -60,7 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"fullbatch: stopped at once{by}.{_kept(arguments)}", file=sys.stderr)
         return 128 + (signal.SIGTERM if by else signal.SIGINT)
     except Interrupted as stopped:
-        print(f"fullbatch: {stopped}", file=sys.stderr)
+        print(f"fullbatch: {message(stopped)}", file=sys.stderr)
         return stopped.exit_code
     except BrokenPipeError:  # `fullbatch recipes NAME | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -68,8 +72,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (ValueError, OSError, torch.OutOfMemoryError) as error:
         if os.environ.get("FULLBATCH_TRACEBACK"):
             raise
-        print(f"fullbatch: {_advice(error)}", file=sys.stderr)
+        print(f"fullbatch: {message(_advice(error, arguments))}", file=sys.stderr)
         return 1
+
+
+class Terminal(logging.Handler):
+    """On stderr as it is when something is said: a progress bar puts itself in front of it, to stay below."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        print(self.format(record), file=sys.stderr)
 
 
 class _Terminated(KeyboardInterrupt):
@@ -97,13 +108,15 @@ def _ended_by_sigterm() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _advice(error: Exception) -> str:
+def _advice(error: Exception, arguments: Sequence[str]) -> str:
     if isinstance(error, torch.OutOfMemoryError):
         first = str(error).split(".")[0]
         return f"{first}. The same gradient in less memory: --micro-batch (a divisor of a rank's share of the batch)."
     if isinstance(error, OSError) and error.filename and error.strerror:
         return f"{os.fsdecode(error.filename)}: {error.strerror}."
-    return str(error)
+    from fullbatch.flags import naming_flags
+
+    return naming_flags(str(error), *arguments[:1])
 
 
 def _kept(arguments: Sequence[str]) -> str:
@@ -136,7 +149,7 @@ def _dispatch(arguments: list[str]) -> int:
         case [] | ["-h" | "--help", *_]:
             print(USAGE, end="")
             return 0
-        case ["--version", *_]:
+        case ["-V" | "--version", *_]:
             print(f"fullbatch {fullbatch.__version__}")
             return 0
         case [name, *rest] if name in COMMANDS:

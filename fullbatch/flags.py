@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, get_type_hints
 
 import tyro
 
+from fullbatch.config.data import Source
 from fullbatch.config.method import PARTS
 from fullbatch.config.methods import METHODS, NORMALIZERS, PAIRWISE, TEMPERATURES
 from fullbatch.config.optimization import OPTIMIZERS
@@ -109,6 +110,41 @@ def config_from_flags(
     changed = {name: value for name, value in settings.items() if value != before[name] or name in named}
     values["objective"]["settings"] = {**base.objective.settings, **changed}
     return from_dict(RunConfig, values)
+
+
+def naming_flags(text: str, command: str = "") -> str:
+    """A message of the config's own checks in the words of ``fullbatch COMMAND``: in Python they speak of fields.
+
+    >>> naming_flags("Training.graphs must be left out with micro_batch, got True.")
+    '--graphs must be left out with --micro-batch, got True.'
+    >>> naming_flags("RobustGlobal.rho must be a number, got None."), naming_flags("Search.jobs must be 1.", "search")
+    ('--settings.rho must be a number, got None.', '--jobs must be 1.')
+    """
+    of_field = _flag_of_field()
+    of_name = {name.split(".")[1]: flag for name, flag in reversed(of_field.items())}
+
+    def owned(found: re.Match[str]) -> str:
+        own = found[1] == command.capitalize()
+        return f"--{found[2].replace('_', '-')}" if own else of_field.get(found[0], found[0])
+
+    told = re.sub(r"\b([A-Z]\w+)\.([a-z]\w*)", owned, text)
+    if told == text:
+        return text
+    siblings = r"(?<![\w./'\"`=-])[a-z]+(_[a-z]+)+\b|(?<=`)[a-z_]+(?=`)"  # other fields, as they stand in a sentence
+    return re.sub(siblings, lambda found: of_name.get(found[0], found[0]), told)
+
+
+def _flag_of_field() -> dict[str, str]:
+    """How ``Class.field`` is given on the command line."""
+    kinds: list[tuple[Any, str]] = [(type(group), "--") for group in vars(RunConfig()).values()]
+    kinds += [(kind, "--settings.") for kinds in PARTS.values() for kind in kinds if dataclasses.is_dataclass(kind)]
+    found = {
+        f"{kind.__name__}.{field.name}": lead + field.name.replace("_", "-")
+        for kind, lead in [*kinds, (Source, "?")]
+        for field in dataclasses.fields(kind)
+    }
+    del found["Objective.settings"]
+    return found
 
 
 def _refuse_repeated(base: RunConfig, given: Sequence[str]) -> None:

@@ -7,13 +7,16 @@ from typing import Any
 
 from rich.console import Console
 
+from fullbatch.config.shown import plain
 from fullbatch.run import Trained
+from fullbatch.training.display import print_line
 
 
 def print_results(trained: Trained, console: Console) -> None:
     print_measured(trained.results, console)
     print_cost(trained.results.get("cost", {}), console)
-    _say(console, f"\nrun folder: {trained.folder}")
+    console.print()
+    print_line(console, f"run folder: {trained.folder}")
 
 
 def print_measured(measured: Mapping[str, Any], console: Console) -> None:
@@ -23,14 +26,14 @@ def print_measured(measured: Mapping[str, Any], console: Console) -> None:
         _print_table(results, console)
     for result in results:
         for note in result.get("notes", ()):
-            _say(console, f"note: {result['task']}: {note}")
+            print_line(console, f"note: {result['task']}: {note}")
     _print_gaps(measured.get("gaps", []), console)
     averages = measured.get("averages", [])
     if averages:
         width = max(len(average["name"]) for average in averages)
-        _say(console, "")
+        console.print()
         for average in averages:
-            _say(console, f"{average['name']:{width}}  {average['text']}")
+            print_line(console, f"{average['name']:{width}}  {average['text']}")
     for result in results:
         if result["examples"]:
             _print_examples(result, console)
@@ -44,7 +47,8 @@ def print_cost(cost: Mapping[str, Any], console: Console) -> None:
         return
     parts = [f"{stage['stage']} {_duration(stage['seconds'])}" for stage in stages]
     hours = sum(stage["device_hours"] for stage in stages)
-    _say(console, f"\ncost: {', '.join(parts)}; {hours:.3g} device-hours")
+    console.print()
+    print_line(console, f"cost: {', '.join(parts)}; {hours:.3g} device-hours")
 
 
 def _duration(seconds: float) -> str:
@@ -62,17 +66,18 @@ def _duration(seconds: float) -> str:
 def _print_gaps(gaps: list[dict[str, str]], console: Console) -> None:
     for gap in gaps:
         if gap["kind"] == "failed":
-            _say(console, f"FAILED: {gap['task']}: {gap['reason']}")
+            print_line(console, f"FAILED: {gap['task']}: {gap['reason']}")
     missing = [gap["task"] for gap in gaps if gap["kind"] == "missing"]
     if missing:
-        _say(console, f"missing, {len(missing)} tasks: {', '.join(missing)}")
+        print_line(console, f"missing, {len(missing)} tasks: {', '.join(missing)}")
 
 
 def _print_examples(result: Mapping[str, Any], console: Console) -> None:
-    _say(console, f"\nThe nearest captions to some images of {result['task']}")
+    console.print()
+    print_line(console, f"The nearest captions to some images of {result['task']}")
     for example in result["examples"]:
-        said = f"{example['caption']} (rank {example['rank']} of {result['size']:,})"
-        _say(console, f"  {said}:  {' | '.join(example['nearest'])}")
+        said = f"{plain(example['caption'])} (rank {example['rank']} of {result['size']:,})"
+        print_line(console, f"  {said}:  {' | '.join(map(plain, example['nearest']))}")
 
 
 def _print_table(results: list[dict[str, Any]], console: Console) -> None:
@@ -85,8 +90,4 @@ def _print_table(results: list[dict[str, Any]], console: Console) -> None:
         rows.append((result["task"], result["main"], *numbers))
     broad = max(9, *(len(row[1]) for row in rows))
     for task, metric, value, chance, ratio, among in rows:
-        _say(console, f"{task:{width}}  {metric:{broad}}  {value:>6}  {chance:>7}  {ratio:>7}  {among:>7}")
-
-
-def _say(console: Console, line: str) -> None:
-    console.print(line, markup=False, soft_wrap=True)
+        print_line(console, f"{task:{width}}  {metric:{broad}}  {value:>6}  {chance:>7}  {ratio:>7}  {among:>7}")

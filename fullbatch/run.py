@@ -16,6 +16,7 @@ from typing import Any
 from fullbatch import distributed
 from fullbatch.assembly import Parts, assemble, fresh_objective, periods_of, pick_device, view_maker
 from fullbatch.config.run import RunConfig
+from fullbatch.config.shown import MessageFormatter
 from fullbatch.config.temperature import Constant
 from fullbatch.data.in_memory import InMemoryBatches
 from fullbatch.data.periods import Plans
@@ -57,11 +58,13 @@ class Evaluated:
     is an average.
 
     seconds   of training so far
+    say       a line for the terminal, above the bar
     """
 
     parts: Parts
     measured: Measured
     seconds: float
+    say: Callable[[str], None] = lambda text: None
 
     @property
     def step(self) -> int:
@@ -176,6 +179,7 @@ def _train(
         config.data.workers,
         config.data.max_pixels,
         views=view_maker(config, parts.model),
+        watch=display.measured,
     )
 
     def evaluate(seconds: float) -> tuple[dict[str, Any], bool]:
@@ -183,7 +187,7 @@ def _train(
         with state.average.in_use() if state.average is not None else nullcontext():
             measured = run_tasks(tasks, embedder, config.evaluation.templates)
             if watch is not None:
-                said = distributed.together(lambda: watch(Evaluated(parts, measured, seconds)))
+                said = distributed.together(lambda: watch(Evaluated(parts, measured, seconds, display.say)))
                 ends = bool(distributed.from_first_rank(said))
         if first:
             replace_text(folder.results, json.dumps({"step": state.position.step, **measured.as_dict()}, indent=1))
@@ -285,7 +289,7 @@ def _written_to(path: Path | None, kept: MemoryHandler) -> Iterator[None]:
         return
     target = logging.FileHandler(path, encoding="utf-8")
     target.handleError = lambda record: None  # type: ignore[method-assign]  # a full disk stops the run elsewhere
-    target.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    target.setFormatter(MessageFormatter("%(asctime)s %(levelname)s %(message)s"))
     kept.setTarget(target)
     kept.flush()
     log.removeHandler(kept)

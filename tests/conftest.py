@@ -2,6 +2,7 @@ import os
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # before any hub client is imported: no test waits for a network
 os.environ["OMP_NUM_THREADS"] = "1"  # of processes that tests start: threads that wait for each other starve two tests
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as fullbatch sets it, which comes after torch here
 
 import pytest
 import torch

@@ -67,7 +67,8 @@ def test_without_a_command_the_usage_is_shown(capsys):
         status, out, _ = answer(capsys, *arguments)
         assert status == 0 and out.startswith("usage: fullbatch COMMAND")
         assert {"train", "export", "recipes"} <= set(out.split())
-    assert answer(capsys, "--version")[:2] == (0, f"fullbatch {__version__}\n")
+    for flag in ("--version", "-V"):
+        assert answer(capsys, flag)[:2] == (0, f"fullbatch {__version__}\n")
 
 
 def test_help_shows_groups_and_defaults(capsys):
@@ -147,27 +148,24 @@ def test_a_single_value_stands_for_a_list(tmp_path):
         ("optimizer: {lrr: 1}", "Unknown key 'lrr' in optimizer; did you mean 'lr'?"),
         ("objective: {settings: {rhoo: 1}}", "'neuclip' has no setting 'rhoo'; did you mean 'rho'?"),
         ("objective: {method: neuclp}", "Unknown method 'neuclp'; did you mean 'neuclip'?"),
-        (
-            "objective: {normalizer: moving}",
-            "Objective.normalizer must be one of none, batch_mean, batch_and_queue, moving_average",
-        ),
+        ("objective: {normalizer: moving}", "--normalizer must be one of none, batch_mean,"),
         ("optimizer: {lr: fast}", "optimizer.lr must be a number, got 'fast'."),
         ("optimizer: {lr: true}", "optimizer.lr must be a number, got True."),
         ("training: {epochs: 2.5}", "training.epochs must be a whole number, got 2.5."),
         ("training: {epochs: true}", "training.epochs must be a whole number, got True."),
         ("training: {samples: many}", "training.samples must be a whole number, got 'many'."),
         ("training: {compile: 1}", "training.compile must be true or false, got 1."),
-        ("training: {precision: fp64}", "Training.precision must be one of 'fp32', 'bf16', 'fp16', got 'fp64'."),
+        ("training: {precision: fp64}", "--precision must be one of 'fp32', 'bf16', 'fp16', got 'fp64'."),
         ("model: {model: [a]}", "model.model must be text, got ['a']."),
         ("data: {crop: [0.5, x]}", "data.crop must be a number, got 'x'."),
-        ("data: {crop: 0.5}", "Data.crop must be two shares of the area"),
+        ("data: {crop: 0.5}", "--crop must be two shares of the area"),
         ("training: 5", "training must map names to values, got 5."),
         ("objective: 5", "objective must map names to values, got 5."),
         ("objective: {settings: 5}", "Objective.settings must map names to values, got 5."),
         ("objective: {settings: {rho: x}}", "rho must be a number or None, got 'x'."),
         ("- a\n- b", "must map names to values, got list."),
         ("optimizer: {lr: 1", "cannot be read: while parsing a flow mapping"),
-        ("schedule: {warmup_steps: 1, warmup_epochs: 1}", "warmup_epochs must be None where warmup_steps is given"),
+        ("schedule: {warmup_steps: 1, warmup_epochs: 1}", "--warmup-epochs must be None where --warmup-steps is given"),
     ],
 )
 def test_mistakes_in_yaml(text, message, tmp_path, capsys):
@@ -261,6 +259,7 @@ def place(tmp_path_factory):
     write_csv(folder / "pairs.csv", [(name, f"picture {i}") for i, name in enumerate(names)])
     write_csv(folder / "columns.csv", [(name, "x") for name in names], columns=("img_url", "words"))
     write_csv(folder / "empty.csv", [])
+    write_csv(folder / "one.csv", [(names[0], "the only one")])
     write_csv(folder / "missing.csv", [(f"nowhere/{i}.jpg", "x") for i in range(20)])
     write_coco(folder / "coco.json", {})
     (folder / "notes.txt").write_text("hello")
@@ -290,7 +289,8 @@ WORDS = {  # what is typed, and what the one message must say
     "train --config {place}": "The config file {place} cannot be read: [Errno 21] Is a directory",
     "train --recipe emojy": "There is no recipe 'emojy'; did you mean 'emoji'?",
     "train --method neuclp": "Unknown method 'neuclp'; did you mean 'neuclip'?",
-    "train --normalizer moving": "Objective.normalizer must be one of",
+    "train --method clip": "Unknown method 'clip'; did you mean 'openclip'?",
+    "train --normalizer moving": "--normalizer must be one of",
     "train --resume {place}/bare": "{place}/bare is not a run folder: there is no config.yaml in it.",
     "train --resume {place}/bare --recipe emoji": "leave --recipe and --config out",
     "export {place}/bare {place}/out": "{place}/bare is neither a run folder with a good checkpoint nor a checkpoint.",
@@ -334,9 +334,9 @@ STARTS = {
     "--data {place}/columns.csv": "Its columns are 'img_url', 'words'; say which with PATH?image=COLUMN&captions=",
     "--data {place}/pairs.csv?captions=titel": "has no column 'titel'; did you mean 'title'?",
     "--data {place}/pairs.csv?caption=title": "has no option 'caption'; did you mean 'captions'?",
-    "--data {place}/pairs.csv?weight=-1": "Source.weight must be a positive number, got -1.0",
+    "--data {place}/pairs.csv?weight=-1": "?weight must be a positive number, got -1.0",
     "--data {place}/pairs.csv?weight=x": "weight must be a positive number, got 'x'",
-    "--data {place}/pairs.csv?kind=cvs": "Source.kind must be one of",
+    "--data {place}/pairs.csv?kind=cvs": "?kind must be one of",
     "--data {place}/empty.csv": "{place}/empty.csv' holds no sample",
     "--data {place}/missing.csv": "could not be read",
     "--data {place}/coco.json": "has no image with a caption",
@@ -345,34 +345,41 @@ STARTS = {
     "--data {place}/shard.tar::{place}/pairs.csv": "mixes csv and tar sources",
     "--data s3://bucket/a.tar": "is not local",
     "--data emoji?split=trian": "has no split 'trian'; did you mean 'train'?",
-    "--batch-size 25": "--batch-size 25 is more than the 24 samples of an epoch",
-    "--workers -1": "Data.workers must be a whole number of at least 0, got -1.",
-    "--max-bad 2": "Data.max_bad must lie in [0, 1], got 2.0.",
+    "--batch-size 25": "--batch-size 25 is more than the 24 samples of an epoch; use at most 24, or more data.",
+    "--data {place}/one.csv": "An epoch has one sample, and a batch needs two at least; name more --data.",
+    "--data-share 0.05": "An epoch has one sample, and a batch needs two at least; take more than --data-share 0.05.",
+    "--workers -1": "--workers must be a whole number of at least 0, got -1.",
+    "--max-bad 2": "--max-bad must lie in [0, 1], got 2.0.",
     # model
     "--model ViT-B-23": "did you mean 'ViT-B-32'?",
     "--model {place}/absent.json": "{place}/absent.json cannot be read",
     "--model {place}/no_json.json": "{place}/no_json.json",
     "--model ViT-B-32 --pretrained openia": "did you mean 'openai'?",
     "--pretrained {place}/weights.pt": "{place}/weights.pt cannot be read as a checkpoint",
-    "--embed-dim 64": "Model.embed_dim must be left out",
-    "--image-tower resnet50": "Model.text_tower must be given too",
-    "--unlocked-image-groups 1": "must be 0 without lock_image",
+    "--embed-dim 64": "--embed-dim must be left out",
+    "--image-tower resnet50": "--text-tower must be given too",
+    "--unlocked-image-groups 1": "must be 0 without --lock-image",
     # training
-    "--min-lr 1.0": "Schedule.min_lr must not exceed Optimizer.lr, got 1.0 > 0.001.",
+    "--min-lr 1.0": "--min-lr must not exceed --lr, got 1.0 > 0.001.",
     "--warmup-steps 100": "a warm-up of 100 steps and a cool-down of 0 do not fit into a run of 4 steps",
-    "--cooldown-steps 1": "Schedule.min_lr must be positive where there is a cool-down",
-    "--batch-size 1": "Training.batch_size must be a whole number of at least 2, got 1.",
-    "--samples 0": "Training.samples must be a whole number of at least 1, got 0.",
-    "--ema 1.0": "Training.ema must lie in (0, 1), got 1.0.",
-    "--lr -1": "Optimizer.lr must be a positive number, got -1.0.",
+    "--cooldown-steps 1": "--min-lr must be positive where there is a cool-down",
+    "--batch-size 1": "--batch-size must be a whole number of at least 2, got 1.",
+    "--samples 0": "--samples must be a whole number of at least 1, got 0.",
+    "--ema 1.0": "--ema must lie in (0, 1), got 1.0.",
+    "--graphs --micro-batch 4": "--graphs must be left out with --micro-batch, got True.",
+    "--warmup-steps 1 --warmup-epochs 1": "--warmup-epochs must be None where --warmup-steps is given",
+    "--recovery-batch 12": "--recovery-batch must be a multiple of --batch-size (8), got 12.",
+    "--view-crop 0.5 1": "--view-crop and the other settings of views belong to a model with a --view-tower",
+    "--settings.restart-every -1": "--settings.restart-every must be",
+    "--lr -1": "--lr must be a positive number, got -1.0.",
     "--settings.temperature 0": "temperature must be a number in (0, 10], got 0.0",
     "--precision fp16 --device cpu": "--precision fp16 needs a GPU; on a CPU use fp32 or bf16.",
     # evaluation and the run folder
     "--evaluate retreival:{place}/pairs.csv": "name tasks as retrieval:SOURCE or zero_shot:SOURCE",
     "--evaluate zero_shot:{place}/absent.csv": "There is no '{place}/absent.csv'",
     "--templates nothing": "each with {{}} for the class name",
-    "--name a/b": "RunFolder.name must be a plain folder name",
-    "--keep 0": "RunFolder.keep must be a whole number of at least 1, got 0.",
+    "--name a/b": "--name must be a plain folder name",
+    "--keep 0": "--keep must be a whole number of at least 1, got 0.",
 }
 
 
@@ -434,7 +441,7 @@ def test_other_settings_than_the_checkpoints(run_folder, tmp_path, capsys):
     copy = shutil.copytree(run_folder, tmp_path / "copy")
     before = (copy / "config.yaml").read_text()
     status, _, err = answer(capsys, "train", "--resume", str(copy), "--method", "sogclr")
-    assert status == 1 and "--resume cannot change method (it was 'neuclip', now 'sogclr')" in err
+    assert status == 1 and "--resume cannot change --method (it was 'neuclip', now 'sogclr')" in err
     assert (copy / "config.yaml").read_text() == before
     assert answer(capsys, "train", "--resume", str(copy), "--samples", "40")[0] == 0
 

@@ -1,6 +1,9 @@
 """The examples, the README's code and its commands work as they stand."""
 
+import importlib.util
+import inspect
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -35,6 +38,45 @@ def test_own_loop_over_two_ranks():
     assert out.count("fastclip_v3, batch 16: R@1") == 1
 
 
+def example(name):
+    spec = importlib.util.spec_from_file_location(name, ROOT / "examples" / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_command_of_the_emoji_example_is_understood(monkeypatch):
+    module = example("search_emoji")
+    (command,) = re.findall(r"python examples/search_emoji.py (.*)", module.__doc__)
+    options = module.parsed(shlex.split(command))
+    assert options.captions == ["red apple", "birthday cake", "umbrella with rain drops"]
+    assert (str(options.run), str(options.output)) == ("runs/demo", "emoji.png")
+
+
+def test_text_pairs_have_the_shape_of_a_sentence_transformers_loss():
+    """A model takes one column's features and adds "sentence_embedding"; a loss takes a list of columns and labels."""
+    module = example("text_pairs")
+
+    class Encoder(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = torch.nn.Linear(3, 4)
+
+        def forward(self, features):
+            return {**features, "sentence_embedding": self.layer(features["x"])}
+
+    model = Encoder()
+    loss = module.FullbatchLoss(model, "sogclr", width=4, num_samples=9)
+    columns = [{"x": torch.randn(5, 3)} for _ in range(2)]
+    loss(columns, torch.arange(5)).backward()
+    assert model.layer.weight.grad.abs().sum() > 0 and list(inspect.signature(loss.forward).parameters) == [
+        "sentence_features", "labels",
+    ]  # fmt: skip
+    transformers = pytest.importorskip("transformers")
+    theirs = inspect.signature(transformers.Trainer.compute_loss).parameters
+    assert list(inspect.signature(module.PairTrainer.compute_loss).parameters) == list(theirs)
+
+
 @pytest.mark.slow
 def test_text_pairs_learn():
     out = run("examples/text_pairs.py", "--steps", "400")
@@ -56,7 +98,7 @@ def test_python_of_the_training_page():
 @pytest.mark.slow
 def test_emoji_are_found_in_a_picture(tmp_path):
     run("-m", "fullbatch", "train", "--samples", "128", "--runs", str(tmp_path), "--name", "demo", "--quiet")
-    out = run("examples/search_emoji.py", str(tmp_path / "demo"), "red apple", "--output", str(tmp_path / "out.png"))
+    out = run("examples/search_emoji.py", str(tmp_path / "demo"), "--output", str(tmp_path / "out.png"), "red apple")
     assert "wrote" in out
     assert (tmp_path / "out.png").stat().st_size > 1000
 

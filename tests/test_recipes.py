@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fullbatch.cli import main
-from fullbatch.commands.train import train_config
+from fullbatch.commands.train import Command, train_config
 from fullbatch.config.methods import METHODS
 from fullbatch.models.build import build_model
 from fullbatch.objective.objective import Objective
@@ -54,6 +54,14 @@ def test_the_recipes_are_these():
     assert set(RECIPES) == set(PAIRS)
     assert DEFAULT_RECIPE in RECIPES
     assert train_config([])[0] == config_of(DEFAULT_RECIPE)
+
+
+@pytest.mark.parametrize(("cores", "workers"), [(2, 2), (64, 6)])
+def test_a_recipe_starts_no_more_data_workers_than_there_are_cores(monkeypatch, cores, workers):
+    monkeypatch.setattr("fullbatch.recipes.cores", lambda: cores)
+    tuning = Command("finetune", recipe="tuneclip")
+    assert train_config([], command=tuning)[0].data.workers == workers
+    assert train_config(["--workers", "5"], command=tuning)[0].data.workers == 5, "but as many as the user wants"
 
 
 @pytest.mark.parametrize("name", RECIPES)

@@ -1,6 +1,9 @@
 """The shape of the house: imports go one way, one room talks to torch.distributed, names are public in one place."""
 
 import ast
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -48,6 +51,30 @@ def test_public_names_are_declared_once():
     for path in FILES:
         if path != ROOT / "__init__.py":
             assert "__all__" not in path.read_text(), path
+
+
+@pytest.mark.parametrize(("given", "wanted"), [(None, "PASSIVE"), ("ACTIVE", "ACTIVE")])
+def test_threads_wait_without_spinning_unless_the_user_wants_it(given, wanted):
+    """Of the wait policy counts what stands in the environment when torch is imported; data workers inherit it."""
+    tell = """
+import os, sys
+class Tell:
+    def find_spec(self, name, *others):
+        if name == "torch":
+            print(os.environ.get("OMP_WAIT_POLICY"))
+            sys.exit()
+sys.meta_path.insert(0, Tell())
+import fullbatch.__main__
+"""
+    environment = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
+    environment |= {} if given is None else {"OMP_WAIT_POLICY": given}
+    told = subprocess.run([sys.executable, "-c", tell], env=environment, capture_output=True, text=True, check=True)
+    assert told.stdout.strip() == wanted
+    assert os.environ["OMP_WAIT_POLICY"] == "PASSIVE", "here in the tests too"
+
+
+def test_only_public_names_are_shown():
+    assert dir(fb) == sorted(fb.__all__) and {"train", "finetune"} <= set(dir(fb))
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda f: str(f.relative_to(ROOT)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -43,15 +44,16 @@ def audit(arguments: list[str]) -> int:
     from rich.console import Console
 
     from fullbatch.audit import Options, audit_run
+    from fullbatch.training.display import print_line
 
     first = int(os.environ.get("RANK", "0")) == 0
     console = Console(highlight=False)
     chosen = {name: value for name, value in vars(options).items() if name != "run"}
-    found = audit_run(options.run, Options(**chosen), console.print if first else lambda text: None)
+    found = audit_run(options.run, Options(**chosen), partial(print_line, console) if first else lambda text: None)
     if first:
         console.print("\nmean squared error of the log-normalizers, and bias (estimate - exact)")
         for line in (*_lines(found), "", *_notes(found)):
-            console.print(line, markup=False, soft_wrap=True)
+            print_line(console, line)
     return 0
 
 

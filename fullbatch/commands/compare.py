@@ -78,6 +78,7 @@ def compare(arguments: list[str]) -> int:
     from fullbatch.comparison.plan import plan_from
     from fullbatch.comparison.race import Pace, planned_in, race
     from fullbatch.comparison.tables import print_comparison
+    from fullbatch.training.display import print_line
 
     pace = Pace(options.jobs, options.quiet, options.stop_after, options.retry_failed)
     if options.resume is not None:
@@ -93,10 +94,11 @@ def compare(arguments: list[str]) -> int:
         from fullbatch.report.page import write_page
 
         write_page([folder], folder / "report.html")
-    console.print(f"\ncomparison folder: {folder}", markup=False, soft_wrap=True)
+    console.print()
+    print_line(console, f"comparison folder: {folder}")
     left = [run for run in summary["runs"] if run["status"] == "open"]
     if left:
-        console.print(f"go on with: fullbatch compare --resume {folder}", markup=False, soft_wrap=True)
+        print_line(console, f"go on with: fullbatch compare --resume {folder}")
     return 1 if any(run["status"] == "failed" for run in summary["runs"]) else 0
 
 

@@ -77,8 +77,10 @@ def evaluate(arguments: list[str]) -> int:
     from fullbatch.config.training import check_templates
     from fullbatch.evaluation.cache import EmbeddingCache
     from fullbatch.evaluation.embed import Embedder
+    from fullbatch.evaluation.result import Result
     from fullbatch.evaluation.tasks import check_tasks, run_tasks, tasks_of
     from fullbatch.results import print_measured
+    from fullbatch.training.display import Display, print_line
     from fullbatch.training.run_folder import replace_text
 
     if options.templates is not None:
@@ -92,6 +94,7 @@ def evaluate(arguments: list[str]) -> int:
             raise ValueError("--tasks says what to measure, such as retrieval:pairs.csv or imagenet:FOLDER.")
         distributed.together(lambda: check_tasks(tasks))
         first, output = world.rank == 0, options.output or opened.output
+        display = Display(first, quiet=False)
         distributed.together(lambda: _check_output(output) if first and output is not None else None)
         precision = options.precision or ("fp32" if config is None else config.training.precision)
         pick_device(RunConfig.of(device=options.device, precision=precision))
@@ -99,16 +102,25 @@ def evaluate(arguments: list[str]) -> int:
         model = opened.model.to(device).eval()
         cache = distributed.together(lambda: EmbeddingCache.of(options.cache, model, precision, device.type))
         embedder = Embedder(
-            model, model.tokenize, model.image_size, device, precision, options.batch_size, options.workers, cache=cache
+            model,
+            model.tokenize,
+            model.image_size,
+            device,
+            precision,
+            options.batch_size,
+            options.workers,
+            cache=cache,
+            watch=display.measured,
         )
         console = Console(highlight=False)
         started = time.perf_counter()
 
         def say(answer: Result | Gap) -> None:
-            if first and len(tasks) + sum(task.startswith("datacomp:") for task in tasks) > 1:
-                _progress(answer, time.perf_counter() - started)
+            if isinstance(answer, Result) and len(tasks) + sum(task.startswith("datacomp:") for task in tasks) > 1:
+                display.say(_progress(answer, time.perf_counter() - started))
 
-        measured = run_tasks(tasks, embedder, templates, go_on=True, say=say)
+        with display.bars():
+            measured = run_tasks(tasks, embedder, templates, go_on=True, say=say)
     if not first:
         return 0
     said = {**opened.name, "precision": precision, **measured.as_dict()}
@@ -123,7 +135,8 @@ def evaluate(arguments: list[str]) -> int:
     if unwritten is not None:
         raise ValueError(f"The numbers above are in no file: {output} cannot be written ({unwritten}).")
     if output is not None:
-        console.print(f"\nwritten to {output}", markup=False, soft_wrap=True)
+        console.print()
+        print_line(console, f"written to {output}")
     return 1 if any(gap.kind == "failed" for gap in measured.gaps) else 0
 
 
@@ -165,13 +178,8 @@ def _check_output(output: Path) -> None:
         raise ValueError(f"{output} cannot be written ({error}); name another file with --output.") from None
 
 
-def _progress(answer: Result | Gap, seconds: float) -> None:
-    import sys
-
-    from fullbatch.evaluation.result import Result
-
-    if isinstance(answer, Result):
-        print(f"{seconds:7.0f} s  {answer.task}  {answer.main} {answer.value:.1%}", file=sys.stderr, flush=True)
+def _progress(answer: Result, seconds: float) -> str:
+    return f"{seconds:7.0f} s  {answer.task}  {answer.main} {answer.value:.1%}"
 
 
 def _open(options: _Evaluate) -> _Opened:

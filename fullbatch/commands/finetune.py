@@ -11,6 +11,7 @@ from rich.console import Console
 
 from fullbatch.commands.train import Command, train_config
 from fullbatch.results import print_cost
+from fullbatch.training.display import print_line
 
 if TYPE_CHECKING:
     from fullbatch.finetuning.finetune import Finetuned
@@ -68,7 +69,7 @@ def print_finetuned(tuned: Finetuned, console: Console) -> None:
     """Epoch by epoch, task by task, what it cost, and what to do now."""
 
     def say(line: str = "") -> None:
-        console.print(line, markup=False, soft_wrap=True)
+        print_line(console, line)
 
     run, record = tuned.trained.folder, tuned.record
     for line in (*epoch_lines(record), "", *change_lines(record)):
@@ -94,7 +95,8 @@ def print_finetuned(tuned: Finetuned, console: Console) -> None:
     say("Measure it on other tasks, or write it for open_clip or transformers, with")
     say(f"  fullbatch evaluate {tuned.model} --tasks TASK ...")
     say(f"  fullbatch export {tuned.model} FOLDER --format open_clip")
-    say(f"\nrun folder: {run}")
+    say()
+    say(f"run folder: {run}")
 
 
 def why_kept(record: Record) -> str:

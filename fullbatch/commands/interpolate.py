@@ -83,6 +83,7 @@ def interpolate(arguments: list[str]) -> int:
         write_curve,
     )
     from fullbatch.finetuning.verdict import check_tolerance
+    from fullbatch.training.display import Display, print_line
 
     if options.templates is not None:
         check_templates(options.templates)
@@ -105,14 +106,16 @@ def interpolate(arguments: list[str]) -> int:
         between = Between(*opened)
         model = between.model.to(device).eval()
         size, pixels = model.image_size, ends.config.data.max_pixels
-        embedder = Embedder(model, model.tokenize, size, device, precision, options.batch_size, options.workers, pixels)
+        display = Display(first, quiet=False)
+        read = (options.batch_size, options.workers, pixels)
+        embedder = Embedder(model, model.tokenize, size, device, precision, *read, watch=display.measured)
 
         def say(point: Point) -> None:
-            if first:
-                _progress(point, len(alphas))
+            display.say(f"alpha {point.alpha:g}: {'none' if point.score is None else f'{point.score:.2%}'}")
 
         templates = options.templates or evaluation.templates
-        curve = measure_curve(between, alphas, embedder, tasks, templates, ends.metric, ends.tolerance, say)
+        with display.bars():
+            curve = measure_curve(between, alphas, embedder, tasks, templates, ends.metric, ends.tolerance, say)
         written: str | None = None
         if output is not None and curve.best.alpha > 0.0:
             best, folder = between.at(curve.best.alpha), output
@@ -126,7 +129,7 @@ def interpolate(arguments: list[str]) -> int:
             write_curve(file, curve, ends.base, ends.tuned, ends.metric, ends.tolerance, written)
     if first:
         for line in _lines(curve, ends, output, written, file):
-            console.print(line, markup=False, soft_wrap=True)
+            print_line(console, line)
     return 0
 
 
@@ -167,13 +170,6 @@ def _ends(options: _Interpolate) -> _Ends:
         )
     metric, allowed = options.metric or record.metric, record.tolerance if tolerance is None else tolerance
     return _Ends(str(run / BASE), str(run / TUNED), Folder(run).read_config(), metric, allowed, run)
-
-
-def _progress(point: Point, count: int) -> None:
-    import sys
-
-    score = "none" if point.score is None else f"{point.score:.2%}"
-    print(f"alpha {point.alpha:g}: {score}", file=sys.stderr, flush=True)
 
 
 def _lines(curve: Curve, ends: _Ends, output: Path | None, written: str | None, file: Path | None) -> list[str]:

@@ -81,9 +81,10 @@ def search(arguments: list[str]) -> int:
         raise ValueError("`fullbatch search` starts its own processes, one a trial; start it without torchrun.")
     options.check()
     _refuse(flags)
-    from fullbatch.search.search import Pace
+    from fullbatch.search.search import Pace, resume_command
     from fullbatch.search.search import search as run_search
     from fullbatch.search.tables import print_search
+    from fullbatch.training.display import print_line
 
     plan, folder, storage = _found(options, flags)
     pace = Pace(options.jobs, options.quiet, options.stop_after, options.lost_after)
@@ -95,16 +96,17 @@ def search(arguments: list[str]) -> int:
             from fullbatch.report.page import write_page
 
             write_page([folder], folder / "report.html")
-        console.print(f"\nsearch folder: {folder}", markup=False, soft_wrap=True)
+        console.print()
+        print_line(console, f"search folder: {folder}")
 
     summary = run_search(plan, folder, storage, pace, tell)
     tell(summary)
     if summary["cost"]["trials_done"] < summary["cost"]["trials_owed"]:
-        way = f"go on with: fullbatch search --resume {shlex.quote(str(folder))}"
-        console.print(way, markup=False, soft_wrap=True)
+        way = f"go on with: {resume_command(folder, options.jobs)}"
+        print_line(console, way)
     elif summary["winner"] is not None:
         way = f"train it: fullbatch train --config {shlex.quote(str(folder / 'best.yaml'))}"
-        console.print(way, markup=False, soft_wrap=True)
+        print_line(console, way)
     return 0
 
 

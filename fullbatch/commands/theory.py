@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -42,13 +43,14 @@ def theory(arguments: list[str]) -> int:
     from fullbatch.report.page import fitting
     from fullbatch.report.theory_page import theory_page
     from fullbatch.theory.study import PARTS, numbers, quick, study, whole
+    from fullbatch.training.display import print_line
     from fullbatch.training.run_folder import replace_text
 
     extent = (quick if options.quick else whole)(options.seeds, options.batch_size)
     options.output.mkdir(parents=True, exist_ok=True)
     progress = Console(stderr=True, highlight=False)
     parts = PARTS if options.part == "all" else (options.part,)
-    done = study(parts, extent, lambda text: progress.print(text, markup=False, soft_wrap=True))
+    done = study(parts, extent, partial(print_line, progress))
     replace_text(options.output / NUMBERS, json.dumps(numbers(done), indent=1, allow_nan=False) + "\n")
     replace_text(options.output / PAGE, fitting(theory_page(done)))
     for line in _lines(done):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -90,15 +90,60 @@ def _without(arguments: Sequence[str], flags: tuple[str, ...]) -> list[str]:
     return kept
 
 
+def holding_out(config: RunConfig, say: Callable[[str], None] = lambda text: None) -> RunConfig:
+    """Where all data is the user's own and nothing says what to measure on: train on a part of it, measure on the rest.
+
+    Not where a source has too few pictures for that, or a great many, nor where less than a batch would be left.
+    """
+    sources = config.data.sources
+    own = all(source.path not in BUILTIN and source.part == "all" for source in sources)
+    if config.evaluation.evaluate is not None or config.model.view_tower is not None or not own:
+        return config
+    from fullbatch.data import share
+    from fullbatch.data.sources import open_source
+
+    data, tasks, left = [], [], 0
+    for source in sources:
+        whole = open_source(source)
+        if len(whole) > share.LARGE:
+            return config
+        trained, held = share.parts_of(whole)
+        left += len(trained)
+        data.append(str(replace(source, part="train") if len(held) else source))
+        if len(held):
+            tasks.append(f"retrieval:{replace(source, part='held_out', weight=1.0)}")
+            say(f"{len(held):,} of {len(held.whole):,} pictures of {source} are kept out of training, to measure on")
+    if not tasks or left < config.training.batch_size:
+        return config
+    held_out = replace(config.evaluation, evaluate=tuple(tasks))
+    return replace(config, data=replace(config.data, data=tuple(data)), evaluation=held_out)
+
+
 def train(arguments: list[str]) -> int:
     config, resume = train_config(arguments)
     from fullbatch import run
     from fullbatch.finetuning.record import FILE
     from fullbatch.results import print_results
+    from fullbatch.training.display import Display, print_line
 
     if resume is not None and (Path(resume) / FILE).is_file():
         raise ValueError(f"{resume} fine-tunes a model; go on with `fullbatch finetune --resume {resume}`.")
+    first = int(os.environ.get("RANK", "0")) == 0
+    if resume is None:
+        said: list[str] = []
+        split = holding_out(config, said.append)
+        for line in said if split != config else ():
+            Display(first, quiet=True).say(f"{line}; --evaluate names other tasks, or none")
+        config = split
     trained = run.train(config, resume)
-    if int(os.environ.get("RANK", "0")) == 0:
-        print_results(trained, Console(highlight=False))
+    if first:
+        console = Console(highlight=False)
+        print_results(trained, console)
+        for line in (
+            "Measure it on other tasks, look at it, or write it for open_clip or transformers, with",
+            f"  fullbatch evaluate {trained.folder} --tasks TASK ...",
+            f"  fullbatch report {trained.folder}",
+            f"  fullbatch export {trained.folder} FOLDER --format open_clip",
+        ):
+            print_line(console, line)
     return 0

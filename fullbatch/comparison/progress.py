@@ -14,7 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 
 from fullbatch.comparison.execute import Outcome, outcome_of
 from fullbatch.comparison.workers import Job
-from fullbatch.training.display import words_of
+from fullbatch.training.display import print_line, words_of
 from fullbatch.training.run_folder import Folder
 
 LOOK_EVERY = 1.0  # seconds
@@ -63,7 +63,7 @@ class Progression:
         if self._progress is not None:
             task = self._progress.add_task(job.name, total=self.steps[job.name], words="starting")
         else:
-            self._say(f"{job.name}: {'going on' if Folder(job.folder).config.is_file() else 'started'}")
+            print_line(self.console, f"{job.name}: {'going on' if Folder(job.folder).config.is_file() else 'started'}")
         self._under_way[job.name] = (job, task)
 
     def ended(self, job: Job, outcome: Outcome) -> None:
@@ -75,7 +75,7 @@ class Progression:
             self._progress.remove_task(task)
             if outcome.status != "open":
                 self._done_steps += self.steps[job.name]
-        self._say(f"{job.name}: {text}  [{self.ended_count} of {self.count}]")
+        print_line(self.console, f"{job.name}: {text}  [{self.ended_count} of {self.count}]")
 
     def tick(self) -> None:
         if self._progress is None or time.monotonic() - self._looked < LOOK_EVERY:
@@ -88,9 +88,6 @@ class Progression:
                 together += line["step"]
                 self._progress.update(task, completed=line["step"], words=words_of(line))
         self._progress.update(self._all, completed=together)
-
-    def _say(self, text: str) -> None:
-        self.console.print(text, markup=False, soft_wrap=True)
 
 
 def last_line(path: Path) -> dict[str, Any] | None:

@@ -12,6 +12,7 @@ from fullbatch.comparison.metrics import more_is_better, named_numbers
 from fullbatch.comparison.plan import Plan, PlannedRun
 from fullbatch.comparison.statistics import Spread, match, paired
 from fullbatch.comparison.workers import Job
+from fullbatch.config.shown import cell
 from fullbatch.training.run_folder import Folder, read_lines
 
 Cells = dict[tuple[str, int, str], dict[int, float]]  # (row, batch size, metric) -> seed -> value
@@ -114,5 +115,6 @@ def write_csv(summary: Mapping[str, Any], path: Path) -> None:
     with path.open("w", encoding="utf-8", newline="") as file:
         table = csv.writer(file)
         table.writerow(names)
-        for cell in summary["table"]:
-            table.writerow([*(cell[name] for name in names[:-1]), " ".join(map(str, cell["values"]))])
+        for row in summary["table"]:
+            texts = [cell(row[name]) for name in names[:-1]]
+            table.writerow([*texts, " ".join(map(str, row["values"]))])

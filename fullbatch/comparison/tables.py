@@ -9,6 +9,7 @@ from rich.console import Console
 
 from fullbatch.comparison.metrics import is_share
 from fullbatch.comparison.statistics import Spread
+from fullbatch.training.display import print_line
 
 
 def print_comparison(summary: Mapping[str, Any], console: Console) -> None:
@@ -18,12 +19,12 @@ def print_comparison(summary: Mapping[str, Any], console: Console) -> None:
     if any(run["status"] == "done" for run in runs):
         _print_costs(runs, console)
     for found in summary["matches"]:
-        console.print(found["text"], markup=False, soft_wrap=True)
+        print_line(console, found["text"])
     for status, words in (("failed", "failed"), ("open", "not run to its end")):
         for run in runs:
             if run["status"] == status:
                 reason = f": {run['error']}" if run["error"] else ""
-                console.print(f"{run['name']} {words}{reason}", markup=False, soft_wrap=True)
+                print_line(console, f"{run['name']} {words}{reason}")
 
 
 def _main_metrics(summary: Mapping[str, Any]) -> list[str]:
@@ -83,10 +84,10 @@ def _print_costs(runs: Sequence[Mapping[str, Any]], console: Console) -> None:
 def _print_columns(title: str, rows: Sequence[Sequence[str]], console: Console) -> None:
     """Plain columns: nothing is cut, however narrow the terminal."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    console.print(title, style="bold", markup=False, soft_wrap=True)
+    print_line(console, title, "bold")
     for first, *others in rows:
         cells = [f"{text:>{width}}" for text, width in zip(others, widths[1:], strict=True)]
-        console.print("  ".join([f"{first:{widths[0]}}", *cells]).rstrip(), markup=False, soft_wrap=True)
+        print_line(console, "  ".join([f"{first:{widths[0]}}", *cells]).rstrip())
     console.print()
 
 

@@ -27,6 +27,7 @@ class Source:
               folder an image lies in, "none" is no captions, for training on two views
     root      the folder that relative image paths start from; "" is the folder of the file itself
     split     the part of a built-in or Hugging Face set
+    part      "held_out": every tenth picture, up to 1,000, the same ones in every run; "train": all others
     """
 
     path: str
@@ -36,10 +37,12 @@ class Source:
     captions: tuple[str, ...] = ()
     root: str = ""
     split: str = "train"
+    part: Literal["all", "train", "held_out"] = "all"
 
     def __post_init__(self) -> None:
         require(isinstance(self.path, str) and bool(self.path), self, "path", "name a file, folder, pattern or set")
         require_choice(self, "kind", _KINDS)
+        require_choice(self, "part", ("all", "train", "held_out"))
         require_positive(self, "weight")
 
     @classmethod

@@ -117,11 +117,13 @@ TEMPERATURES: Mapping[str, type] = MappingProxyType(
 )
 
 AXES = (*PARTS, "negatives")
+_ELSEWHERE = {"clip": "openclip", "infonce": "openclip", "nt_xent": "simclr"}  # what others call a method
 
 
 def named_method(name: object) -> Method:
     if not isinstance(name, str) or name not in METHODS:
-        raise ValueError(f"Unknown method {name!r}{nearest(name, METHODS)} The methods are {listed(METHODS)}.")
+        known = _ELSEWHERE.get(str(name).lower(), name)
+        raise ValueError(f"Unknown method {name!r}{nearest(known, METHODS)} The methods are {listed(METHODS)}.")
     return METHODS[name]
 
 

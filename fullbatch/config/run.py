@@ -58,7 +58,7 @@ class RunConfig:
         normalizer = self.objective.build().normalizer
         if isinstance(normalizer, Rolling) and normalizer.prototypes < batch:
             raise ValueError(
-                f"The setting prototypes must be at least batch_size ({batch}) for prototypes that roll, got "
+                f"Rolling.prototypes must be at least batch_size ({batch}) for prototypes that roll, got "
                 f"{normalizer.prototypes}."
             )
         self._check_views()
@@ -70,8 +70,11 @@ class RunConfig:
                 value, default = getattr(self.data, field), getattr(Data(), field)
                 if value != default:
                     raise ValueError(f"Data.{field} must be left out for two views, got {value!r}; use {view}.")
-        elif self.views != Views() and self.model.pretrained is None:
-            raise ValueError("Settings of views, such as view_crop, belong to a model with a view_tower; set it too.")
+        changed = [name for name, value in vars(self.views).items() if value != getattr(Views(), name)]
+        if changed and self.model.view_tower is None and self.model.pretrained is None:
+            raise ValueError(
+                f"Views.{changed[0]} and the other settings of views belong to a model with a view_tower; set it too."
+            )
 
     @classmethod
     def of(cls, **settings: Any) -> RunConfig:

@@ -82,7 +82,8 @@ class Evaluation:
     evaluate         tasks: "retrieval:SOURCE", "zero_shot:SOURCE" (its captions are the class names),
                      "imagenet:FOLDER", "wds:FOLDER" (CLIP_benchmark's layout), "datacomp:ROOT" (its 38 sets);
                      of image encoders "views:SOURCE", "corrupted_views:SOURCE", "knn:TRAIN|TEST", "linear:TRAIN|TEST";
-                     None: the tasks of the built-in set when training on it, else none
+                     None: the tasks of the built-in set when training on it; of `fullbatch train` on other data:
+                     retrieval on a part that it holds out; else none
     evaluate_every   epochs between evaluations; 0: only at the end
     evaluations      how many of them in the run, evenly spaced and the last at its end, instead of epochs between them
     evaluate_start   measure before the first step too: what pretrained weights are worth

@@ -5,13 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+from fullbatch.config.shown import plain
+
 
 class BadSample(Exception):
     """A sample that cannot be used; the loader skips it, counts it, logs it and takes another in its place."""
 
     def __init__(self, name: str, reason: str) -> None:
-        super().__init__(f"{name}: {reason}")
-        self.name, self.reason = name, reason
+        self.name, self.reason = plain(name), plain(reason)
+        super().__init__(f"{self.name}: {self.reason}")
 
     def __reduce__(self) -> tuple[type[BadSample], tuple[str, str]]:
         return type(self), (self.name, self.reason)

@@ -14,6 +14,7 @@ from fullbatch.data.builtin import BUILTIN, builtin_path
 from fullbatch.data.folders import CocoCaptions, ImageFolder
 from fullbatch.data.huggingface import HuggingFaceSet
 from fullbatch.data.sample import Samples
+from fullbatch.data.share import part_of
 from fullbatch.data.tables import CsvTable, ParquetTable
 from fullbatch.data.tar_index import TAR_ENDINGS
 from fullbatch.data.tar_shards import TarShards
@@ -25,6 +26,10 @@ _MOST_PATHS = 1_000_000
 
 def open_source(source: Source) -> Samples:
     """The samples of a source; ValueError where it cannot be opened, with what to do about it."""
+    return part_of(_opened(source), source.part)
+
+
+def _opened(source: Source) -> Samples:
     if source.kind == "builtin" or (source.kind == "auto" and source.path in BUILTIN):
         path = builtin_path(source.path, source.split)
         return TarShards([path], source.image, source.captions, f"{source.path}/{source.split}")

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fullbatch.config.words import nearest
 from fullbatch.data.reading import (
@@ -117,6 +118,10 @@ class ByPicture:
         for index in range(len(table)):
             rows.setdefault(table.picture(index) or index, []).append(index)
         self._rows = list(rows.values())
+
+    def rows_of(self, pictures: Iterable[int]) -> NDArray[np.int64]:
+        """Where the table names these."""
+        return np.array([row for picture in pictures for row in self._rows[picture]], np.int64)
 
     def __len__(self) -> int:
         return len(self._rows)

@@ -73,7 +73,8 @@ class Tables:
 @dataclass(frozen=True)
 class Embedder:
     """How to embed: the model (as wrapped for training), its input, the device; ``cache`` keeps what ``images`` and
-    ``captions`` give, for a model that does not change."""
+    ``captions`` give, for a model that does not change.  ``watch`` is told where a pass stands: the source, batches
+    done, and all of them."""
 
     model: nn.Module
     tokenize: Callable[[list[str]], Tensor]
@@ -85,6 +86,7 @@ class Embedder:
     max_pixels: int = 50_000_000
     cache: EmbeddingCache | None = None
     views: ViewMaker | None = None  # what stands in for captions, where one encoder sees two views of each image
+    watch: Callable[[str, int, int], None] = lambda source, done, total: None
 
     def pairs(self, source: Source) -> Pairs:
         """Every sample of a source with its first caption, on every rank; bad samples are named in the log."""
@@ -176,12 +178,14 @@ class Embedder:
         parts: list[tuple[Tensor, ...]] = []
         captions: dict[int, tuple[str, ...]] = {}
         bad: list[str] = []
+        self.watch(str(source), 0, len(batches))
         with _evaluating(self.model):
-            for batch in load(batches, range(len(batches)), self.workers, self.device):
+            for number, batch in enumerate(load(batches, range(len(batches)), self.workers, self.device), start=1):
                 ids.append(batch.ids)
                 parts.append(tuple(part[: len(batch.ids)] for part in rows(self._present(batch, tokenize))))
                 captions.update(zip(batch.ids.tolist(), batch.every_caption, strict=True))
                 bad += [str(error) for error in batch.bad]
+                self.watch(str(source), number, len(batches))
         said: dict[int, tuple[str, ...]] = {}
         left_out: list[str] = []
         for theirs, broken in distributed.gather_objects((captions, bad)):

@@ -58,10 +58,6 @@ def finetune(
     tasks = config.evaluation.evaluate or ()
     with distributed.ranks(pick_device(config)) as world, ExitStack() as held:
         first = world.rank == 0
-
-        def say(text: str) -> None:
-            Display(first, config.run.quiet).say(text)  # anew: a progress bar puts itself in front of stderr
-
         if metric is not None:
             check_metric(metric, tasks)
         distributed.together(lambda: check_tasks(tasks))
@@ -83,12 +79,12 @@ def finetune(
             found = distributed.together(lambda: _resumed(folder, metric, tolerance) if first else None)
             record = distributed.from_first_rank(found)
         if not (config.recovery.recovery_epochs or config.recovery.recovery_steps):
-            say("no recovery: the optimizer starts cold")
+            Display(first, config.run.quiet).say("no recovery: the optimizer starts cold")
         with _swept(folder, first):
             if resume is None:
                 distributed.together(lambda: _write_base(config, folder, record) if first else None)
             config = replace(config, model=starting_from(config.model, folder.path / BASE))
-            keeper = Keeper(folder, config, record, say)
+            keeper = Keeper(folder, config, record)
             trained = train(config, resume, keeper, command="finetune")
         ended = keeper.record.verdict()
         if first:

@@ -27,8 +27,8 @@ log = logging.getLogger("fullbatch")
 class Keeper:
     """Called after each evaluation, on every rank, while the model holds the weights that were measured."""
 
-    def __init__(self, folder: Folder, config: RunConfig, record: Record, say: Callable[[str], None]) -> None:
-        self.folder, self.config, self.record, self.say = folder, config, record, say
+    def __init__(self, folder: Folder, config: RunConfig, record: Record) -> None:
+        self.folder, self.config, self.record = folder, config, record
         self.first = distributed.world().rank == 0
 
     def __call__(self, seen: Evaluated) -> bool:
@@ -49,7 +49,7 @@ class Keeper:
             self.record = replace(self.record, chances=chances)
         if self.first:
             write_record(self.folder.path, self.record)
-        self._announce(epoch, best)
+        self._announce(epoch, best, seen.say)
         return False
 
     def _keep_weights(self, parts: Parts, epoch: Epoch) -> None:
@@ -71,14 +71,14 @@ class Keeper:
 
         replace_folder(self.folder.path / TUNED, write)
 
-    def _announce(self, epoch: Epoch, best: bool) -> None:
+    def _announce(self, epoch: Epoch, best: bool, say: Callable[[str], None]) -> None:
         if epoch.score is None:
             log.warning("step %d has no score: a task that the base was measured on gave no number", epoch.step)
             return
         score = f"{self.record.metric} {epoch.score:.2%}"
         if epoch.epoch == 0:
-            self.say(f"base: {score}")
+            say(f"base: {score}")
             return
         base = self.record.base
         change = "" if base is None or base.score is None else f" ({100 * (epoch.score - base.score):+.2f} points)"
-        self.say(f"epoch {epoch.epoch:g}: {score}{change}{', the best epoch so far' if best else ''}")
+        say(f"epoch {epoch.epoch:g}: {score}{change}{', the best epoch so far' if best else ''}")

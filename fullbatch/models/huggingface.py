@@ -253,6 +253,26 @@ def _write_tokenizer(model: TwoTowers, folder: Path) -> None:
     words = {"bos_token": begin, "eos_token": end, "unk_token": end, "pad_token": end}
     _write_json(folder / "tokenizer_config.json", {**settings, **words})
     _write_json(folder / "special_tokens_map.json", words)
+    _clean_alike(folder, settings | words)
+
+
+def _clean_alike(folder: Path, settings: dict[str, Any]) -> None:
+    """CLIPTokenizer takes captions as they are; ours is open_clip's, which straightens quotes, takes ligatures and wide
+    letters apart and reads entities first.  A tokenizer.json can say all that."""
+    from ftfy.chardata import LIGATURES, WIDTH_MAP
+    from tokenizers import Regex, normalizers
+    from transformers import CLIPTokenizerFast
+
+    backend = CLIPTokenizerFast.from_pretrained(folder).backend_tokenizer
+    entities = (("&amp;", "&"), ("&lt;", "<"), ("&gt;", ">"), ("&quot;", '"'), ("&#39;", "'"))
+    letters = [(chr(code), text) for code, text in (*LIGATURES.items(), *WIDTH_MAP.items())]
+    quotes = ((Regex("[\u02bc\u2018-\u201b]"), "'"), (Regex("[\u201c-\u201f]"), '"'))
+    replaced: list[tuple[Any, str]] = [*entities, *letters, *quotes]
+    cleaned = [normalizers.Replace(was, now) for was, now in replaced]
+    backend.normalizer = normalizers.Sequence([*cleaned, backend.normalizer])
+    backend.save(str(folder / "tokenizer.json"))
+    inputs = {"model_input_names": ["input_ids", "attention_mask"]}
+    _write_json(folder / "tokenizer_config.json", {**settings, **inputs, "tokenizer_class": "PreTrainedTokenizerFast"})
 
 
 def _write_json(path: Path, value: object) -> None:

@@ -5,6 +5,7 @@ Those in this folder are of runs, for `fullbatch train`; those in search/ are pl
 
 from __future__ import annotations
 
+import os
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -54,7 +55,16 @@ def recipe_summary(name: str) -> str:
 
 
 def recipe_values(name: str) -> dict[str, Any]:
-    return read_yaml(_path(name))
+    """With no more data workers than there are cores here: a recipe names those of the machine it is written for."""
+    values = read_yaml(_path(name))
+    if "workers" in values.get("data", {}):
+        values["data"]["workers"] = min(values["data"]["workers"], cores())
+    return values
+
+
+def cores() -> int:
+    """That this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def search_recipe(name: str) -> dict[str, Any]:

@@ -9,10 +9,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fullbatch.config.run import RunConfig
+from fullbatch.config.shown import plain, without_password
 from fullbatch.config.tree import to_dict
 from fullbatch.report.collect import Record, RunData
 from fullbatch.report.curves import Chart
-from fullbatch.report.markup import Child, Html, joined, node, plain
+from fullbatch.report.markup import Child, Html, joined, node
 from fullbatch.report.pictures import Pictures
 from fullbatch.report.wording import counted, metric_name, setting_text, task_name
 
@@ -206,7 +207,9 @@ def environment_table(environment: Record) -> Html:
     rows: list[tuple[Child, Child]] = []
     for name, value in environment.items():
         if name == "command" and isinstance(value, list):
-            rows.append(("command", node("code", plain(shlex.join(map(str, value)), 1000))))
+            rows.append(
+                ("command", node("code", plain(shlex.join(without_password(str(part)) for part in value), 1000)))
+            )
         elif isinstance(value, Mapping):
             said = ", ".join(f"{package} {version}" for package, version in value.items())
             rows.append((plain(name, 60), plain(said, 1000)))

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from fullbatch.config.shown import plain
 from fullbatch.report.blocks import Section, table
 from fullbatch.report.collect import Record, RunData, records_of
-from fullbatch.report.markup import Child, Html, plain
+from fullbatch.report.markup import Child, Html
 from fullbatch.report.wording import NOTHING, counted, duration, is_number
 
 _WORDS = {"recovery": "recovery (frozen weights)"}

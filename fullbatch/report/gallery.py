@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from fullbatch.config.shown import plain
 from fullbatch.report.blocks import Section, folded, gaps_of, notice
 from fullbatch.report.grids import Answer, Grid, Query, without_repeats
-from fullbatch.report.markup import Child, Html, joined, node, plain, quoted
+from fullbatch.report.markup import Child, Html, joined, node, quoted
 from fullbatch.report.pictures import Pictures
 from fullbatch.report.samples import Embedded
 from fullbatch.report.suspects import KINDS, MOST, Kind, Suspect, Suspects

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import html
 import json
-import unicodedata
 from collections.abc import Iterable
 from typing import Any
 
-MAX_TEXT = 300  # characters of any text that others wrote: captions, names, log lines
-_KEPT_FORMAT = "\u200c\u200d"  # joiners, which emoji and some scripts need; other format characters turn text around
+from fullbatch.config.shown import MAX_TEXT, plain
+
 _EMPTY = frozenset(("img", "meta", "br", "input"))
 
 
@@ -51,23 +50,6 @@ def joined(*children: Child) -> Html:
         else:
             pieces.append(joined(*child))
     return Html("".join(pieces))
-
-
-def plain(text: object, length: int = MAX_TEXT) -> str:
-    """One line of somebody else's text: cut, without control characters and those that reverse what follows."""
-    raw = str(text)
-    kept = []
-    for letter in raw[: 4 * length]:
-        kind = unicodedata.category(letter)
-        if kind in ("Cc", "Zl", "Zp"):
-            kept.append(" ")
-        elif kind == "Cs":
-            kept.append("\ufffd")  # half a character, which UTF-8 cannot hold
-        elif kind != "Cf" or letter in _KEPT_FORMAT:
-            kept.append(letter)
-    line = " ".join("".join(kept).split())
-    cut = len(line) > length or len(raw) > 4 * length
-    return line[: length - 1].rstrip() + "…" if cut else line
 
 
 def quoted(text: object, length: int = MAX_TEXT) -> Html:

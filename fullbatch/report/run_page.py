@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from fullbatch.config.shown import plain
 from fullbatch.report.batch_losses import batch_loss_charts, batch_losses_section
 from fullbatch.report.blocks import (
     Page,
@@ -24,7 +25,7 @@ from fullbatch.report.curves import BASELINE, Chart, charts_of, for_script
 from fullbatch.report.finetuning import finetuning_of
 from fullbatch.report.gallery import Shelf, grids_section, no_pictures, suspects_section
 from fullbatch.report.grids import make_grid, open_task, sources_to_show
-from fullbatch.report.markup import Child, Html, joined, node, plain
+from fullbatch.report.markup import Child, Html, joined, node
 from fullbatch.report.pictures import Pictures
 from fullbatch.report.similarity_view import similarities_section, similarity_charts
 from fullbatch.report.suspects import find_suspects, training_pool, write_suspects

@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from fullbatch.config.shown import plain
 from fullbatch.report.drawing import (
     Look,
     Scale,
@@ -25,7 +26,7 @@ from fullbatch.report.drawing import (
     x_axis,
     y_axis,
 )
-from fullbatch.report.markup import Child, Html, joined, node, plain
+from fullbatch.report.markup import Child, Html, joined, node
 from fullbatch.report.wording import NOTHING, counted, is_number, number, setting_text
 
 WIDTH = 460  # of a figure in a column, in the drawing's own units

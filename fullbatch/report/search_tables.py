@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fullbatch.comparison.statistics import SEEDS_TO_TELL
+from fullbatch.config.shown import plain
 from fullbatch.config.tree import write_values
 from fullbatch.report.blocks import Section, best, folded, table
 from fullbatch.report.collect import Record, SearchData, records_of
-from fullbatch.report.markup import Child, Html, joined, node, plain
+from fullbatch.report.markup import Child, Html, joined, node
 from fullbatch.report.search_figures import WHOLE, Measure, Trial
 from fullbatch.report.wording import MINUS, NOTHING, duration, is_number, setting_text
 

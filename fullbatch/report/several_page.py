@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from fullbatch.config.shown import plain
 from fullbatch.report.blocks import (
     Page,
     Section,
@@ -20,7 +21,7 @@ from fullbatch.report.blocks import (
 from fullbatch.report.collect import RunData
 from fullbatch.report.costs import cost_section
 from fullbatch.report.curves import COLORS, DASHES, charts_of, for_script
-from fullbatch.report.markup import Child, Html, joined, node, plain
+from fullbatch.report.markup import Child, Html, joined, node
 from fullbatch.report.similarity_view import similarities_section, similarity_charts
 from fullbatch.report.views import views_of_runs
 from fullbatch.report.wording import NOTHING, duration, is_number, lower_is_better, percent, setting_text, value_text

@@ -11,6 +11,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from fullbatch.config.shown import plain
 from fullbatch.evaluation.retrieval import equal_captions, recalls
 from fullbatch.evaluation.similarities import (
     FAR,
@@ -23,7 +24,7 @@ from fullbatch.evaluation.similarities import (
 )
 from fullbatch.report.blocks import Section, chart_place, folded, gaps_of, table
 from fullbatch.report.curves import Chart, Line
-from fullbatch.report.markup import Child, Html, joined, node, plain
+from fullbatch.report.markup import Child, Html, joined, node
 from fullbatch.report.samples import Embedded
 from fullbatch.report.wording import MINUS, NOTHING, percent
 

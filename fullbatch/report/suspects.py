@@ -8,7 +8,6 @@ A false negative is a pair of samples that training pushes apart although they s
 from __future__ import annotations
 
 import csv
-import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ import torch
 from torch import Tensor
 
 from fullbatch.config.data import Data
+from fullbatch.config.shown import cell
 from fullbatch.data.loader import Pool, open_pool
 from fullbatch.evaluation.exact_normalizers import exact_log_normalizers
 from fullbatch.report.neighbours import fits_the_other, looks_alike, nearest_other
@@ -287,26 +287,16 @@ def extreme_temperatures(memory: Memory) -> list[Suspect]:
 def write_suspects(path: Path, suspects: Suspects) -> None:
     """One row a suspect, to act on: ids are places in the training data, names say where samples lie."""
     names = [name for name, _ in suspects.embedded.origins]
-    with path.open("w", encoding="utf-8", newline="", errors="replace") as file:
+    with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(("kind", "score", "reason", "id", "name", "caption", "other_id", "other_name", "other_caption"))
         for kind in KINDS:
             for suspect in suspects.found[kind][:MOST]:
-                cells = [kind, f"{suspect.score:.6g}", suspect.reason]
+                cells = [kind, f"{suspect.score:.6g}", cell(suspect.reason)]
                 for row in (suspect.first, suspect.other):
                     if row is None:
                         cells += ["", "", ""]
                         continue
-                    cells += [
-                        str(suspects.embedded.ids[row]),
-                        _cell(names[row]),
-                        _cell(suspects.embedded.captions[row]),
-                    ]
+                    texts = (names[row], suspects.embedded.captions[row])
+                    cells += [str(suspects.embedded.ids[row]), *map(cell, texts)]
                 writer.writerow(cells)
-
-
-def _cell(text: str) -> str:
-    """Spreadsheets run what begins like a formula, some also behind blanks or in wide signs; an apostrophe keeps it
-    text."""
-    first = unicodedata.normalize("NFKC", text.lstrip()[:1])
-    return f"'{text}" if first.startswith(("=", "+", "-", "@")) or text.startswith(("\t", "\r", "\n")) else text

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from fullbatch.config.shown import plain
 from fullbatch.finetuning.record import BASE, TUNED
 from fullbatch.report.collect import RunData
-from fullbatch.report.markup import plain
 from fullbatch.report.samples import Embedded, Eye
 from fullbatch.report.similarity_view import MOST_PAIRS, View, view_of
 from fullbatch.report.suspects import training_pool

@@ -9,9 +9,10 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from fullbatch.config.shown import HIDDEN, without_password
 from fullbatch.config.words import listed
 from fullbatch.search.plan import SearchPlan, read_search, search_from
-from fullbatch.search.storage import HIDDEN, open_storage, without_password
+from fullbatch.search.storage import open_storage
 from fullbatch.search.study import difference, kept_plan, searches_in
 from fullbatch.training.run_folder import replace_text
 
@@ -95,4 +96,4 @@ def _file_of(storage: str) -> Path | None:
 
 def _bare(storage: str) -> str:
     """Without a password, whether there was one or not."""
-    return without_password(storage).replace(f"{HIDDEN}@", "@")
+    return without_password(storage).replace(f":{HIDDEN}@", "@")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console, Group
@@ -12,8 +12,12 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from fullbatch.config.shown import message
+from fullbatch.training.display import print_line
+
 NONE = "\u2013"  # an en dash for what is not known
 MOST_RUNNING = 8  # lines of trials under way
+Steps = Callable[[Any, int], str]  # phase and slot of a trial under way -> how far it is; empty: not known
 
 
 class SearchDisplay:
@@ -44,30 +48,29 @@ class SearchDisplay:
         self._told = {(phase["name"], trial["slot"]) for phase in summary["phases"] for trial in phase["trials"]}
         self._begun = {phase["name"] for phase in summary["phases"] if phase["trials"]}
 
-    def show(self, summary: Mapping[str, Any]) -> None:
+    def show(self, summary: Mapping[str, Any], steps: Steps = lambda phase, slot: "") -> None:
         for phase in summary["phases"]:
             self._tell(phase, summary)
         if self._live is not None:
-            self._live.update(live_view(summary), refresh=True)
+            self._live.update(live_view(summary, steps), refresh=True)
 
     def _tell(self, phase: Mapping[str, Any], summary: Mapping[str, Any]) -> None:
         name, trials = phase["name"], phase["trials"]
         if name not in self._begun and (trials or phase.get("running")):
             self._begun.add(name)
             by = ", ".join(metric["short"] for metric in summary["metrics"])
-            self._say(f"{name}: {phase['owed']} trials, by {by}")
+            print_line(self.console, f"{name}: {phase['owed']} trials, by {by}")
         new = [trial for trial in trials if (name, trial["slot"]) not in self._told]
         for trial in sorted(new, key=lambda trial: (trial["ended"], trial["slot"])):
             self._told.add((name, trial["slot"]))
             told = sum(phase_name == name for phase_name, _ in self._told)
             cost = "" if self._live is not None else f", {cost_and_left(summary['cost'])}"
-            self._say(f"{trial_line(name, trial, summary['metrics'])}  [{told} of {phase['owed']}]{cost}")
+            print_line(
+                self.console, f"{trial_line(name, trial, summary['metrics'])}  [{told} of {phase['owed']}]{cost}"
+            )
         if new and len(trials) >= phase["owed"]:
             best = best_line(phase, summary["metrics"])
-            self._say(f"{name}: ended{f'; {best}' if best else ''}")
-
-    def _say(self, text: str) -> None:
-        self.console.print(text, markup=False, soft_wrap=True)
+            print_line(self.console, f"{name}: ended{f'; {best}' if best else ''}")
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -133,8 +136,8 @@ def duration(seconds: float) -> str:
 # the live lines
 
 
-def live_view(summary: Mapping[str, Any]) -> Group:
-    """A bar a phase, the trials under way, and what it cost."""
+def live_view(summary: Mapping[str, Any], steps: Steps = lambda phase, slot: "") -> Group:
+    """A bar a phase, the trials under way and how far they are, and what it cost."""
     bars = Table.grid(padding=(0, 2))
     lines: list[Text] = []
     for phase in summary["phases"]:
@@ -142,10 +145,15 @@ def live_view(summary: Mapping[str, Any]) -> Group:
         count = f"{done} of {owed}" + (f", {len(running)} running" if running else "")
         best = best_line(phase, summary["metrics"]) if done else ""
         bars.add_row(
-            Text(phase["name"]), ProgressBar(total=max(owed, 1), completed=done, width=20), Text(count), Text(best)
+            Text(phase["name"]),
+            ProgressBar(total=max(owed, 1), completed=done, width=20),
+            Text(count),
+            Text(message(best)),
         )
         for one in running[:MOST_RUNNING]:
-            lines.append(Text(f"  {phase['name']} {one['slot']}: {one['label']}, {one['worker']}", style="dim"))
+            words = (one["label"], one["worker"], steps(phase["name"], one["slot"]))
+            line = f"  {phase['name']} {one['slot']}: {', '.join(word for word in words if word)}"
+            lines.append(Text(message(line), style="dim"))
         if len(running) > MOST_RUNNING:
             lines.append(Text(f"  and {len(running) - MOST_RUNNING} more", style="dim"))
     return Group(bars, *lines, Text(cost_and_left(summary["cost"])))

@@ -27,6 +27,8 @@ from typing import Any
 from optuna.exceptions import StorageInternalError
 
 from fullbatch.comparison.processes import OUTPUT, write_to
+from fullbatch.comparison.progress import last_line
+from fullbatch.config.shown import without_password
 from fullbatch.config.tree import write_values
 from fullbatch.search.checks import check_search
 from fullbatch.search.crew import Crew, Desk, WorkersDie
@@ -36,13 +38,14 @@ from fullbatch.search.phases import NoWinner, owed, phases_of
 from fullbatch.search.plan import SearchPlan
 from fullbatch.search.progress import SearchDisplay
 from fullbatch.search.slots import Ended, PhaseName
-from fullbatch.search.storage import StorageAway, open_storage, without_password
+from fullbatch.search.storage import StorageAway, open_storage
 from fullbatch.search.study import keep_plan, kept_plan
-from fullbatch.search.summary import TRIALS, summarize, write_files
+from fullbatch.search.summary import TRIALS, summarize, trial_name, write_files
 from fullbatch.search.trial import CannotWork
 from fullbatch.search.worker import InFolder, Phases, Worker
+from fullbatch.training.display import words_of
 from fullbatch.training.interruption import Abandoned, Interrupted
-from fullbatch.training.run_folder import replace_text
+from fullbatch.training.run_folder import Folder, replace_text
 
 LOOK_EVERY = 2.0  # seconds between looks at the storage
 
@@ -80,9 +83,9 @@ def search(
     remember(folder, storage)
     replace_text(folder / PLAN, write_values(plan.as_dict()))
     until = None if pace.stop_after is None else began + 60.0 * pace.stop_after
-    terms = Terms(storage, plan.name, folder, dict(checked.evaluations), pace.lost_after, until)
-    board = Board(Phases(opened, plan, checked.evaluations, pace.lost_after), folder, pace)
-    with how_to_go_on(folder, storage):
+    terms = Terms(storage, plan.name, folder, dict(checked.evaluations), pace.lost_after, until, pace.jobs)
+    board = Board(Phases(opened, plan, checked.evaluations, pace.lost_after), folder, pace, checked.steps)
+    with how_to_go_on(folder, storage, pace.jobs):
         stopped: Interrupted | ValueError | None = None
         with board.display:
             board.begin()
@@ -92,8 +95,7 @@ def search(
                 stopped = error
             summary = board.end()
         if isinstance(stopped, Interrupted):
-            way = f"Go on with: fullbatch search --resume {shlex.quote(str(folder))}"
-            raise Interrupted(stopped.exit_code - 128, way) from None
+            raise Interrupted(stopped.exit_code - 128, f"Go on with: {resume_command(folder, pace.jobs)}") from None
         if stopped is not None:
             tell(summary)
             raise stopped if board.no_winner is None else _without_winner(board.no_winner, folder)
@@ -107,10 +109,18 @@ def _without_winner(error: NoWinner, folder: Path) -> NoWinner:
     )
 
 
+def resume_command(folder: Path, jobs: int) -> str:
+    """
+    >>> resume_command(Path("searches/a b"), 4)
+    "fullbatch search --resume 'searches/a b' --jobs 4"
+    """
+    return f"fullbatch search --resume {shlex.quote(str(folder))}{f' --jobs {jobs}' if jobs > 1 else ''}"
+
+
 @contextmanager
-def how_to_go_on(folder: Path, storage: str) -> Iterator[None]:
+def how_to_go_on(folder: Path, storage: str, jobs: int = 1) -> Iterator[None]:
     """What stops a search though nothing is wrong with its plan: the message ends with the way on."""
-    way = f"Once that is mended, go on with: fullbatch search --resume {shlex.quote(str(folder))}"
+    way = f"Once that is mended, go on with: {resume_command(folder, jobs)}"
     try:
         yield
     except BrokenPipeError:  # nobody reads on
@@ -137,10 +147,11 @@ class Terms:
     evaluations: Mapping[PhaseName, int]
     lost_after: float
     until: float | None
+    jobs: int = 1
 
 
 def work(desk: Desk, terms: Terms) -> None:
-    with how_to_go_on(terms.folder, terms.storage):
+    with how_to_go_on(terms.folder, terms.storage, terms.jobs):
         opened = open_storage(terms.storage)
         plan = kept_plan(opened, terms.name)
         phases = Phases(opened, plan, terms.evaluations, terms.lost_after, terms.folder)
@@ -175,6 +186,7 @@ class Board:
     phases: Phases
     folder: Path
     pace: Pace
+    steps: Mapping[PhaseName, int] = field(default_factory=dict)  # of a phase's longest trial
     summary: dict[str, Any] | None = None
     no_winner: NoWinner | None = None  # why the phases end early
     _ledgers: dict[PhaseName, Ledger] = field(default_factory=dict)
@@ -190,12 +202,18 @@ class Board:
 
     def tick(self) -> None:
         if time.monotonic() - self._looked >= LOOK_EVERY:
-            self.display.show(self._look())
+            self.display.show(self._look(), self._steps)
 
     def end(self) -> dict[str, Any]:
         summary = self._look(importance=True)
         self.display.show(summary)
         return summary
+
+    def _steps(self, phase: PhaseName, slot: int) -> str:
+        """How far a trial under way is; empty where it has not begun, or on another machine."""
+        line = last_line(Folder(self.folder / TRIALS / trial_name(phase, slot)).metrics)
+        total = f" of up to {self.steps[phase]:,}" if phase in self.steps else ""
+        return "" if line is None else f"step {line['step']:,}{total}, {words_of(line)}"
 
     def _look(self, importance: bool = False) -> dict[str, Any]:
         """A phase whose turn has not come has no slots yet."""

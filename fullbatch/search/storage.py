@@ -8,7 +8,6 @@ order.)  So every transaction on SQLite takes the write lock at its beginning.
 from __future__ import annotations
 
 import logging
-import re
 import time
 from collections.abc import Callable
 from importlib.util import find_spec
@@ -19,27 +18,16 @@ import optuna
 from optuna.exceptions import StorageInternalError
 from optuna.storages import BaseStorage, JournalStorage, RDBStorage
 
+from fullbatch.config.shown import without_password
 from fullbatch.search.journal import JournalFile
 
 T = TypeVar("T")
 PATIENCE = 60.0  # seconds that a storage may be away
-HIDDEN = ":***"
 _DRIVERS = {"psycopg2": "postgresql+psycopg2", "psycopg": "postgresql+psycopg"}
 
 
 class StorageAway(ConnectionError):
     """For longer than anyone waits: a server that is down, a disk that is full or gone."""
-
-
-def without_password(storage: str) -> str:
-    """Hidden up to the last @: one in a password should be written %40, but not everybody does.
-
-    >>> without_password("postgresql://me:secret@host/db"), without_password("sqlite:///a.db")
-    ('postgresql://me:***@host/db', 'sqlite:///a.db')
-    >>> without_password("postgresql://me:sec@ret/@host/db"), without_password("postgresql://me@host:5432/db")
-    ('postgresql://me:***@host/db', 'postgresql://me@host:5432/db')
-    """
-    return re.sub(r"(://[^/@:]*):.*@", rf"\1{HIDDEN}@", storage)
 
 
 def open_storage(where: str) -> BaseStorage:

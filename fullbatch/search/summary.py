@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from fullbatch.config.run import RunConfig
+from fullbatch.config.shown import cell
 from fullbatch.config.tree import write_yaml
 from fullbatch.search.cost import cost_of
 from fullbatch.search.importance import importance_of
@@ -279,20 +280,15 @@ def table_of(summary: Mapping[str, Any]) -> str:
     written = io.StringIO()
     table = csv.writer(written, lineterminator="\n")
     head = ("phase", "rank", "slot", "label", "status", *names, "seed", *CHOSEN, *params)
-    table.writerow([*head, "seconds", "device_hours", "attempts", "folder", "error"])
+    table.writerow(map(cell, (*head, "seconds", "device_hours", "attempts", "folder", "error")))
     order = {name: -place for place, name in enumerate(PHASES)}
     for phase, trial in sorted(rows, key=lambda row: (order[row[0]], row[1]["rank"] or math.inf, row[1]["slot"])):
         values = trial["values"] or [None] * len(names)
         settings = [trial["params"].get(name) for name in (*CHOSEN, *params)]
         first = (phase, trial["rank"], trial["slot"], trial["label"], trial["status"])
         cost = (trial["seconds"], trial["device_hours"], trial["attempts"], trial["folder"], trial["error"])
-        table.writerow([_safe(cell) for cell in (*first, *values, trial["seed"], *settings, *cost)])
+        table.writerow(map(cell, (*first, *values, trial["seed"], *settings, *cost)))
     return written.getvalue()
-
-
-def _safe(cell: Any) -> Any:
-    """A text that a spreadsheet would run as a formula is quoted."""
-    return f"'{cell}" if isinstance(cell, str) and cell[:1] in ("=", "+", "-", "@", "\t") else cell
 
 
 def best_yaml(plan: SearchPlan, winner: Mapping[str, Any]) -> str:

@@ -9,6 +9,7 @@ from rich.console import Console
 
 from fullbatch.search.plan_parts import CHOSEN
 from fullbatch.search.progress import NONE, duration, measured, trial_line
+from fullbatch.training.display import print_line
 
 MOST_ROWS = 10  # of a phase; search.csv has all
 
@@ -16,7 +17,8 @@ MOST_ROWS = 10  # of a phase; search.csv has all
 def print_search(summary: Mapping[str, Any], console: Console) -> None:
     for head, metric in zip(heads(summary["metrics"]), summary["metrics"], strict=True):
         if head != metric["short"] and summary["cost"]["trials_done"]:
-            _say(console, f"{head}: {metric['short']}\n")
+            print_line(console, f"{head}: {metric['short']}")
+            console.print()
     for phase in summary["phases"]:
         if phase["name"] != "finals" and phase["trials"]:
             _print_columns(*_ranked(phase, summary["metrics"]), console)
@@ -25,10 +27,10 @@ def print_search(summary: Mapping[str, Any], console: Console) -> None:
     for phase in summary["phases"]:
         for trial in phase["trials"]:
             if trial["status"] == "failed":
-                _say(console, trial_line(phase["name"], trial, summary["metrics"]))
+                print_line(console, trial_line(phase["name"], trial, summary["metrics"]))
     if summary["winner"] is not None:
-        _say(console, summary["winner"]["said"])
-    _say(console, cost_line(summary["cost"]))
+        print_line(console, summary["winner"]["said"])
+    print_line(console, cost_line(summary["cost"]))
 
 
 def cost_line(cost: Mapping[str, Any]) -> str:
@@ -85,19 +87,15 @@ def _finalists(finalists: Sequence[Mapping[str, Any]], metrics: Sequence[Mapping
 def _print_columns(title: str, rows: Rows, after: str, console: Console) -> None:
     """Plain columns: nothing is cut, however narrow the terminal."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    console.print(title, style="bold", markup=False, soft_wrap=True)
+    print_line(console, title, "bold")
     for place, (first, *others) in enumerate(rows):
         cells = [f"{text:>{width}}" for text, width in zip(others, widths[1:], strict=True)]
         style = {0: "dim", 1: "bold"}.get(place)
-        _say(console, "  ".join([f"{first:{widths[0]}}", *cells]).rstrip(), style)
+        print_line(console, "  ".join([f"{first:{widths[0]}}", *cells]).rstrip(), style)
     if after:
-        _say(console, after)
+        print_line(console, after)
     console.print()
 
 
 def value_said(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
-def _say(console: Console, text: str, style: str | None = None) -> None:
-    console.print(text, markup=False, soft_wrap=True, style=style)

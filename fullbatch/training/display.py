@@ -11,6 +11,8 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
+from fullbatch.config.shown import message, plain
+
 LINE_EVERY = 10.0  # seconds
 
 
@@ -25,6 +27,11 @@ def words_of(line: dict[str, Any]) -> str:
     return "  ".join(words)
 
 
+def print_line(console: Console, text: str, style: str | None = None) -> None:
+    """A line for the terminal, whatever it holds; it is not cut where the terminal ends."""
+    console.print(message(text), markup=False, soft_wrap=True, style=style)
+
+
 class Display:
     """Silent on all ranks but the first.  Without a terminal, or with ``quiet``, lines instead of a bar."""
 
@@ -34,17 +41,18 @@ class Display:
         self.bar = first and not quiet and self.console.is_terminal
         self._progress: Progress | None = None
         self._task = TaskID(0)
+        self._measuring: TaskID | None = None
         self._total = 0
         self._marks: list[tuple[float, int, int]] = []  # time, steps, samples
         self._shown = 0.0
 
     def say(self, text: str) -> None:
         if self.first:
-            self.console.print(text, markup=False, soft_wrap=True)
+            print_line(self.console, text)
 
     @contextmanager
-    def running(self, step: int, total: int, samples: int = 0) -> Iterator[None]:
-        self._total, self._marks = total, [(time.monotonic(), step, samples)]
+    def bars(self) -> Iterator[None]:
+        """A place for bars, below what is said."""
         if not self.bar:
             yield
             return
@@ -53,13 +61,36 @@ class Display:
             BarColumn(bar_width=30),
             MofNCompleteColumn(),
             TimeRemainingColumn(),
-            TextColumn("{task.fields[words]}"),
+            TextColumn("{task.fields[words]}", markup=False),
         )
         with Progress(*columns, console=self.console, transient=True) as progress:
-            self._progress = progress
-            self._task = progress.add_task("training", total=total, completed=step, words="")
+            self._progress, self._measuring = progress, None
+            try:
+                yield
+            finally:
+                self._progress = None
+
+    @contextmanager
+    def running(self, step: int, total: int, samples: int = 0) -> Iterator[None]:
+        self._total, self._marks = total, [(time.monotonic(), step, samples)]
+        with self.bars():
+            if self._progress is not None:
+                self._task = self._progress.add_task("training", total=total, completed=step, words="")
             yield
-        self._progress = None
+
+    def measured(self, source: str, done: int, total: int) -> None:
+        """Where a pass over a source stands, in batches; from 0 to ``total`` it has a bar of its own."""
+        if self._progress is None:
+            return
+        if self._measuring is not None and done in (0, total):
+            self._progress.remove_task(self._measuring)
+            self._measuring = None
+        if done == 0 < total:
+            name = plain(source.rsplit("/", 1)[-1], 60)
+            self._measuring = self._progress.add_task("evaluating", total=total, words=name)
+            self._progress.refresh()  # a small source is passed before the next turn
+        elif self._measuring is not None:
+            self._progress.update(self._measuring, completed=done)
 
     def advance(self, step: int) -> None:
         if self._progress is not None:

@@ -34,6 +34,7 @@ from typing import Any, NoReturn, TextIO
 import torch
 
 from fullbatch.config.run import RunConfig
+from fullbatch.config.shown import without_password
 from fullbatch.config.tree import from_dict, read_yaml, to_dict, write_yaml
 from fullbatch.training import checkpoint
 from fullbatch.training.interruption import Abandoned
@@ -209,8 +210,9 @@ def check_same_run(before: RunConfig, now: RunConfig) -> None:
             was, wanted = getattr(getattr(before, group), name), getattr(getattr(now, group), name)
             changed = (was is None) != (wanted is None) if name == "ema" else was != wanted
             if changed:
+                flag = f"--{name.replace('_', '-')}"
                 raise ValueError(
-                    f"--resume cannot change {name} (it was {was!r}, now {wanted!r}): the checkpoint would mean "
+                    f"--resume cannot change {flag} (it was {was!r}, now {wanted!r}): the checkpoint would mean "
                     "something else. Start a new run, with --pretrained and an export of this one if you like."
                 )
 
@@ -239,7 +241,7 @@ def environment() -> dict[str, Any]:
             continue
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     return {
-        "command": sys.argv,
+        "command": [without_password(argument) for argument in sys.argv],
         "python": platform.python_version(),
         "system": platform.platform(),
         "cpus": os.cpu_count(),

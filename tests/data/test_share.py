@@ -97,7 +97,7 @@ def test_resuming(tmp_path):
     config = shared(small_config(tmp_path, "sogclr"), 0.5)
     run = train(replace(config, training=replace(config.training, samples=80))).folder
     for other in (1.0, 0.25):
-        with pytest.raises(ValueError, match=r"--resume cannot change data_share \(it was 0.5, now "):
+        with pytest.raises(ValueError, match=r"--resume cannot change --data-share \(it was 0.5, now "):
             train(shared(config, other), resume=run)
     train(config, resume=run)
     assert saved_state(run, 20)["position"]["step"] == 20

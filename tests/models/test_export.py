@@ -45,6 +45,25 @@ def test_clip_model_has_the_same_embeddings(write_config, tmp_path, quick_gelu, 
         assert again.initial_temperature == pytest.approx(0.04)
 
 
+def test_captions_are_cleaned_alike(tmp_path):
+    """CLIP's tokenizer straightens quotes and the like before it looks at words; the exported one has to as well."""
+    from transformers import AutoTokenizer, CLIPProcessor
+
+    model = build_model(Model()).eval()
+    folder = export(model, tmp_path / "hf", "huggingface", temperature=0.04, bias=None)
+    captions = [
+        "It\u2019s \u201cfine\u201d", "\u2018a\u2019 \u201eb\u201f", "o\ufb03ce", "\uff21\uff22\uff23\uff01 \u3000x",
+        "salt &amp; pepper", "5 &lt; 6, &quot;so&quot; it&#39;s", "cafe\u0301", "  two   spaces ", "x\u2026y \u2014 z",
+        "don't", "<b>x</b>", "\U0001f600",
+    ]  # fmt: skip
+    ours = model.tokenize(captions)
+    for tokenizer in (AutoTokenizer.from_pretrained(folder), CLIPProcessor.from_pretrained(folder).tokenizer):
+        length = {"max_length": model.tokenize.context_length, "truncation": True}
+        theirs = tokenizer(captions, **length)["input_ids"]
+        for caption, row, tokens in zip(captions, ours.tolist(), theirs, strict=True):
+            assert row[: len(tokens)] == tokens and not any(row[len(tokens) :]), caption
+
+
 def test_tiny_as_clip_model(tmp_path):
     from transformers import CLIPModel, CLIPProcessor
 

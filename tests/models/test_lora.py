@@ -241,7 +241,7 @@ def test_a_resumed_run_ends_where_a_whole_one_does(tmp_path):
     folder = train(parted).folder
     last = checkpoint.folder_of(folder / "checkpoints", 12)
     (last / "model.pt").write_bytes(b"damaged")
-    with pytest.raises(ValueError, match=r"--resume cannot change lora_rank \(it was 2, now None\)"):
+    with pytest.raises(ValueError, match=r"--resume cannot change --lora-rank \(it was 2, now None\)"):
         train(dataclasses.replace(parted, model=parted.model.without_lora()), resume=folder)
     train(parted, resume=folder)
     assert not differences(saved_state(whole, 12), saved_state(folder, 12))

@@ -5,7 +5,8 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fullbatch.report.markup import Html, embedded_json, node, plain
+from fullbatch.config.shown import plain
+from fullbatch.report.markup import Html, embedded_json, node
 
 
 def test_children_and_attributes_are_escaped():

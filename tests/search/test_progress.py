@@ -55,6 +55,9 @@ def test_a_terminal_has_live_lines():
     text = said(view)
     assert "best radam + neuclip with 2" in text and "and 3 more" in text and "host:7" in text
     assert "device-hours, about" in text
+    view = console(120)
+    view.print(live_view(summary_of(plan, ended, running), lambda phase, slot: f"step {slot} of 9" if slot < 2 else ""))
+    assert "grid 1: sgd + sogclr, host:1, step 1 of 9" in said(view) and said(view).count(" of 9") == 2
     quiet = console(120, terminal=True)
     with SearchDisplay(True, quiet) as display:
         display.show(summary_of(plan, ended, running))

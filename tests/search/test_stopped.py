@@ -101,6 +101,8 @@ def test_what_is_said_with_it(tmp_path):
             raise error
         assert words in str(told.value) and "ret@" not in str(told.value)
         assert str(told.value).endswith(f"go on with: fullbatch search --resume '{folder}'")
+    with pytest.raises(CannotWork, match=r"--jobs 4$"), how_to_go_on(folder, url, 4):
+        raise CannotWork("No space left")
     with pytest.raises(KeyError), how_to_go_on(folder, url):
         raise KeyError
 

@@ -442,7 +442,7 @@ def test_keeping_more_than_there_is(tmp_path):
 def test_a_run_does_not_change_its_selection(tmp_path):
     config = config_for(tmp_path, SPECTRAL)
     run = train(config).folder
-    with pytest.raises(ValueError, match="cannot change batches"):
+    with pytest.raises(ValueError, match="cannot change --batches"):
         train(replace(config, selection=Selection()), resume=run)
 
 

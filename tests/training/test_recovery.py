@@ -238,7 +238,7 @@ def test_the_speed_counts_what_was_read(tmp_path):
 def test_going_on_with_another_recovery_is_refused(tmp_path):
     config = recovering(small_config(tmp_path, "tuneclip", steps=2), recovery_steps=2)
     run = train(config).folder
-    with pytest.raises(ValueError, match=r"--resume cannot change recovery_steps \(it was 2, now 3\)"):
+    with pytest.raises(ValueError, match=r"--resume cannot change --recovery-steps \(it was 2, now 3\)"):
         train(recovering(config, recovery_steps=3), resume=run)
 
 

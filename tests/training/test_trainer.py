@@ -185,7 +185,7 @@ def test_a_run_cannot_go_on_as_another_one(tmp_path, group, change):
     config = small_config(tmp_path)
     run = train(config).folder
     before = (run / "config.yaml").read_text()
-    with pytest.raises(ValueError, match=f"--resume cannot change {next(iter(change))}"):
+    with pytest.raises(ValueError, match=f"--resume cannot change --{next(iter(change)).replace('_', '-')}"):
         train(replace(config, **{group: replace(getattr(config, group), **change)}), resume=run)
     assert (run / "config.yaml").read_text() == before
 

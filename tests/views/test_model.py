@@ -151,7 +151,7 @@ def test_models_that_cannot_be(settings, message):
         ({"view_tower": "resnet18", "projection": ()}, "projection must be at least one width"),
         ({"view_tower": "resnet18", "crop": (0.5, 1.0)}, "Data.crop must be left out for two views.*view_crop"),
         ({"view_tower": "resnet18", "flip": True}, "Data.flip must be left out for two views"),
-        ({"view_grey": 0.5}, "belong to a model with a view_tower"),
+        ({"view_grey": 0.5}, "Views.view_grey and the other settings of views belong to a model with a view_tower"),
     ],
 )
 def test_settings_that_do_not_go_together(settings, message):

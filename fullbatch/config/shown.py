@@ -1,0 +1,78 @@
+"""What others wrote, on its way to a terminal, a log, a table or a page: one clean line, without passwords."""
+
+from __future__ import annotations
+
+import logging
+import re
+import unicodedata
+from typing import Any
+
+MAX_TEXT = 300  # characters of any text that others wrote: captions, names, log lines
+MAX_MESSAGE = 4000  # of a message, which holds some of these
+HIDDEN = "***"
+_KEPT_FORMAT = "\u200c\u200d"  # joiners, which emoji and some scripts need; other format characters turn text around
+_OPTION = re.compile(r"([?&](?:password|passwd|pwd|sslpassword|token|secret)=)[^&\s]*", re.IGNORECASE)
+
+
+def clean(text: object, length: int = MAX_MESSAGE) -> str:
+    """Without what a terminal acts on, a line break or a turn of the direction of writing; blanks stay as they are."""
+    raw = str(text)
+    kept = []
+    for letter in raw[: 4 * length]:
+        kind = unicodedata.category(letter)
+        if kind in ("Cc", "Zl", "Zp"):
+            kept.append(" ")
+        elif kind == "Cs":
+            kept.append("\ufffd")  # half a character, which UTF-8 cannot hold
+        elif kind != "Cf" or letter in _KEPT_FORMAT:
+            kept.append(letter)
+    return _cut("".join(kept), length, len(raw) > 4 * length)
+
+
+def plain(text: object, length: int = MAX_TEXT) -> str:
+    """One line of somebody else's text, cleaned and cut, with single blanks."""
+    raw = str(text)
+    return _cut(" ".join(clean(raw[: 4 * length], 4 * length).split()), length, len(raw) > 4 * length)
+
+
+def _cut(line: str, length: int, more: bool) -> str:
+    return line[: length - 1].rstrip() + "…" if more or len(line) > length else line
+
+
+def cell(value: Any) -> Any:
+    """For a CSV file.  Spreadsheets run what begins like a formula, some also in wide signs; an apostrophe keeps it
+    text.
+
+    >>> cell("=1+1"), cell(-0.5), cell("a\\nb")
+    ("'=1+1", -0.5, 'a b')
+    """
+    if not isinstance(value, str):
+        return value
+    text = plain(value)
+    return f"'{text}" if unicodedata.normalize("NFKC", text[:1]).startswith(("=", "+", "-", "@")) else text
+
+
+def without_password(url: str) -> str:
+    """Hidden up to the last @: one in a password should be written %40, but not everybody does.
+
+    >>> without_password("postgresql://me:secret@host/db"), without_password("sqlite:///a.db")
+    ('postgresql://me:***@host/db', 'sqlite:///a.db')
+    >>> without_password("postgresql://me:sec@ret/@host/db"), without_password("postgresql://me@host:5432/db")
+    ('postgresql://me:***@host/db', 'postgresql://me@host:5432/db')
+    >>> without_password("postgresql://host/db?user=me&password=secret")
+    'postgresql://host/db?user=me&password=***'
+    """
+    return _OPTION.sub(rf"\1{HIDDEN}", re.sub(r"(://[^/@:]*):.*@", rf"\1:{HIDDEN}@", url, flags=re.DOTALL))
+
+
+def message(text: object) -> str:
+    """A message for the terminal or a log, in which a URL ends at a blank."""
+    return clean(re.sub(r"\S+", lambda word: without_password(word[0]), str(text)))
+
+
+class MessageFormatter(logging.Formatter):
+    """No name in a message can pretend to be another line."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        record.message = message(record.message)
+        return super().formatMessage(record)
