@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from fullbatch.comparison.execute import outcome_of
-from fullbatch.comparison.metrics import more_is_better, named_numbers
+from fullbatch.comparison.metrics import guessing_of, more_is_better, named_numbers
 from fullbatch.comparison.plan import Plan, PlannedRun
-from fullbatch.comparison.statistics import Spread, match, paired
+from fullbatch.comparison.statistics import Guessing, Spread, match, paired
 from fullbatch.comparison.workers import Job
 from fullbatch.training.run_folder import Folder, read_lines
 
@@ -36,7 +36,7 @@ def summarize(
         "runs": runs,
         "table": [{**_cell(key), **_numbers(values)} for key, values in cells.items()],
         "differences": _differences(plan, cells),
-        "matches": _matches(plan, cells, metric),
+        "matches": _matches(plan, cells, metric, _guessing(jobs, metric)),
     }
 
 
@@ -97,7 +97,16 @@ def _differences(plan: Plan, cells: Cells) -> list[dict[str, Any]]:
     return found
 
 
-def _matches(plan: Plan, cells: Cells, metric: str) -> list[dict[str, Any]]:
+def _guessing(jobs: Sequence[Job], metric: str) -> Guessing | None:
+    """Of whichever run has been measured: all have the same tasks."""
+    for job in jobs:
+        folder = Folder(job.folder)
+        if folder.results.is_file() and outcome_of(job.folder).status == "done":
+            return guessing_of(json.loads(folder.results.read_text()), metric)
+    return None
+
+
+def _matches(plan: Plan, cells: Cells, metric: str, guessing: Guessing | None) -> list[dict[str, Any]]:
     def spread(values: Mapping[int, float]) -> Spread:
         return Spread(tuple(values[seed] for seed in sorted(values)))
 
@@ -105,7 +114,7 @@ def _matches(plan: Plan, cells: Cells, metric: str) -> list[dict[str, Any]]:
     found = []
     for (method, size, name), values in cells.items():
         if theirs and name == metric and method != plan.baseline:
-            made = match(method, size, spread(values), plan.baseline, theirs, more_is_better(metric))
+            made = match(method, size, spread(values), plan.baseline, theirs, more_is_better(metric), guessing)
             where = {"method": method, "batch_size": size, "against": plan.baseline}
             found.append({**where, "matches": made.matches, "about": made.about, "text": made.text})
     return found
