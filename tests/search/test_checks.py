@@ -6,6 +6,7 @@ import pytest
 
 from fullbatch.search.checks import Checked, check_search, tried
 from fullbatch.search.plan import search_from
+from tests.data.making import write_coco
 from tests.training.small import write_inputs
 
 LR = {"low": 1e-4, "high": 1e-2, "log": True}
@@ -154,3 +155,10 @@ def test_finals_may_be_measured_on_data_that_nothing_was_chosen_by(plan_with, in
     one = plan_with(metrics=["mean_r1"], finals={"best": 1, "changes": {"evaluate": tasks[0]}})
     assert one.measures_in("finals")[0].parts == (f"{tasks[0]} mean_r1",)
     assert plan.maximise == (True,)
+
+
+def test_a_task_whose_pictures_are_not_there(plan_with, tmp_path):
+    coco = write_coco(tmp_path / "captions_val2017.json", {"0.jpg": ["a"], "1.jpg": ["b"]})
+    tasks = {"evaluation": {"evaluate": [f"retrieval:{coco}"]}}
+    with pytest.raises(ValueError, match=r"The phase 'choices', openclip with adamw: .*none of 2 samples can be read"):
+        check_search(plan_with(tasks, metrics=["mean_r1"]))
