@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from itertools import combinations, product
 from typing import Any
@@ -83,10 +84,12 @@ class _Runs:
 
 
 def _check_model(config: RunConfig) -> None:
-    """Its shapes without its memory; weights are the first trial's to load."""
+    """Its shapes without its memory; weights are the first trial's to load, but for a file's, which may not fit."""
     if config.model.pretrained is None:
-        with torch.device("meta"):
-            build_model(replace(config.model, image_weights=False, text_weights=False), config.data.image_size)
+        local = isinstance(config.model.image_weights, str)
+        weights = config.model.image_weights if local else False
+        with nullcontext() if local else torch.device("meta"):
+            build_model(replace(config.model, image_weights=weights, text_weights=False), config.data.image_size)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -3,10 +3,12 @@
 import re
 
 import pytest
+import torch
 
 from fullbatch.search.checks import Checked, check_search, tried
 from fullbatch.search.plan import search_from
 from tests.data.making import write_coco
+from tests.models.conftest import text_folder as text_folder
 from tests.training.small import write_inputs
 
 LR = {"low": 1e-4, "high": 1e-2, "log": True}
@@ -162,3 +164,11 @@ def test_a_task_whose_pictures_are_not_there(plan_with, tmp_path):
     tasks = {"evaluation": {"evaluate": [f"retrieval:{coco}"]}}
     with pytest.raises(ValueError, match=r"The phase 'choices', openclip with adamw: .*none of 2 samples can be read"):
         check_search(plan_with(tasks, metrics=["mean_r1"]))
+
+
+def test_a_file_of_weights_that_does_not_fit(plan_with, text_folder, tmp_path):
+    torch.save({"stranger": torch.zeros(2)}, tmp_path / "odd.pth")
+    towers = {"model": "tiny", "image_tower": "test_vit", "text_tower": text_folder, "context_length": 8}
+    plan = plan_with({"model": {**towers, "image_weights": str(tmp_path / "odd.pth")}})
+    with pytest.raises(ValueError, match=r"The phase 'choices', openclip with adamw: .*odd.pth"):
+        check_search(plan)
