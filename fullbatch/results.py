@@ -7,11 +7,17 @@ from typing import Any
 
 from rich.console import Console
 
+from fullbatch.evaluation.named import is_share
 from fullbatch.run import Trained
 
 
 def print_results(trained: Trained, console: Console) -> None:
     print_measured(trained.results, console)
+    if best := trained.results.get("best"):
+        value = f"{best['value']:.1%}" if is_share(best["metric"]) else f"{best['value']:g}"
+        _say(
+            console, f"\nbest: {best['metric']} {value} at step {best['step']:,}: {trained.folder / best['checkpoint']}"
+        )
     print_cost(trained.results.get("cost", {}), console)
     _say(console, f"\nrun folder: {trained.folder}")
 

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from fullbatch.comparison.execute import outcome_of
-from fullbatch.comparison.metrics import guessing_of, more_is_better, named_numbers
 from fullbatch.comparison.plan import Plan, PlannedRun
 from fullbatch.comparison.statistics import Guessing, Spread, match, paired
 from fullbatch.comparison.workers import Job
+from fullbatch.evaluation.named import LINEAR, more_is_better, named_numbers
 from fullbatch.training.run_folder import Folder, read_lines
 
 Cells = dict[tuple[str, int, str], dict[int, float]]  # (row, batch size, metric) -> seed -> value
@@ -103,6 +103,17 @@ def _guessing(jobs: Sequence[Job], metric: str) -> Guessing | None:
         folder = Folder(job.folder)
         if folder.results.is_file() and outcome_of(job.folder).status == "done":
             return guessing_of(json.loads(folder.results.read_text()), metric)
+    return None
+
+
+def guessing_of(results: Mapping[str, Any], metric: str) -> Guessing | None:
+    """What guessing gives for "TASK METRIC"; None where it is not known: of ranks and averages, of a top 5 or 10."""
+    for result in results["results"]:
+        task, main, name = result["task"], result["main"], metric.rpartition(" ")[2]
+        alike = name == main or (main == "mean_r1" and name.endswith("_r1")) or {main, name} <= set(LINEAR)
+        asked = result.get("counts", {}).get("images", 0)
+        if metric == f"{task} {name}" and alike and asked:
+            return Guessing(result["chance"], asked)
     return None
 
 

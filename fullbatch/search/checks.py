@@ -43,6 +43,7 @@ def check_search(plan: SearchPlan) -> Checked:
     """Does every phase have data, tasks, a model, a device, metrics and enough steps, at every end of the space?"""
     phases = phases_of(plan)
     check_metrics(plan, phases)
+    check_judges(plan, phases)
     runs = _Runs({}, set(), set())
     steps: dict[PhaseName, int] = {}
     evaluations: dict[PhaseName, int] = {}
@@ -151,6 +152,15 @@ def check_metrics(plan: SearchPlan, phases: Sequence[PhaseName]) -> None:
             plan.measures_in(phase)
         except ValueError as error:
             raise ValueError(f"The phase {phase!r}: {error}") from None
+
+
+def check_judges(plan: SearchPlan, phases: Sequence[PhaseName]) -> None:
+    """What a trial is judged by is the plan's to say."""
+    for phase in phases:
+        settings = plan.config(phase, {"method": plan.methods[0]}, None, "", "").evaluation
+        for name, instead in (("keep_best", "`metrics` and `take`"), ("patience", "`patience`")):
+            if getattr(settings, name) is not None:
+                raise ValueError(f"The phase {phase!r}: {name} must be left out of a trial; the plan has {instead}.")
 
 
 def evaluations_of(config: RunConfig, stages: Stages) -> int:

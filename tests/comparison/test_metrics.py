@@ -2,11 +2,12 @@
 
 import pytest
 
-from fullbatch.comparison.metrics import guessing_of, metric_named
 from fullbatch.comparison.race import _short
 from fullbatch.comparison.statistics import Guessing
+from fullbatch.comparison.summary import guessing_of
 from fullbatch.evaluation import class_count
 from fullbatch.evaluation.class_count import Counted, count_classes
+from fullbatch.evaluation.named import metric_named
 from tests.data.making import png
 
 

@@ -114,6 +114,7 @@ def test_what_fits_where_it_is_found_must_fit_into_the_finals(plan_with):
             "The phase 'finals', openclip with adamw: ",
         ),
         ({"pruner_start": 3}, "pruner 'asha' acts after 3 evaluation(s) and before a run's last one"),
+        ({"fine": {"changes": {"keep_best": "accuracy"}}}, "The phase 'fine': keep_best must be left out of a trial"),
         ({"patience": 2}, "patience 2 can end no run early, since runs have at most 3 evaluation(s)"),
     ],
 )

@@ -1,4 +1,4 @@
-"""The number a comparison looks at: a task and one of its metrics, written "TASK METRIC"."""
+"""A number that is looked at: a task and one of its metrics, written "TASK METRIC"."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Any
 
 from typing_extensions import assert_never
 
-from fullbatch.comparison.statistics import Guessing
 from fullbatch.config.tasks import (
     BenchmarkFolder,
     CorruptedViews,
@@ -131,17 +130,6 @@ def named_numbers(results: Mapping[str, Any]) -> dict[str, float]:
         if one["value"] is not None:
             found[average_name(one["name"], one["found"], one["of"])] = one["value"]
     return found
-
-
-def guessing_of(results: Mapping[str, Any], metric: str) -> Guessing | None:
-    """What guessing gives for "TASK METRIC"; None where it is not known: of ranks and averages, of a top 5 or 10."""
-    for result in results["results"]:
-        task, main, name = result["task"], result["main"], metric.rpartition(" ")[2]
-        alike = name == main or (main == "mean_r1" and name.endswith("_r1")) or {main, name} <= set(LINEAR)
-        asked = result.get("counts", {}).get("images", 0)
-        if metric == f"{task} {name}" and alike and asked:
-            return Guessing(result["chance"], asked)
-    return None
 
 
 def is_share(metric: str) -> bool:
