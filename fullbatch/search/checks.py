@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -19,12 +20,14 @@ from fullbatch.config.training import Evaluation
 from fullbatch.data.loader import open_pool
 from fullbatch.evaluation.tasks import check_captions_unneeded, check_tasks, tasks_of
 from fullbatch.models.build import build_model
-from fullbatch.search.phases import phases_of
+from fullbatch.search.phases import phases_of, tries_all_pairs
 from fullbatch.search.plan import PRUNED, SearchPlan
 from fullbatch.search.plan_parts import CHOSEN
 from fullbatch.search.slots import PhaseName
 from fullbatch.search.space import Dimension
 from fullbatch.training.stages import Stages
+
+log = logging.getLogger("fullbatch")
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,7 @@ def check_search(plan: SearchPlan) -> Checked:
     phases = phases_of(plan)
     check_metrics(plan, phases)
     check_judges(plan, phases)
+    warn_of_grid(plan)
     runs = _Runs({}, set(), set())
     steps: dict[PhaseName, int] = {}
     evaluations: dict[PhaseName, int] = {}
@@ -152,6 +156,16 @@ def check_metrics(plan: SearchPlan, phases: Sequence[PhaseName]) -> None:
             plan.measures_in(phase)
         except ValueError as error:
             raise ValueError(f"The phase {phase!r}: {error}") from None
+
+
+def warn_of_grid(plan: SearchPlan) -> None:
+    pairs = len(list(plan.candidates))
+    if tries_all_pairs(plan) and pairs > 1:
+        words = (
+            "the phase 'choices' is a grid: it tries each of %d pairs once, and leaves nothing to the sampler; for a "
+        )
+        words += "Bayesian one name a dimension in choices.over, such as lr, or ask for fewer trials"
+        log.warning(words, pairs)
 
 
 def check_judges(plan: SearchPlan, phases: Sequence[PhaseName]) -> None:

@@ -123,6 +123,17 @@ def test_a_mistake_is_named_before_a_trial(plan_with, changes, said):
         check_search(plan_with(**changes))
 
 
+def test_a_phase_1_without_anything_to_sample_says_so(plan_with, caplog):
+    check_search(plan_with(choices={"trials": 4, "changes": {"epochs": 2, "data_share": 0.5}}))
+    words = "the phase 'choices' is a grid: it tries each of 4 pairs once, and leaves nothing to the sampler"
+    assert words in caplog.text and "choices.over" in caplog.text
+    caplog.clear()
+    over = ["method", "optimizer", "lr"]
+    check_search(plan_with(choices={"trials": 4, "over": over, "changes": {"epochs": 2, "data_share": 0.5}}))
+    check_search(plan_with(choices={"trials": 3, "changes": {"epochs": 2, "data_share": 0.5}}))
+    assert "is a grid" not in caplog.text
+
+
 def test_a_pruner_needs_evaluations_during_training(plan_with):
     groups = {"evaluation": {"evaluations": None}}
     said = "pruner 'hyperband' acts after 1 evaluation(s) and before a run's last one, but runs have at most 1"
