@@ -268,3 +268,15 @@ def test_mistakes_are_said_before_the_first_step(tmp_path, settings, message):
     with pytest.raises(ValueError, match=message):
         train(replace(config, evaluation=replace(config.evaluation, **settings)))
     assert not (tmp_path / "run").exists()
+
+
+def judged_on_rank(rank, config):
+    return train(config).results["best"]
+
+
+def test_two_ranks_keep_the_same_best(tmp_path, two_ranks):
+    config = watched(tmp_path)
+    judged = replace(config.evaluation, keep_best="mean_r1", patience=4)
+    config = replace(config, evaluation=judged, run=replace(config.run, keep=1))
+    one, other = two_ranks.run(judged_on_rank, config)
+    assert one == other and one["step"] in kept(tmp_path / "run") and 20 in kept(tmp_path / "run")
