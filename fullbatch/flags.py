@@ -29,6 +29,25 @@ _CHOICES: dict[str, tuple[str, ...]] = {
 }
 
 
+def _switch_or_file(words: list[str]) -> bool | str:
+    """
+    >>> _switch_or_file([]), _switch_or_file(["False"]), _switch_or_file(["resnet50.pth"])
+    (True, False, 'resnet50.pth')
+    """
+    if len(words) > 1:
+        raise ValueError(f"one file at most, got {' '.join(words)}")
+    return {"True": True, "False": False}.get(words[0], words[0]) if words else True
+
+
+_SWITCH_OR_FILE = tyro.constructors.PrimitiveConstructorSpec[bool | str](
+    nargs="*",
+    metavar="[FILE]",
+    instance_from_str=_switch_or_file,
+    is_instance=lambda value: isinstance(value, bool | str),
+    str_from_instance=lambda value: [str(value)],
+)
+
+
 def field_help(kind: type) -> dict[str, str]:
     """``name   what it is`` lines of a docstring; a line that is indented further goes on with the one before."""
     found: dict[str, str] = {}
@@ -77,6 +96,8 @@ def _flag(name: str, hint: Any, value: Any, text: str) -> tuple[str, Any, Any]:
     if name in _CHOICES:
         choices: Any = Literal[_CHOICES[name]]
         hint = choices | None if hint == (str | None) else choices
+    if hint == (bool | str):
+        hint = Annotated[hint, _SWITCH_OR_FILE]
     return name, Annotated[hint, tyro.conf.arg(help=text)], dataclasses.field(default=value)
 
 

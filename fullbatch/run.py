@@ -20,7 +20,9 @@ from fullbatch.config.shown import MessageFormatter
 from fullbatch.config.temperature import Constant
 from fullbatch.data.in_memory import InMemoryBatches
 from fullbatch.data.periods import Plans
+from fullbatch.evaluation.asked import Metric
 from fullbatch.evaluation.embed import Embedder
+from fullbatch.evaluation.named import metric_named
 from fullbatch.evaluation.probe import Probe, plan_audits
 from fullbatch.evaluation.result import Measured
 from fullbatch.evaluation.tasks import check_captions_unneeded, check_tasks, run_tasks, tasks_of
@@ -32,6 +34,7 @@ from fullbatch.models.load import check_design
 from fullbatch.models.towers import TwoTowers
 from fullbatch.models.views import TwoViews
 from fullbatch.training import checkpoint
+from fullbatch.training.best import BEST, SCORE, Best
 from fullbatch.training.cost import cost_of
 from fullbatch.training.display import Display
 from fullbatch.training.planning import Planners
@@ -59,12 +62,14 @@ class Evaluated:
 
     seconds   of training so far
     say       a line for the terminal, above the bar
+    keep      called on the first rank: this is the best so far, so that its checkpoint stays
     """
 
     parts: Parts
     measured: Measured
     seconds: float
     say: Callable[[str], None] = lambda text: None
+    keep: Callable[[], None] = lambda: None
 
     @property
     def step(self) -> int:
@@ -96,6 +101,7 @@ def train(
         display = Display(first, config.run.quiet)
         folder = Folder(Path(resume)) if resume is not None else Folder.of(config)
         folder = Folder(Path(distributed.from_first_rank(str(folder.path))))
+        judge = distributed.together(lambda: judge_of(config))
         distributed.together(lambda: check_tasks(tasks_of(config)))
 
         def lock() -> None:
@@ -123,7 +129,7 @@ def train(
         distributed.host_barrier()
         with _written_to(folder.log if first else None, kept):
             _announce(config, parts, display)
-            _train(config, parts, folder, display, watch, command, abandoned)
+            _train(config, parts, folder, display, watch, judge, command, abandoned)
         return Trained(folder.path, folder.read_results())
 
 
@@ -135,6 +141,17 @@ def _design_of(folder: Folder) -> Path | None:
         log.warning("%s", error)
         return None
     return folder.model
+
+
+def judge_of(config: RunConfig) -> Metric | None:
+    """The number that says which evaluation is the best; None where nobody asks."""
+    asked, tasks = config.evaluation.keep_best, tasks_of(config)
+    if asked is None and config.evaluation.patience is None:
+        return None
+    judge = Metric.parse(asked or metric_named(None, tasks), tasks, "--keep-best")
+    if not judge.parts:
+        raise ValueError(f"--keep-best must name something measured, got {asked!r}; take mean_r1 or accuracy.")
+    return judge
 
 
 def _restore(parts: Parts, folder: Folder, display: Display) -> None:
@@ -165,6 +182,7 @@ def _train(
     folder: Folder,
     display: Display,
     watch: Watch | None,
+    judge: Metric | None,
     command: str,
     abandoned: Callable[[], bool],
 ) -> None:
@@ -183,15 +201,25 @@ def _train(
     )
 
     def evaluate(seconds: float) -> tuple[dict[str, Any], bool]:
-        ends = False
+        ends, kept = False, list[bool]()
         with state.average.in_use() if state.average is not None else nullcontext():
             measured = run_tasks(tasks, embedder, config.evaluation.templates)
             if watch is not None:
-                said = distributed.together(lambda: watch(Evaluated(parts, measured, seconds, display.say)))
-                ends = bool(distributed.from_first_rank(said))
+                seen = Evaluated(parts, measured, seconds, display.say, lambda: kept.append(True))
+                ends = bool(distributed.together(lambda: watch(seen)))
+        step, before, patience = state.position.step, metrics.best, config.evaluation.patience
+        values: dict[str, Any] = {**measured.curves, **({BEST: True} if kept else {})}
+        results = {"step": step, **measured.as_dict()}
+        if judge is not None and parts.stages.trained(step):
+            score = values[SCORE] = judge.of(results, seconds)
+            if before.beaten_by(score, judge.maximise):
+                values[BEST] = True
+            ends = ends or (patience is not None and BEST not in values and before.waited + 1 >= patience)
+            results["best"] = _best(folder, judge, before.after({"step": step, **values}))
         if first:
-            replace_text(folder.results, json.dumps({"step": state.position.step, **measured.as_dict()}, indent=1))
-        return measured.curves, ends
+            replace_text(folder.results, json.dumps(results, indent=1))
+        values, ends = distributed.from_first_rank((values, ends))
+        return values, ends
 
     batch_size, pool = config.training.batch_size, parts.batches.pool
     plan = plan_audits(config.evaluation, batch_size, parts.stages.total, len(pool))
@@ -224,6 +252,15 @@ def _train(
     if first:
         _add_cost(folder, distributed.world().size)
     distributed.host_barrier()
+
+
+def _best(folder: Folder, judge: Metric, best: Best) -> dict[str, Any] | None:
+    """As in results.json; other ranks than the first do not know."""
+    if best.step is None:
+        return None
+    name = judge.parts[0] if len(judge.parts) == 1 else judge.name
+    place = checkpoint.folder_of(folder.checkpoints, best.step).relative_to(folder.path)
+    return {"metric": name, "step": best.step, "value": best.score, "checkpoint": place.as_posix()}
 
 
 def _make_selector(config: RunConfig, parts: Parts, folder: Folder, embedder: Embedder) -> Selector | None:

@@ -242,6 +242,14 @@ def test_flags_come_in_both_spellings():
     assert config_of("--no-tensorboard").run.tensorboard is False
 
 
+def test_weights_of_a_tower_are_a_switch_or_a_file():
+    pair = ("--image-tower", "resnet50", "--text-tower", "bert-base-uncased")
+    assert config_of(*pair).model.image_weights is False
+    assert config_of(*pair, "--image-weights").model.image_weights is True
+    both = config_of(*pair, "--image-weights", "resnet50.pth", "--text-weights").model
+    assert (both.image_weights, both.text_weights) == ("resnet50.pth", True)
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # mistakes
 

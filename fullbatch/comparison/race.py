@@ -22,12 +22,12 @@ from typing import Any
 from fullbatch.comparison.checks import check_begun, check_jobs, check_measured, check_same_plan, check_same_time
 from fullbatch.comparison.equal_time import MEASURED, WARM_UP, samples_in_equal_time, step_seconds, timing_jobs
 from fullbatch.comparison.execute import OUTCOME, Outcome, outcome_of
-from fullbatch.comparison.metrics import is_share, metric_named
 from fullbatch.comparison.plan import Plan, plan_from, read_plan
 from fullbatch.comparison.progress import Progression
 from fullbatch.comparison.summary import summarize, write_csv
 from fullbatch.comparison.workers import Crew, Job
 from fullbatch.config.tree import write_values
+from fullbatch.evaluation.named import is_share, metric_named
 from fullbatch.evaluation.tasks import tasks_of
 from fullbatch.training.interruption import Interrupted
 from fullbatch.training.run_folder import alone_in, refuse, replace_text

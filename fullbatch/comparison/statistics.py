@@ -36,6 +36,22 @@ class Spread:
 
 
 @dataclass(frozen=True)
+class Guessing:
+    """chance  the share of right answers that guessing gives
+    asked   how many answers a run's share is taken over
+    """
+
+    chance: float
+    asked: int
+
+    def beaten_by(self, found: Spread) -> bool:
+        """Whether the mean lies two standard errors above chance: by the noise of so many guesses, and by the spread
+        over seeds, which is the larger where a model gives one answer to everything."""
+        noise = max(math.sqrt(self.chance * (1.0 - self.chance) / self.asked), found.sd or 0.0)
+        return found.mean - 2.0 * noise / math.sqrt(len(found.values)) > self.chance
+
+
+@dataclass(frozen=True)
 class Match:
     """matches  the baseline's batch size whose mean lies nearest, if within one combined standard deviation
     about    where the baseline's curve, drawn over log2 of the batch size, first reaches the row's mean
@@ -53,11 +69,20 @@ def paired(ours: Mapping[int, float], theirs: Mapping[int, float]) -> Spread | N
     return Spread(tuple(ours[seed] - theirs[seed] for seed in seeds)) if seeds else None
 
 
-def match(row: str, batch_size: int, ours: Spread, baseline: str, theirs: Mapping[int, Spread], up: bool) -> Match:
+def match(
+    row: str,
+    batch_size: int,
+    ours: Spread,
+    baseline: str,
+    theirs: Mapping[int, Spread],
+    up: bool,
+    guessing: Guessing | None = None,
+) -> Match:
     """Where ``row`` at ``batch_size`` stands on the baseline's curve over batch sizes; ``up``: more is better.
 
     "Matches" is said only when the means differ by at most one combined standard deviation; with one seed nothing is
-    known of the spread, so it is not said at all.
+    known of the spread, so it is not said at all.  Nor are two compared that have learned nothing, where what guessing
+    gives is known.
     """
     sign = 1.0 if up else -1.0
     sizes = sorted(theirs)
@@ -66,6 +91,10 @@ def match(row: str, batch_size: int, ours: Spread, baseline: str, theirs: Mappin
     about = _crossing(sizes, means, level)
     near = [size for size in sizes if _within_spread(ours, theirs[size])]
     subject = f"{row} at {batch_size}"
+    if guessing is not None and not guessing.beaten_by(ours):
+        learned = [size for size in sizes if guessing.beaten_by(theirs[size])]
+        if len(learned) < len(sizes):
+            return _neither(subject, baseline, sizes, learned, guessing.chance)
     if len(near) == len(sizes) > 1:
         every = f"{baseline} at {_and([str(size) for size in sizes])}"
         return Match(None, about, f"{subject} cannot be told apart from {every}: the spread is larger")
@@ -96,6 +125,13 @@ def match(row: str, batch_size: int, ours: Spread, baseline: str, theirs: Mappin
         return Match(None, about, f"{subject} lies level with {baseline} at {below}{caveat(below)}")
     between = f"{subject} lies between {baseline} at {below} and at {above}, about {about:.0f}"
     return Match(None, about, f"{between}{caveat(below, above)}")
+
+
+def _neither(subject: str, baseline: str, sizes: Sequence[int], learned: Sequence[int], chance: float) -> Match:
+    idle = _and([str(size) for size in sizes if size not in learned])
+    others = f"; {baseline} at {_and([str(size) for size in learned])} is" if learned else ""
+    text = f"neither {subject} nor {baseline} at {idle} is above chance ({100 * chance:.3g} %){others}"
+    return Match(None, None, text)
 
 
 def _within_spread(ours: Spread, theirs: Spread) -> bool:

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from fullbatch.comparison.execute import outcome_of
-from fullbatch.comparison.metrics import more_is_better, named_numbers
 from fullbatch.comparison.plan import Plan, PlannedRun
-from fullbatch.comparison.statistics import Spread, match, paired
+from fullbatch.comparison.statistics import Guessing, Spread, match, paired
 from fullbatch.comparison.workers import Job
 from fullbatch.config.shown import cell
+from fullbatch.evaluation.named import LINEAR, more_is_better, named_numbers
 from fullbatch.training.run_folder import Folder, read_lines
 
 Cells = dict[tuple[str, int, str], dict[int, float]]  # (row, batch size, metric) -> seed -> value
@@ -36,7 +36,7 @@ def summarize(
         "runs": runs,
         "table": [{**_cell(key), **_numbers(values)} for key, values in cells.items()],
         "differences": _differences(plan, cells),
-        "matches": _matches(plan, cells, metric),
+        "matches": _matches(plan, cells, metric, _guessing(jobs, metric)),
     }
 
 
@@ -95,7 +95,27 @@ def _differences(plan: Plan, cells: Cells) -> list[dict[str, Any]]:
     return found
 
 
-def _matches(plan: Plan, cells: Cells, metric: str) -> list[dict[str, Any]]:
+def _guessing(jobs: Sequence[Job], metric: str) -> Guessing | None:
+    """Of whichever run has been measured: all have the same tasks."""
+    for job in jobs:
+        folder = Folder(job.folder)
+        if outcome_of(job.folder).status == "done" and (results := folder.read_results()):
+            return guessing_of(results, metric)
+    return None
+
+
+def guessing_of(results: Mapping[str, Any], metric: str) -> Guessing | None:
+    """What guessing gives for "TASK METRIC"; None where it is not known: of ranks and averages, of a top 5 or 10."""
+    for result in results["results"]:
+        task, main, name = result["task"], result["main"], metric.rpartition(" ")[2]
+        alike = name == main or (main == "mean_r1" and name.endswith("_r1")) or {main, name} <= set(LINEAR)
+        asked = result.get("counts", {}).get("images", 0)
+        if metric == f"{task} {name}" and alike and asked:
+            return Guessing(result["chance"], asked)
+    return None
+
+
+def _matches(plan: Plan, cells: Cells, metric: str, guessing: Guessing | None) -> list[dict[str, Any]]:
     def spread(values: Mapping[int, float]) -> Spread:
         return Spread(tuple(values[seed] for seed in sorted(values)))
 
@@ -103,7 +123,7 @@ def _matches(plan: Plan, cells: Cells, metric: str) -> list[dict[str, Any]]:
     found = []
     for (method, size, name), values in cells.items():
         if theirs and name == metric and method != plan.baseline:
-            made = match(method, size, spread(values), plan.baseline, theirs, more_is_better(metric))
+            made = match(method, size, spread(values), plan.baseline, theirs, more_is_better(metric), guessing)
             where = {"method": method, "batch_size": size, "against": plan.baseline}
             found.append({**where, "matches": made.matches, "about": made.about, "text": made.text})
     return found

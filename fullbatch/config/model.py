@@ -9,7 +9,7 @@ from typing import Literal
 from fullbatch.config.checks import is_whole, require, require_choice, require_count, require_positive, require_share
 
 _TEXTS = ("pretrained", "image_tower", "text_tower", "view_tower", "tokenizer")
-_SWITCHES = ("image_weights", "text_weights", "lock_image", "lock_text", "checkpoint_activations")
+_SWITCHES = ("text_weights", "lock_image", "lock_text", "checkpoint_activations")
 DEFAULT_MODEL = "tiny"
 DEFAULT_PAIR_WIDTH = 256
 DEFAULT_PROJECTION = (2048, 128)
@@ -32,7 +32,10 @@ class Model:
     embed_dim               width of the embedding that both towers are projected to; None: 256
     tokenizer               a local folder, a hub name, or an open_clip config name; None: the model's own
     context_length          tokens a caption is cut or padded to; None: the model's own, 77 for a Hugging Face tower
-    image_weights           start the timm tower from its pretrained weights
+    text_pooling            what a Hugging Face tower says of a caption: its "first" token or the "mean" over all; None:
+                            as its 1_Pooling/config.json has it (sentence-transformers), else by its family
+    image_weights           start the timm tower from weights in a FILE (a state dict of timm or torchvision: .pth,
+                            .safetensors); without one from timm's own, which need the hub
     text_weights            start the Hugging Face tower from its pretrained weights
     lock_image              keep the image tower's weights and statistics; a projection onto a new width still learns
     lock_text               the same for the text tower
@@ -56,7 +59,8 @@ class Model:
     embed_dim: int | None = None
     tokenizer: str | None = None
     context_length: int | None = None
-    image_weights: bool = False
+    text_pooling: Literal["first", "mean"] | None = None
+    image_weights: bool | str = False
     text_weights: bool = False
     lock_image: bool = False
     lock_text: bool = False
@@ -75,6 +79,11 @@ class Model:
             require(value is None or (isinstance(value, str) and bool(value)), self, field, "be a name or a path")
         for field in _SWITCHES:
             require_choice(self, field, (True, False))
+        weights = self.image_weights
+        good = isinstance(weights, bool) or (isinstance(weights, str) and bool(weights))
+        require(good, self, "image_weights", "be True, False or a file")
+        if self.text_pooling is not None:
+            require_choice(self, "text_pooling", ("first", "mean"))
         for field in ("unlocked_image_groups", "unlocked_text_layers"):
             require_count(self, field, 0)
         if self.context_length is not None:
@@ -105,7 +114,8 @@ class Model:
 
     def refuse_text(self) -> None:
         """One encoder for two views has neither a text tower nor LoRA."""
-        for field in ("text_tower", "tokenizer", "context_length", "text_weights", "lock_text", "lora_rank"):
+        texts = ("text_tower", "tokenizer", "context_length", "text_pooling", "text_weights", "lock_text", "lora_rank")
+        for field in texts:
             hint = "there is one image encoder, which learns or is locked whole, and no text tower"
             require(getattr(self, field) in (None, False), self, field, "be left out for two views", hint)
 
@@ -117,7 +127,8 @@ class Model:
             rule = "be left out where image_tower and text_tower are given"
             require(self.model == DEFAULT_MODEL, self, "model", rule)
             return
-        require(self.embed_dim is None, self, "embed_dim", "be left out", "an open_clip config sets its own")
+        for field in ("embed_dim", "text_pooling"):
+            require(getattr(self, field) is None, self, field, "be left out", "an open_clip config sets its own")
         for field in ("text_weights",) if self.view_tower else ("image_weights", "text_weights"):
             hint = "it belongs to image_tower and text_tower; an open_clip model takes `pretrained`"
             require(not getattr(self, field), self, field, "be False", hint)
@@ -155,6 +166,7 @@ class Model:
             projection=DEFAULT_PROJECTION,
             embed_dim=None,
             context_length=None,
+            text_pooling=None,
             image_weights=False,
             text_weights=False,
         )

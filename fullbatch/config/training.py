@@ -86,6 +86,10 @@ class Evaluation:
                      retrieval on a part that it holds out; else none
     evaluate_every   epochs between evaluations; 0: only at the end
     evaluations      how many of them in the run, evenly spaced and the last at its end, instead of epochs between them
+    keep_best        keep the best checkpoint beside the newest, by METRIC, "TASK METRIC" or "mean(A, B)"; None: without
+                     `patience`, none
+    patience         end the training after so many evaluations without a better one by keep_best, or by the main
+                     number of the first task; None: it does not
     evaluate_start   measure before the first step too: what pretrained weights are worth
     templates        prompts for zero-shot, {} stands for the class name; "openai" and "simple" are open_clip's 80
                      and 7; None: the task's own, or "{}", "a picture of {}", "an image about {}" where it has none
@@ -100,6 +104,8 @@ class Evaluation:
     evaluate: tuple[str, ...] | None = None
     evaluate_every: int = 0
     evaluations: int | None = None
+    keep_best: str | None = None
+    patience: int | None = None
     evaluate_start: bool = False
     templates: tuple[str, ...] | None = None
     eval_batch: int = 256
@@ -117,6 +123,13 @@ class Evaluation:
         if self.evaluations is not None:
             require_count(self, "evaluations", 1)
             require(not self.evaluate_every, self, "evaluations", "be left out with evaluate_every")
+        named = self.keep_best is None or (isinstance(self.keep_best, str) and bool(self.keep_best.strip()))
+        require(named, self, "keep_best", "be a metric such as mean_r1")
+        if self.patience is not None:
+            require_count(self, "patience", 1)
+            often = bool(self.evaluate_every or self.evaluations)
+            hint = "set evaluate_every or evaluations"
+            require(often, self, "patience", "be left out without evaluations during training", hint)
         require_choice(self, "evaluate_start", (True, False))
         if self.templates is not None:
             check_templates(self.templates)

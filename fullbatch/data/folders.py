@@ -1,16 +1,19 @@
-"""Images in a folder, and images that a COCO captions file names."""
+"""Images in a folder, and images that a JSON file of captions names."""
 
 from __future__ import annotations
 
 import json
 import os
 from collections.abc import Iterator
+from itertools import islice
+from typing import Any
 
 from fullbatch.data.reading import (
     IMAGE_EXTENSIONS,
     MAX_IMAGE_BYTES,
     MAX_TEXT_BYTES,
     PackedStrings,
+    caption_texts,
     check_index,
     checked_captions,
     checked_image,
@@ -20,6 +23,8 @@ from fullbatch.data.reading import (
     utf8,
 )
 from fullbatch.data.sample import BadSample, RawSample
+
+_TRIED = 16  # images that are looked for, to find the folder that all start from
 
 
 class ImageFolder:
@@ -42,6 +47,11 @@ class ImageFolder:
     def __len__(self) -> int:
         return len(self._images)
 
+    @property
+    def kinds(self) -> set[str]:
+        """What the names of the folders say that the images lie in."""
+        return {_kind(os.fsdecode(image)) for image in self._images}
+
     def read(self, index: int) -> RawSample:
         check_index(index, len(self), self.name)
         relative = os.fsdecode(self._images[index])
@@ -55,13 +65,17 @@ class ImageFolder:
         if os.path.exists(sidecar) and not self._bare:
             captions = utf8(label, read_file(label, sidecar, MAX_TEXT_BYTES)).split("\n")
         elif os.path.dirname(relative):
-            kind = os.path.basename(os.path.dirname(relative)).replace("_", " ").replace("-", " ")
+            kind = _kind(relative)
             captions = [kind if self._bare else f"a photo of a {kind}"]
         else:
             raise BadSample(
                 label, f"no caption: neither {os.path.basename(sidecar)!r} nor a folder named by what it shows"
             )
         return RawSample(label, image, checked_captions(label, captions))
+
+
+def _kind(relative: str) -> str:
+    return os.path.basename(os.path.dirname(relative)).replace("_", " ").replace("-", " ")
 
 
 def images_below(root: str) -> Iterator[str]:
@@ -79,23 +93,20 @@ def images_below(root: str) -> Iterator[str]:
 
 
 class CocoCaptions:
-    """The images of a COCO captions file that have captions, in the order of its list of images."""
+    """The images of a JSON file that have captions, in its order: of COCO's captions files, or of a list of
+    {"image": path, "caption": text or texts}."""
 
     def __init__(self, path: str, root: str = "", name: str = "") -> None:
         self.name = name or path
-        self._root = root or os.path.dirname(os.path.abspath(path))
         self._label = os.path.basename(path)
-        images, annotations = _load_coco(path)
-        captions_of: dict[object, list[object]] = {}
-        for annotation in annotations:
-            captions_of.setdefault(annotation.get("image_id"), []).append(annotation.get("caption"))
-        rows = []
-        for image in images:
-            captions = captions_of.get(image.get("id"))
-            if captions is not None:
-                rows.append(json.dumps([image.get("file_name"), captions]).encode())
+        captions_of = _load_captions(path)
+        self._root = root or _root_of(path, captions_of)
+        rows = [json.dumps([image, captions]).encode() for image, captions in captions_of]
         if not rows:
-            raise ValueError(f"{path!r} has no image with a caption: no annotation's image_id is the id of an image.")
+            raise ValueError(
+                f"{path!r} has no image with a caption: no annotation's image_id is the id of an image, or no entry of "
+                'its list has "image" and "caption".'
+            )
         self._rows = PackedStrings(rows)
         self.fingerprint = fingerprint_of("coco", *rows)
 
@@ -112,12 +123,17 @@ class CocoCaptions:
         return RawSample(label, read_image(label, self._root, file_name), checked)
 
 
-def _load_coco(path: str) -> tuple[list[dict[str, object]], list[dict[str, object]]]:
+Captioned = tuple[object, list[object]]  # an image's path, and what is said of it
+
+
+def _load_captions(path: str) -> list[Captioned]:
     try:
         with open(path, encoding="utf-8-sig") as file:
             record = json.load(file)
     except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"{path!r} is not a readable JSON file: {error}.") from error
+    if isinstance(record, list):
+        return _of_list(record)
     lists = [record.get(key) if isinstance(record, dict) else None for key in ("images", "annotations")]
     images, annotations = (
         [e for e in entries if _is_entry(e)] if isinstance(entries, list) else None for entries in lists
@@ -125,10 +141,37 @@ def _load_coco(path: str) -> tuple[list[dict[str, object]], list[dict[str, objec
     if images is None or annotations is None:
         raise ValueError(
             f"{path!r} is not a COCO captions file: it needs the lists 'images' (id, file_name) and 'annotations' "
-            "(image_id, caption)."
+            '(image_id, caption); or it is one list of {"image": path, "caption": text}.'
         )
-    return images, annotations
+    captions_of: dict[object, list[object]] = {}
+    for annotation in annotations:
+        captions_of.setdefault(annotation.get("image_id"), []).append(annotation.get("caption"))
+    return [
+        (image.get("file_name"), captions_of[image.get("id")]) for image in images if image.get("id") in captions_of
+    ]
+
+
+def _of_list(entries: list[Any]) -> list[Captioned]:
+    """Entries of the same image are one."""
+    captions_of: dict[str, list[object]] = {}
+    for entry in entries:
+        if isinstance(entry, dict) and isinstance(entry.get("image"), str) and "caption" in entry:
+            captions_of.setdefault(entry["image"], []).extend(caption_texts(entry["caption"]))
+    return list(captions_of.items())
 
 
 def _is_entry(entry: object) -> bool:
     return isinstance(entry, dict) and all(isinstance(entry.get(k), str | int | None) for k in ("id", "image_id"))
+
+
+def _root_of(path: str, rows: list[Captioned]) -> str:
+    """Where the images are: below the file's folder or the one above, or in a folder there that the file's name names,
+    as COCO has annotations/captions_val2017.json beside val2017/.  The first place that holds one of the first few."""
+    own = os.path.dirname(os.path.abspath(path))
+    words = [word for word in os.path.splitext(os.path.basename(path))[0].split("_") if word.strip(".")]
+    above = (own, os.path.dirname(own))
+    places = [*above, *(os.path.join(folder, word) for folder in above for word in words)]
+    relative = (image for image, _ in rows if isinstance(image, str) and not os.path.isabs(image) and "\0" not in image)
+    few = list(islice(relative, _TRIED))
+    there = (place for place in places for image in few if os.path.isfile(os.path.join(place, image)))
+    return next(there, own)

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -101,15 +101,19 @@ def class_folders(path: Path) -> Source:
     return Source(str(path), kind="folder", captions=("folder",))
 
 
-def imagenet(task: str, path: Path, templates: tuple[str, ...], embedder: Embedder) -> Result:
-    images = embedder.images(class_folders(path))
-    numbers, folders = imagenet_numbers(), [of_image[0] for of_image in images.captions]
-    unknown = sorted(set(folders) - set(numbers))
+def require_imagenet(path: Path, folders: Iterable[str]) -> None:
+    unknown = sorted(set(folders) - set(imagenet_numbers()))
     if unknown:
         raise ValueError(
             f"{str(path)!r} has a folder {unknown[0]!r}, which is neither a WordNet id of ImageNet's 1,000 classes "
             "(n01440764) nor a class number; for folders named by class use zero_shot:FOLDER?captions=folder."
         )
+
+
+def imagenet(task: str, path: Path, templates: tuple[str, ...], embedder: Embedder) -> Result:
+    images = embedder.images(class_folders(path))
+    numbers, folders = imagenet_numbers(), [of_image[0] for of_image in images.captions]
+    require_imagenet(path, folders)
     there = sorted({numbers[folder] for folder in folders})
     place = {number: row for row, number in enumerate(there)}
     labels_N = torch.tensor([place[numbers[folder]] for folder in folders])

@@ -25,16 +25,17 @@ from fullbatch.config.tasks import (
     parse_task,
 )
 from fullbatch.data.builtin import BUILTIN
-from fullbatch.data.folders import images_below
+from fullbatch.data.folders import ImageFolder, images_below
 from fullbatch.data.sample import Samples
 from fullbatch.data.sources import open_source
 from fullbatch.data.tables import ByPicture, CsvTable
 from fullbatch.evaluation.arrow_folders import ArrowPairs
 from fullbatch.evaluation.benchmark_folders import open_benchmark
+from fullbatch.evaluation.class_count import MOST_READ, count
 from fullbatch.evaluation.corrupted_folders import published_corruptions
 from fullbatch.evaluation.datacomp import ENTRIES, Entry, averages
 from fullbatch.evaluation.embed import Embedder
-from fullbatch.evaluation.measure import benchmark, class_folders, classified, imagenet, retrieved
+from fullbatch.evaluation.measure import benchmark, class_folders, classified, imagenet, require_imagenet, retrieved
 from fullbatch.evaluation.probes import labelled_features, linear_probe, neighbours
 from fullbatch.evaluation.prompts import PLAIN_TEMPLATES
 from fullbatch.evaluation.result import Gap, Measured, Result
@@ -65,19 +66,25 @@ def tasks_of(config: RunConfig) -> tuple[str, ...]:
     return tuple(task for name, tasks in BUILTIN_TASKS.items() if name in trained_on for task in tasks)
 
 
-def check_tasks(tasks: Sequence[str]) -> None:
-    """Say now, not after hours of training, that a source is not there, or empty."""
+def check_tasks(tasks: Sequence[str], read: bool = True) -> None:
+    """Say now, not after hours of training, that a source is not there, or, if ``read``, that it tells nothing."""
     for text in tasks:
         match task := parse_task(text):
+            case Retrieval(source):
+                _require(text, source, 2 * read, "the same caption for every image", lambda captions: captions)
+            case ZeroShot(source):
+                _require(text, source, 2 * read)
             case CorruptedViews(source) if published_corruptions(source.path):
                 pass
-            case Retrieval(source) | ZeroShot(source) | OtherView(source) | CorruptedViews(source):
-                _require_samples(text, source)
+            case OtherView(source) | CorruptedViews(source):
+                _require(text, source, 1 * read)
             case Neighbours(train, test) | LinearProbe(train, test):
-                _require_samples(text, train)
-                _require_samples(text, test)
+                _require(text, train, 2 * read)
+                _require(text, test, 1 * read)
             case ImageNetFolder(path):
-                open_source(class_folders(path))
+                folder = _require(text, class_folders(path), 2 * read)
+                if read and isinstance(folder, ImageFolder):
+                    require_imagenet(path, folder.kinds)
             case BenchmarkFolder(path):
                 open_benchmark(path)
             case DataCompSuite(root):
@@ -86,16 +93,34 @@ def check_tasks(tasks: Sequence[str]) -> None:
                 assert_never(task)
 
 
+def _require(
+    text: str,
+    source: Source,
+    least: int,
+    fewer: str = "one class",
+    of: Callable[[tuple[str, ...]], object] = lambda captions: captions[0],
+) -> Samples:
+    """The source's samples: there are some, and ``of`` makes at least so many different things of their captions."""
+    samples = open_source(source)
+    if len(samples) == 0:
+        raise ValueError(f"The task {text!r} has no sample in {source}.")
+    found = count(samples, least, of) if least else None
+    if found is not None and found.classes == 0:
+        tried = min(len(samples), MOST_READ)
+        raise ValueError(
+            f"The task {text!r}: none of {tried:,} samples can be read (first: {found.problem}). If its images lie "
+            "elsewhere, add ?root=FOLDER."
+        )
+    if found is not None and found.classes < least and found.whole:
+        raise ValueError(f"The task {text!r} has {fewer}: any model would be right.")
+    return samples
+
+
 def check_captions_unneeded(tasks: Sequence[str]) -> None:
     """For a model of two views, which reads no text: likewise before hours of training."""
     for text in tasks:
         if isinstance(parse_task(text), (Retrieval, ZeroShot, ImageNetFolder, BenchmarkFolder, DataCompSuite)):
             raise ValueError(f"The task {text!r} needs captions, and a model of two views reads none; {VIEW_TASKS}.")
-
-
-def _require_samples(text: str, source: Source) -> None:
-    if len(open_source(source)) == 0:
-        raise ValueError(f"The task {text!r} has no sample in {source}.")
 
 
 def run_tasks(

@@ -61,7 +61,7 @@ def build_model(config: Model, image_size: int | None = None) -> TwoTowers:
         case PairDesign():
             fresh = saved is None
             backbone, design = build_pair(
-                design, tokenizer, config.image_weights and fresh, config.text_weights and fresh
+                design, tokenizer, fresh and config.image_weights, fresh and config.text_weights
             )
             width, mean, std, size = design.embed_dim, design.mean or (), design.std or (), design.image_size or 0
             if saved is not None and saved.weights is not None:
@@ -93,7 +93,7 @@ def build_model(config: Model, image_size: int | None = None) -> TwoTowers:
 
 def _two_views(config: Model, design: ViewsDesign, saved: Saved | None) -> TwoViews:
     config.refuse_text()  # also where the weights brought the design
-    backbone, design = build_views(design, config.image_weights and saved is None)
+    backbone, design = build_views(design, saved is None and config.image_weights)
     if saved is not None and saved.weights is not None:
         load_weights(backbone, saved.state(), str(saved.weights), design.name)
     locked = _lock(backbone, design.name, config)

@@ -41,6 +41,7 @@ class PairDesign:
     text_config  the text tower's Hugging Face config as a dict
     image_size   None: what the timm model wants
     mean, std    None: what the timm model wants
+    pooling      what the text tower says of a caption: its first token or the mean; None: by its family
     """
 
     image_tower: str
@@ -51,6 +52,7 @@ class PairDesign:
     image_size: int | None = None
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None
+    pooling: Literal["first", "mean"] | None = None
 
     @property
     def name(self) -> str:

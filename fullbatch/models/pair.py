@@ -5,19 +5,23 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from fullbatch.config.model import DEFAULT_PAIR_WIDTH, Model
-from fullbatch.config.words import nearest
+from fullbatch.config.words import listed, nearest
 from fullbatch.models.design import PairDesign
 from fullbatch.models.hub import fetched, require_transformers
 from fullbatch.models.tokenizers import Tokenizer
+from fullbatch.models.weights import load_weights, read_weights
 
 DEFAULT_CONTEXT = 77
+_POOLING = "1_Pooling/config.json"
 # Text towers whose configs are known here, so that random weights need no hub.
 _KNOWN: dict[str, dict[str, Any]] = {
     "distilbert-base-uncased": {"model_type": "distilbert"},
@@ -37,13 +41,14 @@ class PairBackbone(nn.Module):
     """The two towers under the method names of open_clip's models.
 
     padding      the token id that attention leaves out
-    first_token  pool by the first token ([CLS]), as the BERT family does; else by the mean over the caption
+    first_token  pool by the first token ([CLS]), as the BERT family does unless told; else by the mean over the caption
     """
 
-    def __init__(self, visual: Any, text: Any, embed_dim: int, padding: int) -> None:
+    def __init__(self, visual: Any, text: Any, embed_dim: int, padding: int, pooling: str | None = None) -> None:
         super().__init__()
-        self.visual, self.text = visual, text
-        self.padding, self.first_token = padding, text.config.model_type in _FIRST_TOKEN
+        self.visual, self.text, self.padding = visual, text, padding
+        family = "first" if text.config.model_type in _FIRST_TOKEN else "mean"
+        self.first_token = (pooling or family) == "first"
         self.visual_projection = _projection(visual.head_hidden_size, embed_dim)
         self.text_projection = _projection(text.config.hidden_size, embed_dim)
 
@@ -104,6 +109,7 @@ def pair_design(config: Model) -> PairDesign:
         text_config=text_config_named(config.text_tower),
         embed_dim=config.embed_dim or DEFAULT_PAIR_WIDTH,
         context_length=config.context_length or DEFAULT_CONTEXT,
+        pooling=config.text_pooling or _pooling_of(config.text_tower),
     )
 
 
@@ -119,14 +125,43 @@ def text_config_named(name: str) -> dict[str, Any]:
         return dict(AutoConfig.from_pretrained(name).to_dict())
 
 
+def _pooling_of(name: str) -> Literal["first", "mean"] | None:
+    """As sentence-transformers writes it beside a model; None where the model is none of theirs."""
+    from transformers.utils import cached_file
+
+    if name in _KNOWN and not Path(name).is_dir():
+        return None
+    silent = dict.fromkeys(("gated_repo", "missing_entries", "connection_errors"), False)
+    found = cached_file(name, _POOLING, **{f"_raise_exceptions_for_{why}": raised for why, raised in silent.items()})
+    if found is None:
+        return None
+    try:
+        said = json.loads(Path(found).read_text(encoding="utf-8"))
+        modes = [
+            mode.removeprefix("pooling_mode_") for mode, on in said.items() if mode.startswith("pooling_mode_") and on
+        ]
+        modes = [said["pooling_mode"]] if "pooling_mode" in said else modes
+    except (OSError, ValueError, AttributeError) as error:
+        raise ValueError(f"{found} cannot be read: {error}; mend it, or set --text-pooling first or mean.") from None
+    known: dict[str, Literal["first", "mean"]] = {
+        "mean_tokens": "mean",
+        "mean": "mean",
+        "cls_token": "first",
+        "cls": "first",
+    }
+    if len(modes) != 1 or modes[0] not in known:
+        raise ValueError(f"{found} pools by {listed(modes) or 'nothing'}; set --text-pooling first or mean.")
+    return known[modes[0]]
+
+
 def build_pair(
-    design: PairDesign, tokenizer: Tokenizer, image_weights: bool, text_weights: bool
+    design: PairDesign, tokenizer: Tokenizer, image_weights: bool | str, text_weights: bool
 ) -> tuple[PairBackbone, PairDesign]:
     """The towers, and the design with the timm tower's image size and normalisation filled in."""
     from timm.data.config import resolve_model_data_config
 
     resolve: Any = resolve_model_data_config
-    visual = _image_tower(design, image_weights)
+    visual = timm_tower("--image-tower", design.image_tower, design.image_size, image_weights)
     text = _text_tower(design, tokenizer, text_weights)
     wanted = resolve(visual)
     filled = dataclasses.replace(
@@ -136,25 +171,46 @@ def build_pair(
         mean=design.mean or tuple(wanted["mean"]),
         std=design.std or tuple(wanted["std"]),
     )
-    return PairBackbone(visual, text, design.embed_dim, tokenizer.padding), filled
+    return PairBackbone(visual, text, design.embed_dim, tokenizer.padding, design.pooling), filled
 
 
-def _image_tower(design: PairDesign, pretrained: bool) -> Any:
+def timm_tower(flag: str, name: str, image_size: int | None, weights: bool | str) -> Any:
+    """A timm model without its classifier, called ``name`` by ``flag``; with its own weights, with those of a file, or
+    with none."""
     import timm
 
     options: dict[str, Any] = {"num_classes": 0}
-    if design.image_size is not None:
-        options["img_size"] = design.image_size
-    what = f"The weights of --image-tower {design.image_tower!r}"
-    advice = "leave --image-weights out, or connect to the hub"
-    if not pretrained:
-        what, advice = f"--image-tower {design.image_tower!r}", "choose another tower or another image size"
+    if image_size is not None:
+        options["img_size"] = image_size
+    what, advice = f"{flag} {name!r}", "choose another tower or another image size"
+    if weights is True:
+        what = f"The weights of {flag} {name!r}"
+        advice = "leave --image-weights out, name a file after it, or connect to the hub"
     with fetched(what, advice):
         try:
-            return timm.create_model(design.image_tower, pretrained=pretrained, **options)
+            tower = timm.create_model(name, pretrained=weights is True, **options)
         except TypeError:  # a network that takes every size does not know img_size
             options.pop("img_size", None)
-            return timm.create_model(design.image_tower, pretrained=pretrained, **options)
+            tower = timm.create_model(name, pretrained=weights is True, **options)
+    if isinstance(weights, str):
+        _load_tower(tower, Path(weights).expanduser(), name)
+    return tower
+
+
+def _load_tower(tower: Any, path: Path, name: str) -> None:
+    """A classifier's head is left out; where timm has a rule for published weights (positions of another image size,
+    other names), it is applied."""
+    if not path.is_file():
+        raise ValueError(f"--image-weights {str(path)!r} is not a file; give a state dict of {name!r}.")
+    heads = tower.default_cfg.get("classifier") or ()
+    heads = tuple(f"{head}." for head in ((heads,) if isinstance(heads, str) else heads))
+    own = tower.state_dict()
+    state = {key: value for key, value in read_weights(path).items() if key in own or not key.startswith(heads)}
+    rule = getattr(sys.modules[type(tower).__module__], "checkpoint_filter_fn", None)
+    if rule is not None:
+        with fetched(f"{path}, as weights of {name!r},", "name the tower that it was trained with"):
+            state = rule(state, tower)
+    load_weights(tower, state, str(path), name)
 
 
 def _text_tower(design: PairDesign, tokenizer: Tokenizer, pretrained: bool) -> Any:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from fullbatch.config.model import Model
 from fullbatch.config.words import nearest
 from fullbatch.models.design import ViewsDesign
-from fullbatch.models.hub import fetched
+from fullbatch.models.pair import timm_tower
 from fullbatch.models.towers import TwoTowers
 
 SMALL_SIZE = 32  # pixels a side that the small stem is made for
@@ -92,12 +92,12 @@ def views_design(config: Model) -> ViewsDesign:
     return ViewsDesign(config.view_tower, config.view_stem, config.projection)
 
 
-def build_views(design: ViewsDesign, pretrained: bool) -> tuple[ViewBackbone, ViewsDesign]:
+def build_views(design: ViewsDesign, weights: bool | str) -> tuple[ViewBackbone, ViewsDesign]:
     """The encoder, and the design with its image size and normalisation filled in."""
     from timm.data.config import resolve_model_data_config
 
     resolve: Any = resolve_model_data_config
-    visual = _encoder(design, pretrained)
+    visual = timm_tower("--view-tower", design.tower, design.image_size, weights)
     wanted = resolve(visual)
     own_size = SMALL_SIZE if design.stem == "small" else int(wanted["input_size"][-1])
     if design.stem == "small":
@@ -109,24 +109,6 @@ def build_views(design: ViewsDesign, pretrained: bool) -> tuple[ViewBackbone, Vi
         std=design.std or tuple(wanted["std"]),
     )
     return ViewBackbone(visual, design.projection), filled
-
-
-def _encoder(design: ViewsDesign, pretrained: bool) -> Any:
-    import timm
-
-    options: dict[str, Any] = {"num_classes": 0}
-    if design.image_size is not None:
-        options["img_size"] = design.image_size
-    what, advice = f"--view-tower {design.tower!r}", "choose another tower or another image size"
-    if pretrained:
-        what = f"The weights of --view-tower {design.tower!r}"
-        advice = "leave --image-weights out, or connect to the hub"
-    with fetched(what, advice):
-        try:
-            return timm.create_model(design.tower, pretrained=pretrained, **options)
-        except TypeError:  # a network that takes every size does not know img_size
-            options.pop("img_size", None)
-            return timm.create_model(design.tower, pretrained=pretrained, **options)
 
 
 def _make_stem_small(visual: Any, name: str) -> None:

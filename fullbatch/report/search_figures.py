@@ -208,6 +208,8 @@ def importance(found: Mapping[str, Any]) -> Html | None:
     svg = drawn(WIDTH, 8 + high * len(names), f"importance by fANOVA: {words}", *pieces)
     out = [plain(name, 60) for name in found.get("left_out") or ()]
     note = f"share of the variation among what was tried, over {counted(int(found.get('trials') or 0), 'whole trial')}"
+    pruned = int(found.get("pruned") or 0)
+    note += f"; {pruned} pruned {'one is' if pruned == 1 else 'ones are'} left out" if pruned else ""
     note += f"; without {', '.join(out)}, which not all trials have" if out else ""
     return figure("Importance", note, svg, legend(list(_FORESTS.values())))
 

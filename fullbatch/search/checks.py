@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from itertools import combinations, product
 from typing import Any
@@ -18,12 +20,14 @@ from fullbatch.config.training import Evaluation
 from fullbatch.data.loader import open_pool
 from fullbatch.evaluation.tasks import check_captions_unneeded, check_tasks, tasks_of
 from fullbatch.models.build import build_model
-from fullbatch.search.phases import phases_of
+from fullbatch.search.phases import phases_of, tries_all_pairs
 from fullbatch.search.plan import PRUNED, SearchPlan
 from fullbatch.search.plan_parts import CHOSEN
 from fullbatch.search.slots import PhaseName
 from fullbatch.search.space import Dimension
 from fullbatch.training.stages import Stages
+
+log = logging.getLogger("fullbatch")
 
 
 @dataclass(frozen=True)
@@ -42,6 +46,8 @@ def check_search(plan: SearchPlan) -> Checked:
     """Does every phase have data, tasks, a model, a device, metrics and enough steps, at every end of the space?"""
     phases = phases_of(plan)
     check_metrics(plan, phases)
+    check_judges(plan, phases)
+    warn_of_grid(plan)
     runs = _Runs({}, set(), set())
     steps: dict[PhaseName, int] = {}
     evaluations: dict[PhaseName, int] = {}
@@ -83,10 +89,12 @@ class _Runs:
 
 
 def _check_model(config: RunConfig) -> None:
-    """Its shapes without its memory; weights are the first trial's to load."""
+    """Its shapes without its memory; weights are the first trial's to load, but for a file's, which may not fit."""
     if config.model.pretrained is None:
-        with torch.device("meta"):
-            build_model(replace(config.model, image_weights=False, text_weights=False), config.data.image_size)
+        local = isinstance(config.model.image_weights, str)
+        weights = config.model.image_weights if local else False
+        with nullcontext() if local else torch.device("meta"):
+            build_model(replace(config.model, image_weights=weights, text_weights=False), config.data.image_size)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -148,6 +156,25 @@ def check_metrics(plan: SearchPlan, phases: Sequence[PhaseName]) -> None:
             plan.measures_in(phase)
         except ValueError as error:
             raise ValueError(f"The phase {phase!r}: {error}") from None
+
+
+def warn_of_grid(plan: SearchPlan) -> None:
+    pairs = len(list(plan.candidates))
+    if tries_all_pairs(plan) and pairs > 1:
+        words = (
+            "the phase 'choices' is a grid: it tries each of %d pairs once, and leaves nothing to the sampler; for a "
+        )
+        words += "Bayesian one name a dimension in choices.over, such as lr, or ask for fewer trials"
+        log.warning(words, pairs)
+
+
+def check_judges(plan: SearchPlan, phases: Sequence[PhaseName]) -> None:
+    """What a trial is judged by is the plan's to say."""
+    for phase in phases:
+        settings = plan.config(phase, {"method": plan.methods[0]}, None, "", "").evaluation
+        for name, instead in (("keep_best", "`metrics` and `take`"), ("patience", "`patience`")):
+            if getattr(settings, name) is not None:
+                raise ValueError(f"The phase {phase!r}: {name} must be left out of a trial; the plan has {instead}.")
 
 
 def evaluations_of(config: RunConfig, stages: Stages) -> int:

@@ -20,11 +20,14 @@ def importance_of(ended: Sequence[Ended], log_scaled: Collection[str], metric: i
     """Shares by setting, largest first, that add up to 1; or why there are none.
 
     A trial that diverged counts with the worst value, where there is one.  Pruned trials are left out, since theirs is
-    the value of a shorter training; and so are settings that not all trials have.
+    the value of a shorter training, and counted, since those that are left are what the pruner liked; and so are
+    settings that not all trials have.
     """
+    pruned = sum(one.status == "pruned" for one in ended)
     trials = [(one.params, value) for one in ended if (value := _value(one, metric)) is not None]
     if len(trials) < FEWEST:
-        return f"of whole trials there are {len(trials)}, and fewer than {FEWEST} tell nothing"
+        said = f" ({pruned} were pruned)" if pruned else ""
+        return f"of whole trials there are {len(trials)}{said}, and fewer than {FEWEST} tell nothing"
     if len({value for _, value in trials}) == 1:
         return f"all {len(trials)} trials have the same value"
     every = dict.fromkeys(name for params, _ in trials for name in params)
@@ -38,6 +41,7 @@ def importance_of(ended: Sequence[Ended], log_scaled: Collection[str], metric: i
         "fanova": fanova,
         "mdi": mdi,
         "trials": len(trials),
+        "pruned": pruned,
         "left_out": [name for name in every if name not in shared],
     }
 

@@ -69,11 +69,16 @@ def _choices(plan: SearchPlan) -> list[Slot]:
     """
     slots = _choice_count(plan)
     covering = max(len(plan.methods), len(plan.optimizers)) if plan.choices.cover else 0
-    if not _others(plan) and slots == len(plan.methods) * len(plan.optimizers):
+    if tries_all_pairs(plan):
         covering = slots
     pairs = _covering(plan.methods, plan.optimizers)[:covering]
     given = [dict(zip(CHOSEN, pair, strict=True)) for pair in pairs]
     return [Slot(number, given[number] if number < len(given) else {}) for number in range(slots)]
+
+
+def tries_all_pairs(plan: SearchPlan) -> bool:
+    """Whether phase 1 leaves nothing to the sampler."""
+    return not _others(plan) and plan.choices.trials >= len(plan.methods) * len(plan.optimizers)
 
 
 def _choice_count(plan: SearchPlan) -> int:

@@ -22,8 +22,8 @@ from fullbatch.config.optimization import OPTIMIZERS, Optimizer
 from fullbatch.config.run import RunConfig
 from fullbatch.config.tree import from_dict, merged, read_yaml
 from fullbatch.config.words import listed, nearest
+from fullbatch.evaluation.asked import Metric, parse_metrics
 from fullbatch.evaluation.tasks import tasks_of
-from fullbatch.search.objective import Metric, parse_metrics
 from fullbatch.search.plan_parts import CHOSEN, Choices, Fine, Phase, Take, all_different
 from fullbatch.search.plan_parts import Finals as Finals
 from fullbatch.search.plan_parts import Grid as Grid

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 from fullbatch.config.run import RunConfig
 from fullbatch.config.shown import cell
+from fullbatch.config.training import Evaluation
 from fullbatch.config.tree import write_yaml
 from fullbatch.search.cost import cost_of
 from fullbatch.search.importance import importance_of
@@ -295,6 +296,7 @@ def best_yaml(plan: SearchPlan, winner: Mapping[str, Any]) -> str:
     """The winner's config for `fullbatch train --config`, which gives it a folder of its own."""
     trained: PhaseName = winner["measured"]
     config = plan.config(trained, winner["params"], winner["seeds"][0], RunConfig().run.runs, "")
+    config = replace(config, evaluation=_judged(plan, config.evaluation))
     values = [
         f"#   {text}: {with_spread(metric, mean, sd)}"
         for text, metric, mean, sd in zip(plan.metrics, plan.measures, winner["mean"], winner["sd"], strict=True)
@@ -308,6 +310,14 @@ def best_yaml(plan: SearchPlan, winner: Mapping[str, Any]) -> str:
     ]
     wrapped = [textwrap.fill(line, 110, subsequent_indent="# ", break_long_words=False) for line in comments]
     return "\n".join(wrapped) + "\n" + write_yaml(config)
+
+
+def _judged(plan: SearchPlan, evaluation: Evaluation) -> Evaluation:
+    """As the trials were: what counted is the best checkpoint, and patience ended them."""
+    measured = next((text for text, metric in zip(plan.metrics, plan.measures, strict=True) if metric.parts), None)
+    often = bool(evaluation.evaluate_every or evaluation.evaluations)
+    kept = measured if plan.take == "best" and often else None
+    return replace(evaluation, keep_best=kept, patience=plan.patience if often else None)
 
 
 def _long(config: RunConfig) -> str:

@@ -27,10 +27,10 @@ from fullbatch.comparison.processes import OUTPUT
 from fullbatch.config.run import RunConfig
 from fullbatch.config.tree import to_dict
 from fullbatch.data.loader import open_pool
+from fullbatch.evaluation.asked import Metric, worst_of
 from fullbatch.evaluation.tasks import check_tasks, tasks_of
 from fullbatch.models.build import build_model
 from fullbatch.run import Evaluated, train
-from fullbatch.search.objective import Metric, worst_of
 from fullbatch.search.plan_parts import Take
 from fullbatch.search.slots import Status
 from fullbatch.training import checkpoint
@@ -185,10 +185,18 @@ class _Trial:
             (self.folder.path / FILE).unlink(missing_ok=True)
         else:
             self._write(score)
-        kept = checkpoint.checkpoints(self.folder.checkpoints)[-1:] if score.status in ("done", "stopped") else []
+        kept = self._counting() if score.status in ("done", "stopped") else None
         for path in self.folder.checkpoints.glob("*"):
-            if path not in kept:
+            if path != kept:
                 shutil.rmtree(path, ignore_errors=True)
+
+    def _counting(self) -> Path | None:
+        """The checkpoint of the evaluation that counts; of a trial that was not measured, the last one."""
+        there = checkpoint.checkpoints(self.folder.checkpoints)
+        if self.take == "best" and self.looks:
+            best = checkpoint.folder_of(self.folder.checkpoints, self.looks[self._best(self.looks)].step)
+            there = [best] if best in there else there
+        return there[-1] if there else None
 
     def _write(self, score: Score | None = None) -> None:
         said = {"evaluations": list(map(asdict, self.looks)), "score": None if score is None else asdict(score)}
@@ -233,6 +241,9 @@ class _Trial:
             look = replace(look, verdict=self._verdict(look, last))
             self.looks.append(look)
             self._write()
+        place = self.looks.index(look)
+        if self.take == "best" and self._best(self.looks[: place + 1]) == place:
+            seen.keep()
         return bool(look.verdict)
 
     def _verdict(self, look: Look, last: bool) -> Verdict:

@@ -44,8 +44,10 @@ def step_of(folder: Path) -> int:
     return int(folder.name.removeprefix(_PREFIX))
 
 
-def write(root: Path, step: int, parts: dict[str, Any], keep: int, seconds: float = 0.0) -> Path:
-    """Save ``parts`` as the checkpoint of ``step``, then drop all but the ``keep`` newest."""
+def write(
+    root: Path, step: int, parts: dict[str, Any], keep: int, seconds: float = 0.0, best: int | None = None
+) -> Path:
+    """Save ``parts`` as the checkpoint of ``step``, then drop all but the ``keep`` newest and the ``best``."""
     final, unfinished = folder_of(root, step), root / f"{_UNFINISHED}{step:09d}"
     if final.exists():
         return final
@@ -66,11 +68,17 @@ def write(root: Path, step: int, parts: dict[str, Any], keep: int, seconds: floa
         free = shutil.disk_usage(root if root.exists() else root.parent).free
         shutil.rmtree(unfinished, ignore_errors=True)
         raise OSError(_advice(error, final, free)) from error
-    for old in checkpoints(root)[:-keep]:
-        doomed = old.with_name(f"{_UNFINISHED}{old.name}")
-        old.rename(doomed)  # never leave half a checkpoint under a good name
-        shutil.rmtree(doomed, ignore_errors=True)
+    drop_old(root, keep, best)
     return final
+
+
+def drop_old(root: Path, keep: int, best: int | None = None) -> None:
+    """All but the ``keep`` newest and the one of the step ``best``."""
+    for old in checkpoints(root)[:-keep]:
+        if step_of(old) != best:
+            doomed = old.with_name(f"{_UNFINISHED}{old.name}")
+            old.rename(doomed)  # never leave half a checkpoint under a good name
+            shutil.rmtree(doomed, ignore_errors=True)
 
 
 def _advice(error: Exception, path: Path, free: int) -> str:
@@ -196,10 +204,13 @@ def sync(path: Path) -> None:
 
 
 class Writer:
-    """Writes checkpoints one at a time in a thread; what went wrong is raised at the next call."""
+    """Writes checkpoints one at a time in a thread; what went wrong is raised at the next call.
 
-    def __init__(self, root: Path, keep: int) -> None:
-        self.root, self.keep = root, keep
+    ``best`` is the step of a checkpoint that stays beside the ``keep`` newest.
+    """
+
+    def __init__(self, root: Path, keep: int, best: int | None = None) -> None:
+        self.root, self.keep, self.best = root, keep, best
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
 
@@ -211,9 +222,15 @@ class Writer:
 
     def _write(self, step: int, parts: dict[str, Any], seconds: float) -> None:
         try:
-            write(self.root, step, parts, self.keep, seconds)
+            write(self.root, step, parts, self.keep, seconds, self.best)
         except BaseException as error:
             self._error = error
+
+    def keep_best(self, step: int) -> None:
+        """From now on this one stays, and the one before it goes."""
+        self.finish_quietly()
+        self.best = step
+        drop_old(self.root, self.keep, step)
 
     def check(self) -> None:
         if self._error is not None:

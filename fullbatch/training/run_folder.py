@@ -37,6 +37,7 @@ from fullbatch.config.run import RunConfig
 from fullbatch.config.shown import without_password
 from fullbatch.config.tree import from_dict, read_yaml, to_dict, write_yaml
 from fullbatch.training import checkpoint
+from fullbatch.training.best import Best
 from fullbatch.training.interruption import Abandoned
 
 log = logging.getLogger("fullbatch")
@@ -261,12 +262,14 @@ class Metrics:
         self._wandb: Any = None
         self.evaluated = self.audited = -1  # the step of the last evaluation, of the last audit that was written
         self.ended = False  # whether that evaluation ended the run
+        self.best = Best()
         self.seconds = 0.0  # of training, up to the checkpoint; a line of its step may be all that says it
         if not first:
             return
         for line in forget_after(folder.metrics, step):
             if line.get("kind") == EVALUATION:
                 self.evaluated, self.ended = line["step"], bool(line.get(ENDED))
+                self.best = self.best.after(line)
             self.audited = line["step"] if line.get("kind") == AUDIT else self.audited
             self.seconds = line.get("seconds") or self.seconds if "kind" not in line else self.seconds
         if not self.ended and not folder.read_results():
@@ -284,6 +287,7 @@ class Metrics:
             return
         if kind == EVALUATION:
             self.evaluated, self.ended = line["step"], bool(line.get(ENDED))
+            self.best = self.best.after(line)
         if kind == AUDIT:
             self.audited = line["step"]
         if kind in (EVALUATION, AUDIT):

@@ -21,6 +21,7 @@ from fullbatch.data.workers import WorkerDied
 from fullbatch.distributed import towers
 from fullbatch.objective.objective import Objective
 from fullbatch.training import checkpoint
+from fullbatch.training.best import BEST
 from fullbatch.training.display import Display
 from fullbatch.training.gradient import GradientRule
 from fullbatch.training.graphs import CannotRecord, Computed, StepGraphs
@@ -46,8 +47,8 @@ class Diverged(ValueError):
 @dataclass
 class Trainer:
     """model     as wrapped for the ranks; ``state.model`` is the bare one
-    evaluate  measures the model after so many seconds of training, and returns a line for the log and whether the run
-              is to end here; None: there is nothing to measure
+    evaluate  measures the model after so many seconds of training, and returns a line for the log, in which it may be
+              marked as the best so far, and whether the run is to end here; None: there is nothing to measure
     audit     measures the normalizers, for a line of the log, after the steps that ``audit_due`` names
     fresh_objective   makes one without memory, for a recovery that does not carry it over
     selector  plans which samples meet in a batch; None: the order's neighbours do
@@ -77,7 +78,7 @@ class Trainer:
         self.gradient = GradientRule(
             training.micro_batch, training.precision, training.seed, self.stages.apart, self.state.table
         )
-        self.writer = checkpoint.Writer(self.folder.checkpoints, self.config.run.keep)
+        self.writer = checkpoint.Writer(self.folder.checkpoints, self.config.run.keep, self.metrics.best.step)
         self.finite = torch.ones((), dtype=torch.bool, device=self.device)
         self.saved_at = time.monotonic()
         self.saved_step = -1
@@ -334,7 +335,15 @@ class Trainer:
             ends = ends and step < total
             line = {"step": step, **values, "seconds": time.monotonic() - started, **({ENDED: True} if ends else {})}
             self.metrics.write(line, EVALUATION)
+            if values.get(BEST):
+                self._keep_best()
         return ends
+
+    def _keep_best(self) -> None:
+        if self.saved_step != self.state.position.step:
+            self.save()
+        if self.first_rank:
+            self.writer.keep_best(self.state.position.step)
 
     def ended_before(self) -> bool:
         """Whether the run that is resumed was ended early, right here."""

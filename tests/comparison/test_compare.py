@@ -8,10 +8,10 @@ import pytest
 from fullbatch import cli
 from fullbatch.comparison.checks import check_jobs
 from fullbatch.comparison.execute import execute
-from fullbatch.comparison.metrics import CLASSIFICATION, RETRIEVAL
 from fullbatch.comparison.plan import plan_from, read_plan
 from fullbatch.comparison.summary import results_of
 from fullbatch.comparison.workers import Job
+from fullbatch.evaluation.named import CLASSIFICATION, RETRIEVAL
 from fullbatch.training.run_folder import Folder, read_lines
 from tests.comparison.making import arguments, small_plan
 
@@ -128,3 +128,11 @@ def test_a_run_has_as_many_steps_as_were_counted(tmp_path, changes, steps):
     assert check_jobs([job]) == {"x": steps}
     execute(job.config)
     assert max(line["step"] for line in read_lines(Folder(job.folder).metrics)) == steps
+
+
+def test_two_arms_that_learned_nothing_do_not_match(tmp_path, capsys):
+    plan = small_plan(tmp_path, methods=["openclip", "sogclr"])
+    assert compare(plan, "--samples", "8", "--lr", "1e-9") == 0
+    (found,) = summary_of(plan)["matches"]
+    assert found["text"] == "neither sogclr at 8 nor openclip at 8 is above chance (2.5 %)"
+    assert (found["matches"], found["about"]) == (None, None) and found["text"] in capsys.readouterr().out

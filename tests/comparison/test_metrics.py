@@ -2,10 +2,12 @@
 
 import pytest
 
-from fullbatch.comparison.metrics import metric_named
 from fullbatch.comparison.race import _short
+from fullbatch.comparison.statistics import Guessing
+from fullbatch.comparison.summary import guessing_of
 from fullbatch.evaluation import class_count
 from fullbatch.evaluation.class_count import Counted, count_classes
+from fullbatch.evaluation.named import metric_named
 from tests.data.making import png
 
 
@@ -46,3 +48,15 @@ def test_where_a_part_of_the_samples_does_not_tell_it_is_said(tmp_path, monkeypa
     assert count_classes(task, 5) == Counted(3, whole=False)
     assert metric_named("accuracy_top5", [task]) == f"{task} accuracy_top5"
     assert "a part of its samples has 3 classes only" in caplog.text
+
+
+def test_what_guessing_gives_is_known_of_first_answers():
+    retrieved = {"task": "retrieval:x", "main": "mean_r1", "chance": 0.01, "counts": {"images": 100}}
+    classified = {"task": "zero_shot:x", "main": "accuracy", "chance": 0.2, "counts": {"images": 50}}
+    results = {"results": [retrieved, classified]}
+    for name in ("mean_r1", "image_to_text_r1", "text_to_image_r1"):
+        assert guessing_of(results, f"retrieval:x {name}") == Guessing(0.01, 100)
+    for name in ("accuracy", "mean_per_class"):
+        assert guessing_of(results, f"zero_shot:x {name}") == Guessing(0.2, 50)
+    for unknown in ("retrieval:x text_to_image_r5", "zero_shot:x f1_macro", "datacomp VTAB", "retrieval:y mean_r1"):
+        assert guessing_of(results, unknown) is None

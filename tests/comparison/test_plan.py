@@ -1,14 +1,20 @@
 """Plans: which runs they name, in which order, with which configs."""
 
+import re
+from pathlib import Path
+
 import pytest
 import yaml
 
 from fullbatch.commands.compare import Compare, plan_values
-from fullbatch.comparison.checks import check_begun, check_same_plan, check_same_time
+from fullbatch.commands.train import train_config
+from fullbatch.comparison.checks import check_begun, check_jobs, check_same_plan, check_same_time
 from fullbatch.comparison.plan import plan_from
 from fullbatch.comparison.race import _jobs
+from fullbatch.comparison.workers import Job
 from fullbatch.config.tree import to_dict, write_values
 from fullbatch.training.run_folder import Folder
+from tests.training.small import write_inputs
 
 
 def planned(*flags, **options):
@@ -190,3 +196,26 @@ def test_a_run_that_was_begun_otherwise_is_refused(tmp_path):
 def test_mistakes_in_a_plan(tmp_path, text, words):
     with pytest.raises(ValueError, match=words):
         _jobs(from_file(tmp_path, text), tmp_path)
+
+
+def test_the_data_scaling_of_the_docs(tmp_path):
+    """TuneCLIP's Figure 5: the same model on five amounts of data, each part of the next; here of 40 pictures."""
+    docs = (Path(__file__).parents[2] / "docs" / "compare.md").read_text()
+    text = re.search(r"### Data scaling.*?```yaml\n(.*?)```", docs, re.DOTALL)[1]
+    plan = from_file(tmp_path, text)
+    assert (plan.baseline, plan.metric, plan.batch_sizes) == ("12M", "accuracy", (2048,))
+    configs = [plan.config(run, "runs") for run in plan.planned if run.seed == 0]
+    assert [config.data.data_share for config in configs] == [0.2, 0.4, 0.6, 0.8, 1.0]
+    recipe = train_config(["--recipe", "tuneclip"])[0]
+    for config in configs:
+        assert (config.objective, config.optimizer) == (recipe.objective, recipe.optimizer)
+        assert (config.training.epochs, config.recovery.recovery_epochs) == (5, 5)
+        assert config.evaluation.evaluate_start and config.evaluation.evaluate_every == 1
+
+    data, model = write_inputs(tmp_path)
+    small = ("--data", data, "--model", model, "--evaluate", f"zero_shot:{data}", "--device", "cpu", "--workers", "0")
+    path = tmp_path / "scaling.yaml"
+    path.write_text(text)
+    plan = plan_from(plan_values(Compare(plan=path, name="t", batch_sizes=(4,)), (*small, "--precision", "fp32")))
+    jobs = [Job(run.name, plan.config(run, str(tmp_path))) for run in plan.planned if run.seed == 0]
+    assert list(check_jobs(jobs).values()) == [20, 40, 60, 80, 100], "ten epochs of 8, 16, ... pictures, four at a time"

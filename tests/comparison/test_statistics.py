@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from fullbatch.comparison.statistics import Spread, match, paired
+from fullbatch.comparison.statistics import Guessing, Spread, match, paired
 
 # Means 4, 6, 8 at 64, 128, 512, each with the standard deviation sqrt(0.02).
 BASELINE = {size: Spread((mean - 0.1, mean + 0.1)) for size, mean in ((64, 4.0), (128, 6.0), (512, 8.0))}
@@ -103,3 +103,39 @@ def test_a_baseline_that_does_not_rise():
     falling = {64: Spread((7.9, 8.1)), 128: Spread((5.9, 6.1)), 512: Spread((8.9, 9.1))}
     assert said(6.9, 7.1, baseline=falling).about == pytest.approx(2**6.5)
     assert said(2.0, 2.1, baseline=falling).text == "neuclip at 128 stays below openclip at 128"
+
+
+# One answer in a hundred is right by guessing, 400 images are asked for: 1 % ± 0.5 % of one run is nothing.
+GUESSING = Guessing(0.01, 400)
+AT_CHANCE = {64: Spread((0.009, 0.012)), 128: Spread((0.011, 0.01))}
+
+
+def guessed(*values, baseline=AT_CHANCE, guessing=GUESSING):
+    return match("neuclip", 128, Spread(values), "openclip", baseline, True, guessing)
+
+
+def test_two_arms_at_chance_do_not_match():
+    neither = "neither neuclip at 128 nor openclip at 64 and 128 is above chance (1 %)"
+    for values in ((0.01, 0.011), (0.014, 0.0141), (0.008, 0.0081), (0.012,)):
+        found = guessed(*values)
+        assert (found.matches, found.about, found.text) == (None, None, neither), values
+    assert guessed(0.01, 0.011, guessing=None).text.startswith("neuclip at 128 cannot be told apart"), "not known"
+
+
+def test_a_baseline_above_chance_is_named():
+    rising = {**AT_CHANCE, 512: Spread((0.2, 0.21))}
+    assert guessed(0.01, 0.011, baseline=rising).text == (
+        "neither neuclip at 128 nor openclip at 64 and 128 is above chance (1 %); openclip at 512 is"
+    )
+    only = {512: Spread((0.2, 0.21))}
+    assert guessed(0.01, 0.011, baseline=only).text == "neuclip at 128 stays below openclip at 512"
+
+
+def test_what_is_above_chance_may_beat_what_is_not():
+    assert guessed(0.2, 0.21).text == "neuclip at 128 beats openclip at every tested batch size (up to 128)"
+
+
+def test_above_chance_is_beyond_the_noise_of_guessing_and_the_spread_of_seeds():
+    assert not GUESSING.beaten_by(Spread((0.0199,))) and GUESSING.beaten_by(Spread((0.0201,))), "two deviations"
+    assert GUESSING.beaten_by(Spread((0.018, 0.018))), "of two runs less"
+    assert not GUESSING.beaten_by(Spread((0.005, 0.05))), "a collapsed model guesses one class: right or wrong by luck"

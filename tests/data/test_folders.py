@@ -93,7 +93,9 @@ def test_coco_with_strange_entries(tmp_path):
     ("text", "message"),
     [
         ("{", "not a readable JSON file"),
-        ("[]", "not a COCO captions file"),
+        ("[]", "has no image with a caption"),
+        ('[{"picture": "a.jpg", "caption": "a"}]', "has no image with a caption"),
+        ("7", "not a COCO captions file"),
         ('{"images": [], "annotations": {}}', "not a COCO captions file"),
         ('{"images": [], "annotations": []}', "has no image with a caption"),
     ],
@@ -112,3 +114,41 @@ def test_bare_folder_names_for_zero_shot(tmp_path):
     assert [found.read(index).captions for index in range(2)] == [("otter",), ("otter",)]
     with pytest.raises(ValueError, match="takes no captions option, only captions=folder"):
         open_source(Source(f"{tmp_path}", captions=("class",)))
+
+
+def small_coco(folder, name, count=3):
+    """COCO's own layout: captions in one folder, images in another beside it."""
+    names = write_images(folder / "val2017", count)
+    (folder / "annotations").mkdir(exist_ok=True)
+    return write_coco(folder / "annotations" / name, {name: [f"thing {name}"] for name in names})
+
+
+def test_cocos_own_layout_needs_no_root(tmp_path):
+    path = small_coco(tmp_path, "captions_val2017.json")
+    (tmp_path / "train2017").mkdir()
+    good, bad = read_all(open_source(Source(str(path))))
+    assert len(good) == 3 and not bad
+    beside = path.rename(tmp_path / "captions_val2017.json")
+    assert len(read_all(open_source(Source(str(beside))))[0]) == 3
+    unnamed = beside.rename(tmp_path / "captions.json")
+    assert not read_all(open_source(Source(str(unnamed))))[0], "no folder is guessed that the name does not give"
+
+
+def test_a_list_of_images_with_captions(tmp_path):
+    """Pictures lie below a folder that the file's name gives; rows of one picture are brought together."""
+    names = write_images(tmp_path / "coco" / "val2014", 3)
+    rows = [
+        {"image": f"val2014/{names[0]}", "caption": ["a", "b"], "image_id": "x"},
+        {"image": f"val2014/{names[1]}", "caption": "c"},
+        {"image": f"val2014/{names[1]}", "caption": "d"},
+        {"image": str(tmp_path / "coco" / "val2014" / names[2]), "caption": "e"},
+        {"image": "val2014/gone.jpg", "caption": "f"},
+    ]
+    (tmp_path / "lists").mkdir()
+    path = tmp_path / "lists" / "coco_val_new.json"
+    path.write_text(json.dumps(rows))
+    good, bad = read_all(open_source(Source(str(path))))
+    assert [sample.captions for sample in good.values()] == [("a", "b"), ("c", "d"), ("e",)]
+    assert "No such file" in bad[3].reason
+    rooted = open_source(Source(str(path), root=str(tmp_path / "coco")))
+    assert rooted.fingerprint == open_source(Source(str(path))).fingerprint, "wherever the pictures lie"

@@ -128,3 +128,22 @@ def test_embeddings_that_are_not_finite_are_an_error_not_a_number(pictures):
         run_task(task, embedder)
     measured = run_tasks((task,), embedder, go_on=True)
     assert measured.results == () and "not finite" in measured.gaps[0].reason
+
+
+def test_every_task_is_opened_before_anything_runs(tmp_path, pictures):
+    """What would end a training that is measured: pictures that are not there, one class, folders of other names."""
+    gone = write_coco(tmp_path / "captions_val2017.json", {"0.jpg": ["a"], "1.jpg": ["b"]})
+    with pytest.raises(
+        ValueError, match=r"captions_val2017.json': none of 2 samples can be read .*No such file.*root="
+    ):
+        check_tasks((f"retrieval:{gone}",))
+    check_tasks((f"imagenet:{pictures}", f"zero_shot:{pictures}?captions=folder", f"views:{pictures}"))
+    (pictures / "n01440764").rename(pictures / "fish")
+    with pytest.raises(ValueError, match="has a folder 'fish', which is neither a WordNet id"):
+        check_tasks((f"imagenet:{pictures}",))
+    one = write_csv(tmp_path / "one.csv", [(f"val/fish/{n}.png", "a fish") for n in range(3)])
+    for kind, words in {"zero_shot": "one class", "retrieval": "the same caption for every image"}.items():
+        with pytest.raises(ValueError, match=f"has {words}.*: any model would be right"):
+            check_tasks((f"{kind}:{one}",))
+    with pytest.raises(ValueError, match="has one class"):
+        check_tasks((f"knn:{one}|{one}",))

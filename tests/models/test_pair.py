@@ -1,6 +1,8 @@
 """A timm image tower beside a Hugging Face text tower."""
 
 import dataclasses
+import json
+import shutil
 
 import pytest
 import torch
@@ -122,3 +124,81 @@ def test_checkpointed_activations_change_no_gradient(pair):
         gradients.append([p.grad for p in model.parameters()])
     for one, other in zip(*gradients, strict=True):
         torch.testing.assert_close(one, other)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# weights from a local file, and how they pool
+
+
+@pytest.mark.parametrize("ending", ["pth", "safetensors"])
+def test_image_weights_come_from_a_file(pair, tmp_path, ending):
+    """As timm and torchvision write them: with the head of a classifier, which a tower does not have."""
+    import timm
+    from safetensors.torch import save_file
+
+    torch.manual_seed(7)
+    theirs, path = timm.create_model("test_vit", num_classes=10).state_dict(), tmp_path / f"tower.{ending}"
+    save_file(theirs, path) if ending == "safetensors" else torch.save({"state_dict": theirs}, path)
+    model = build_model(dataclasses.replace(pair, image_weights=str(path)))
+    ours = model.backbone.visual.state_dict()
+    assert ours and all(torch.equal(value, theirs[key]) for key, value in ours.items())
+    smaller = build_model(dataclasses.replace(pair, image_weights=str(path)), image_size=64)
+    assert embeddings(smaller, 64)[0].shape == (4, 20), "positions are interpolated, as timm does"
+    views = build_model(Model(view_tower="test_vit", image_weights=str(path)))
+    assert all(torch.equal(value, theirs[key]) for key, value in views.backbone.visual.state_dict().items())
+
+
+def test_a_file_that_does_not_fit_is_refused(pair, tmp_path):
+    import timm
+
+    state = timm.create_model("test_vit", num_classes=10).state_dict()
+    state["stranger"] = state.pop("norm.weight")
+    torch.save(state, tmp_path / "odd.pth")
+    misfit = (
+        r"odd.pth does not fit the model 'test_vit' in 2 of its weights \(norm.weight is missing, stranger is unknown"
+    )
+    with pytest.raises(ValueError, match=misfit):
+        build_model(dataclasses.replace(pair, image_weights=str(tmp_path / "odd.pth")))
+    with pytest.raises(ValueError, match=r"--image-weights .*gone.pth.* is not a file"):
+        build_model(dataclasses.replace(pair, image_weights=str(tmp_path / "gone.pth")))
+
+
+@pytest.mark.parametrize(
+    ("said", "first"),
+    [
+        ({"pooling_mode_cls_token": False, "pooling_mode_mean_tokens": True}, False),
+        ({"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}, True),
+        ({"pooling_mode": "mean"}, False),
+    ],
+)
+def test_text_weights_pool_as_their_folder_says(pair, tmp_path, said, first):
+    """sentence-transformers writes how: MiniLM is of the BERT family and means the mean."""
+    folder = with_pooling(pair, tmp_path, said)
+    model = build_model(dataclasses.replace(pair, text_tower=folder, text_weights=True)).eval()
+    tokens_BL = model.tokenize(WORDS)
+    real_BL = tokens_BL != 0
+    with torch.no_grad():
+        states = model.backbone.text(input_ids=tokens_BL, attention_mask=real_BL.long()).last_hidden_state
+        mean = (states * real_BL[..., None]).sum(1) / real_BL.sum(1, keepdim=True)
+        wanted = model.backbone.text_projection(states[:, 0] if first else mean)
+        torch.testing.assert_close(model.backbone.encode_text(tokens_BL), wanted)
+    export(model, tmp_path / "model", "safetensors", temperature=0.03, bias=None)
+    again = build_model(Model(pretrained=str(tmp_path / "model"), tokenizer=folder))
+    assert again.backbone.first_token == first, "it stays with the weights"
+
+
+def test_pooling_may_be_said(pair, tmp_path):
+    assert build_model(pair).backbone.first_token
+    assert not build_model(dataclasses.replace(pair, text_pooling="mean")).backbone.first_token
+    folder = with_pooling(pair, tmp_path, {"pooling_mode_max_tokens": True, "pooling_mode_mean_tokens": False})
+    with pytest.raises(ValueError, match=r"1_Pooling/config.json pools by max_tokens.*--text-pooling first or mean"):
+        build_model(dataclasses.replace(pair, text_tower=folder))
+    assert build_model(dataclasses.replace(pair, text_tower=folder, text_pooling="first")).backbone.first_token
+
+
+def with_pooling(pair, tmp_path, said):
+    folder = tmp_path / "sentences"
+    shutil.copytree(pair.text_tower, folder)
+    (folder / "1_Pooling").mkdir()
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps({"word_embedding_dimension": 24, **said}))
+    return str(folder)

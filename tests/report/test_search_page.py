@@ -97,6 +97,7 @@ def test_every_figure_is_there(pages):
     for title in ("By optimizer", "By method", "Progression", "Importance", "Slices", "Parallel coordinates"):
         assert f"<h3>{title}</h3>" in text, title
     assert "<h3>Learning curves</h3>" in text and 'id="finalists"' in text and 'id="cost"' in text
+    assert "over 20 whole trials; 3 pruned ones are left out" in text
     assert "is where a trial was pruned" in text and "weight_decay<span" in text and "(log)" in text
     summary = json.loads((pages["whole"].parent / "search.json").read_text())
     assert summary["winner"]["said"].split(";")[0] in text

@@ -3,9 +3,12 @@
 import re
 
 import pytest
+import torch
 
 from fullbatch.search.checks import Checked, check_search, tried
 from fullbatch.search.plan import search_from
+from tests.data.making import write_coco
+from tests.models.conftest import text_folder as text_folder
 from tests.training.small import write_inputs
 
 LR = {"low": 1e-4, "high": 1e-2, "log": True}
@@ -111,12 +114,24 @@ def test_what_fits_where_it_is_found_must_fit_into_the_finals(plan_with):
             "The phase 'finals', openclip with adamw: ",
         ),
         ({"pruner_start": 3}, "pruner 'asha' acts after 3 evaluation(s) and before a run's last one"),
+        ({"fine": {"changes": {"keep_best": "accuracy"}}}, "The phase 'fine': keep_best must be left out of a trial"),
         ({"patience": 2}, "patience 2 can end no run early, since runs have at most 3 evaluation(s)"),
     ],
 )
 def test_a_mistake_is_named_before_a_trial(plan_with, changes, said):
     with pytest.raises(ValueError, match=re.escape(said)):
         check_search(plan_with(**changes))
+
+
+def test_a_phase_1_without_anything_to_sample_says_so(plan_with, caplog):
+    check_search(plan_with(choices={"trials": 4, "changes": {"epochs": 2, "data_share": 0.5}}))
+    words = "the phase 'choices' is a grid: it tries each of 4 pairs once, and leaves nothing to the sampler"
+    assert words in caplog.text and "choices.over" in caplog.text
+    caplog.clear()
+    over = ["method", "optimizer", "lr"]
+    check_search(plan_with(choices={"trials": 4, "over": over, "changes": {"epochs": 2, "data_share": 0.5}}))
+    check_search(plan_with(choices={"trials": 3, "changes": {"epochs": 2, "data_share": 0.5}}))
+    assert "is a grid" not in caplog.text
 
 
 def test_a_pruner_needs_evaluations_during_training(plan_with):
@@ -154,3 +169,18 @@ def test_finals_may_be_measured_on_data_that_nothing_was_chosen_by(plan_with, in
     one = plan_with(metrics=["mean_r1"], finals={"best": 1, "changes": {"evaluate": tasks[0]}})
     assert one.measures_in("finals")[0].parts == (f"{tasks[0]} mean_r1",)
     assert plan.maximise == (True,)
+
+
+def test_a_task_whose_pictures_are_not_there(plan_with, tmp_path):
+    coco = write_coco(tmp_path / "captions_val2017.json", {"0.jpg": ["a"], "1.jpg": ["b"]})
+    tasks = {"evaluation": {"evaluate": [f"retrieval:{coco}"]}}
+    with pytest.raises(ValueError, match=r"The phase 'choices', openclip with adamw: .*none of 2 samples can be read"):
+        check_search(plan_with(tasks, metrics=["mean_r1"]))
+
+
+def test_a_file_of_weights_that_does_not_fit(plan_with, text_folder, tmp_path):
+    torch.save({"stranger": torch.zeros(2)}, tmp_path / "odd.pth")
+    towers = {"model": "tiny", "image_tower": "test_vit", "text_tower": text_folder, "context_length": 8}
+    plan = plan_with({"model": {**towers, "image_weights": str(tmp_path / "odd.pth")}})
+    with pytest.raises(ValueError, match=r"The phase 'choices', openclip with adamw: .*odd.pth"):
+        check_search(plan)

@@ -2,6 +2,7 @@
 
 import math
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -61,6 +62,9 @@ def test_which_trials_and_settings_count():
     ended[4] = Ended(Slot(4), "done", {**ended[4].params, "gamma": 0.5}, (math.nan,))
     ended[5] = Ended(Slot(5), "stopped", {**ended[5].params, "gamma": 0.5}, ended[5].values)
     found = importance_of(ended, ())
+    assert found["pruned"] == 1, "said, for what was left is what the pruner liked"
+    few = importance_of([replace(one, status="pruned") for one in ended[:15]] + ended[15:], ())
+    assert few == "of whole trials there are 5 (15 were pruned), and fewer than 8 tell nothing"
     assert found["trials"] == 16 and found["left_out"] == ["gamma"] and "gamma" not in found["fanova"]
 
 

@@ -1,6 +1,8 @@
 """The recipes of searches: plans that can be made, and the course report's numbers where it gives them."""
 
+import math
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -11,6 +13,7 @@ from fullbatch.recipes import RECIPES, SEARCHES, first_line, recipe_text, search
 from fullbatch.search.checks import check_search, tried
 from fullbatch.search.plan import search_from
 from fullbatch.search.space import Choice, Real, Whole
+from tests.search.test_planted import run
 
 
 def plan_of_recipe(name, *flags):
@@ -85,6 +88,7 @@ def test_the_course_report_is_the_reports():
             assert (built.normalizer.gamma, built.temperature.temperature) == (0.8, 0.01)
             if method != "sogclr":
                 assert (built.temperature.rho_image, built.temperature.rho_text) == (8.0, 8.0)
+    assert plan.choices.over == ("method", "optimizer", "lr") and plan.choices.trials > len(list(plan.candidates))
     for method, optimizer in plan.candidates:
         found = plan.values_at("fine", {"method": method, "optimizer": optimizer})
         assert set(found) == set(plan.dimensions("fine", method, optimizer))
@@ -120,3 +124,19 @@ def test_a_wrong_name_is_answered(arguments, capsys):
     said = capsys.readouterr().err
     assert said.count("\n") == 1
     assert ("did you mean 'quick'?" in said) == ("quik" in arguments)
+
+
+def test_phase_1_of_the_course_report_is_bayesian():
+    """More trials than pairs, the rate among what is chosen: the sampler comes back to what is good."""
+    plan = replace(plan_of_recipe("course-report"), grid=None, fine=None, finals=None)
+
+    def worth(params, seed):
+        rate = abs(math.log10(params["lr"] / 2e-3))
+        return 0.3 + 0.2 * (params["optimizer"] == "radam") + 0.05 * (params["method"] == "isogclr_new") - 0.1 * rate
+
+    tried = [params for _, params in run(plan, worth)[1]]
+    assert len(tried) == plan.choices.trials > 24
+    assert {(params["method"], params["optimizer"]) for params in tried} <= set(plan.candidates)
+    late = tried[len(tried) // 2 :]
+    assert sum(params["optimizer"] == "radam" for params in late) > 3 * len(late) / 8, "by chance an eighth"
+    assert min(abs(math.log10(params["lr"] / 2e-3)) for params in late) < 0.1

@@ -262,6 +262,16 @@ def test_the_best_config_is_the_winners(tmp_path):
     assert config.optimizer.lr == winner.params["lr"] and config.training.epochs == 4
 
 
+def test_the_best_config_keeps_the_best_checkpoint(tmp_path):
+    plan = plan_of(patience=2)
+    plan = replace(plan, base={**plan.base, "evaluation": {**plan.base.get("evaluation", {}), "evaluations": 4}})
+    for take, kept in (("best", plan.metrics[0]), ("last", None)):
+        taken = replace(plan, take=take)
+        write_files(taken, summarize(taken, played(taken), {}, all_owed(taken), importance=False), tmp_path)
+        evaluation = from_dict(RunConfig, read_yaml(tmp_path / "best.yaml")).evaluation
+        assert (evaluation.keep_best, evaluation.patience) == (kept, 2)
+
+
 def test_a_dotted_name_gives_the_same_config(tmp_path):
     space = {key: {"low": low, "high": 1.0, "log": True} for key, low in (("lr", 1e-4), ("sgd.lr", 1e-2))}
     plan = plan_of(optimizers=["sgd"], grid=None, space=space, finals={"best": 1, "seeds": [0, 1]})

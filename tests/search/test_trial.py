@@ -20,8 +20,8 @@ import fullbatch.training.trainer
 from fullbatch.comparison.processes import OUTPUT
 from fullbatch.config.optimization import Optimizer
 from fullbatch.config.training import Evaluation
+from fullbatch.evaluation.asked import parse_metrics
 from fullbatch.run import train
-from fullbatch.search.objective import parse_metrics
 from fullbatch.search.trial import FILE, CannotWork, Score, run_trial
 from fullbatch.training import checkpoint
 from fullbatch.training.interruption import Abandoned, Interrupted
@@ -83,13 +83,23 @@ def test_done(tmp_path):
     lines = [json.loads(text) for text in (tmp_path / "trial" / "metrics.jsonl").read_text().splitlines()]
     assert score.seconds == pytest.approx([line for line in lines if "kind" not in line][-1]["seconds"], abs=0.5)
     assert score.device_hours == pytest.approx(sum(stage["device_hours"] for stage in results["cost"]["stages"]))
-    assert left(tmp_path) == ["step-000000020"]
+    best = next(number for number, values in score.evaluations if values == score.values)
+    assert left(tmp_path) == [f"step-{5 * best:09d}"], "the checkpoint of the evaluation that counts"
 
 
 def test_its_last_evaluation(tmp_path):
     config, metrics = small_trial(tmp_path)
     score = run_trial(config, metrics, take="last")
     assert score.values == score.evaluations[-1][1]
+    assert left(tmp_path) == ["step-000000020"]
+
+
+def test_the_checkpoint_of_the_best_evaluation_stays(tmp_path, monkeypatch):
+    config, metrics = small_trial(tmp_path)
+    values = iter([0.1, 0.3, 0.2, 0.25])
+    monkeypatch.setattr(fullbatch.search.trial.Metric, "of", lambda self, results, seconds: next(values))
+    assert run_trial(config, metrics).values == (0.3,)
+    assert left(tmp_path) == ["step-000000010"]
 
 
 def test_the_numbers_are_those_of_a_plain_run(tmp_path):
@@ -125,7 +135,7 @@ def test_ended_for_want_of_improvement(tmp_path, monkeypatch):
     score = run_trial(config, metrics, patience=3)
     assert score.status == "stopped" and score.values == (0.3,)
     assert [value for _, (value,) in score.evaluations] == [0.1, 0.3, 0.2, 0.3, 0.25]
-    assert left(tmp_path) == ["step-000000010"]
+    assert left(tmp_path) == ["step-000000004"], "of the first 0.3"
 
 
 def test_diverged_is_a_result(tmp_path, monkeypatch):

@@ -6,9 +6,11 @@ from dataclasses import replace
 
 import pytest
 
+import fullbatch.run
 from fullbatch.config.training import Evaluation
+from fullbatch.evaluation.tasks import run_tasks
 from fullbatch.finetuning.finetune import measuring
-from fullbatch.run import train
+from fullbatch.run import load_trained, train
 from fullbatch.training import checkpoint
 from fullbatch.training.interruption import Abandoned
 from fullbatch.training.stages import Stages
@@ -161,3 +163,120 @@ def test_the_first_rank_decides_for_all(tmp_path, two_ranks):
     assert two_ranks.run(on_rank, renamed(config, "first"), [(10,), ()]) == [(10, [5, 10])] * 2
     assert two_ranks.run(on_rank, renamed(config, "other"), [(), (10,)]) == [(20, [5, 10, 15, 20])] * 2
     assert saved_state(tmp_path / "first", 10)["position"]["step"] == 10
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# the best checkpoint, and patience
+
+
+def scored(config, monkeypatch, *values, keep=1, **evaluation):
+    """Evaluated after 5, 10, 15 and 20 steps with these values of mean_r1; one checkpoint is kept, and the best."""
+    given = dict(zip((5, 10, 15, 20), values, strict=False))
+
+    def measured(tasks, embedder, templates):
+        found = run_tasks(tasks, embedder, templates)
+        (result,) = found.results
+        step = int(min(set(given) - measured.seen, default=20))
+        measured.seen.add(step)
+        return replace(found, results=(replace(result, metrics={**result.metrics, "mean_r1": given[step]}),))
+
+    measured.seen = set()
+    monkeypatch.setattr(fullbatch.run, "run_tasks", measured)
+    evaluation = replace(config.evaluation, **evaluation)
+    return measured, replace(config, evaluation=evaluation, run=replace(config.run, keep=keep, save_every=5))
+
+
+def kept(run):
+    return [checkpoint.step_of(path) for path in checkpoint.checkpoints(run / "checkpoints")]
+
+
+def test_the_best_checkpoint_is_kept_beside_the_newest(tmp_path, monkeypatch):
+    _, config = scored(watched(tmp_path), monkeypatch, 0.1, 0.4, 0.3, 0.4, keep_best="mean_r1")
+    trained = train(config)
+    assert kept(trained.folder) == [10, 20], "the first of equals"
+    task = config.evaluation.evaluate[0]
+    best = {"metric": f"{task} mean_r1", "step": 10, "value": 0.4, "checkpoint": "checkpoints/step-000000010"}
+    assert trained.results["best"] == best
+    assert load_trained(trained.folder / best["checkpoint"]).step == 10
+    _, plain = scored(renamed(watched(tmp_path), "plain"), monkeypatch, 0.1, 0.4, 0.3, 0.4)
+    assert kept(train(plain).folder) == [20]
+
+
+def test_it_is_saved_though_no_save_is_due(tmp_path, monkeypatch):
+    _, config = scored(watched(tmp_path), monkeypatch, 0.1, 0.4, 0.3, 0.2, keep_best="mean_r1")
+    run = train(replace(config, run=replace(config.run, save_every=None))).folder
+    assert kept(run) == [10, 20]
+
+
+def test_of_ranks_the_least_is_the_best(tmp_path):
+    name = "text_to_image_median_rank"
+    config = watched(tmp_path)
+    trained = train(replace(config, evaluation=replace(config.evaluation, keep_best=name)))
+    ranks = [line["score"] for line in evaluations_of(trained.folder)]
+    assert trained.results["best"]["value"] == min(ranks)
+
+
+def test_patience_ends_a_training(tmp_path, monkeypatch):
+    _, config = scored(watched(tmp_path), monkeypatch, 0.4, 0.3, 0.4, 0.9, keep_best="mean_r1", patience=2)
+    trained = train(config)
+    assert trained.results["step"] == 15 and kept(trained.folder) == [5, 15]
+    assert [line.get("ended") for line in evaluations_of(trained.folder)] == [None, None, True]
+    train(config, resume=trained.folder)
+    assert kept(trained.folder) == [5, 15], "it has ended"
+    _, config = scored(renamed(watched(tmp_path), "alone"), monkeypatch, 0.4, 0.3, 0.4, 0.9, patience=2)
+    assert train(config).results["step"] == 15, "by the main number, where none is named"
+
+
+@pytest.mark.parametrize("at", [10, 15])
+def test_both_go_on_after_a_kill(tmp_path, monkeypatch, at):
+    """Killed after the evaluation at this step, with or without its checkpoint: as if nothing had happened."""
+    values = (0.4, 0.3, 0.2, 0.9)
+    _, whole = scored(watched(tmp_path), monkeypatch, *values, keep_best="mean_r1", patience=3)
+    measured, part = scored(renamed(whole, "part"), monkeypatch, *values)
+
+    def killed(seen):
+        if seen.step == at:
+            raise RuntimeError("killed")
+        return False
+
+    with pytest.raises(RuntimeError, match="killed"):
+        train(part, watch=killed)
+    measured.seen.discard(at)
+    resumed = train(part, resume=tmp_path / "part")
+    _, again = scored(whole, monkeypatch, *values)
+    one = train(again)
+    assert resumed.results["best"] == one.results["best"] and kept(resumed.folder) == kept(one.folder) == [20]
+    marks = [
+        [(line["step"], line["score"], line.get("best")) for line in evaluations_of(run.folder)]
+        for run in (one, resumed)
+    ]
+    assert marks[0] == marks[1] == [(5, 0.4, True), (10, 0.3, None), (15, 0.2, None), (20, 0.9, True)]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"keep_best": "mean_r2"}, "--keep-best 'mean_r2': none of the tasks gives it; did you mean 'mean_r1'"),
+        ({"keep_best": "seconds"}, "--keep-best must name something measured"),
+        ({"keep_best": "mean_r1", "evaluate": ()}, "needs something to measure"),
+        ({"patience": 0}, "patience must be a whole number of at least 1"),
+        ({"patience": 2, "evaluations": None}, "patience must be left out without evaluations during training"),
+    ],
+)
+def test_mistakes_are_said_before_the_first_step(tmp_path, settings, message):
+    config = watched(tmp_path)
+    with pytest.raises(ValueError, match=message):
+        train(replace(config, evaluation=replace(config.evaluation, **settings)))
+    assert not (tmp_path / "run").exists()
+
+
+def judged_on_rank(rank, config):
+    return train(config).results["best"]
+
+
+def test_two_ranks_keep_the_same_best(tmp_path, two_ranks):
+    config = watched(tmp_path)
+    judged = replace(config.evaluation, keep_best="mean_r1", patience=4)
+    config = replace(config, evaluation=judged, run=replace(config.run, keep=1))
+    one, other = two_ranks.run(judged_on_rank, config)
+    assert one == other and one["step"] in kept(tmp_path / "run") and 20 in kept(tmp_path / "run")

@@ -1,4 +1,4 @@
-"""The number a comparison looks at: a task and one of its metrics, written "TASK METRIC"."""
+"""A number that is looked at: a task and one of its metrics, written "TASK METRIC"."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The numbers that a search is after: one of an evaluation's, the mean of several, or the seconds of training."""
+"""The number that a search is after or a training is judged by: one of an evaluation's, the mean of several, or the
+seconds of training."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fullbatch.comparison.metrics import is_share, metric_named, more_is_better, named_numbers
+from fullbatch.evaluation.named import is_share, metric_named, more_is_better, named_numbers
 
 SECONDS = "seconds"
 _FIELD = "metrics"
@@ -25,23 +26,24 @@ class Metric:
     parts: tuple[str, ...]
 
     @classmethod
-    def parse(cls, text: str, tasks: Sequence[str]) -> Metric:
+    def parse(cls, text: str, tasks: Sequence[str], where: str = _FIELD) -> Metric:
         """``METRIC``, ``TASK METRIC``, ``mean(A, B, ...)`` of such, or ``seconds``; ValueError where the tasks do not
-        give it.  Where a name has a comma of its own, the commas between names need a space after them."""
+        give it.  Where a name has a comma of its own, the commas between names need a space after them.  ``where`` is
+        the field or flag that asks."""
         if not isinstance(text, str) or not text.strip():
-            raise ValueError(f"{_FIELD}: a metric must be a name such as accuracy, got {text!r}.")
+            raise ValueError(f"{where}: a metric must be a name such as accuracy, got {text!r}.")
         text = text.strip()
         if text == SECONDS:
             return cls(text, ())
         mean = _MEAN.fullmatch(text)
         names = [text] if mean is None else _split(mean["names"])
         if not all(names):
-            raise ValueError(f"{_FIELD}: {text!r} has an empty name in it; write mean(A, B).")
+            raise ValueError(f"{where}: {text!r} has an empty name in it; write mean(A, B).")
         if SECONDS in names:
-            raise ValueError(f"{_FIELD}: {text!r} mixes seconds with what is measured; name it as a metric of its own.")
-        parts = tuple(metric_named(name, tasks, _FIELD) for name in names)
+            raise ValueError(f"{where}: {text!r} mixes seconds with what is measured; name it as a metric of its own.")
+        parts = tuple(metric_named(name, tasks, where) for name in names)
         if len({more_is_better(part) for part in parts}) > 1:
-            raise ValueError(f"{_FIELD}: {text!r} mixes ranks, where less is better, with shares, where more is.")
+            raise ValueError(f"{where}: {text!r} mixes ranks, where less is better, with shares, where more is.")
         return cls(text, parts)
 
     def of(self, results: Mapping[str, Any], seconds: float) -> float:
