@@ -86,7 +86,8 @@ class _Team:
         if reader is not self._reader:
             self._reader, self._workers = reader, list(getattr(reader, "_workers", ()))
             _deaths.hold_back(self._before)
-            atexit.register(self.end)  # after torch's own, so that it comes before
+            if self._workers:
+                atexit.register(self._kill)  # after torch's own, so that it comes before
 
     def waited_for(self, give: Callable[[], Any]) -> Any:
         """What ``give`` gives; a death is told here and nowhere else."""
@@ -95,7 +96,7 @@ class _Team:
                 self._check()
                 return give()
         except (ValueError, OSError, RuntimeError, EOFError) as error:
-            if not isinstance(error, ValueError):  # a connection breaks a moment before its worker is dead
+            if self._workers and not isinstance(error, ValueError):  # a connection breaks before its worker is dead
                 wait([worker.sentinel for worker in self._workers], timeout=1.0)
             self._check()
             if str(error).startswith("DataLoader worker"):  # one of another loader
@@ -112,17 +113,22 @@ class _Team:
 
     def end(self) -> None:
         """Ask, wait, kill.  Asking may itself wait for ever (see above), so a thread does it that nobody waits for."""
-        atexit.unregister(self.end)
+        if not self._workers:  # or this process is at its end, and starts no thread any more
+            return
+        atexit.unregister(self._kill)
         asking = threading.Thread(target=getattr(self._reader, "_shutdown_workers", lambda: None), daemon=True)
         whole = all(worker.is_alive() for worker in self._workers)
         asking.start()
         asking.join(_PATIENCE if whole else 0.0)
+        self._kill()
+        asking.join(_PATIENCE / 5)
+
+    def _kill(self) -> None:
         for worker in self._workers:
             worker.kill()
         for worker in self._workers:
             worker.join(_PATIENCE)
-        asking.join(_PATIENCE / 5)
-        self._reader, self._workers = None, []
+        self._workers = []
 
 
 def _died(how: str) -> WorkerDied:

@@ -352,7 +352,9 @@ def _tensorboard(folder: Path, step: int) -> Any:
     except ImportError:
         log.warning("no TensorBoard files are written: tensorboard is not installed")
         return None
-    threading.excepthook = _not_of_tensorboard
+    global _hook
+    if threading.excepthook is not _not_of_tensorboard:
+        _hook, threading.excepthook = threading.excepthook, _not_of_tensorboard
     try:
         return SummaryWriter(str(folder), purge_step=step or None)
     except OSError as error:
@@ -360,10 +362,13 @@ def _tensorboard(folder: Path, step: int) -> Any:
         return None
 
 
+_hook = threading.excepthook
+
+
 def _not_of_tensorboard(failure: threading.ExceptHookArgs) -> None:
     """What stops TensorBoard's thread, such as a full disk, is raised once more where a line is written."""
     if not type(failure.thread).__module__.startswith("tensorboard."):
-        threading.__excepthook__(failure)
+        _hook(failure)
 
 
 def _wandb(config: RunConfig, name: str) -> Any:

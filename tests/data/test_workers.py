@@ -127,3 +127,20 @@ def test_a_killed_worker_ends_the_command_which_goes_on_later(tmp_path):
     again = [sys.executable, "-m", "fullbatch", "train", "--resume", str(tmp_path / "run")]
     done = subprocess.run([*again, "--samples", str(8 * (step + 5))], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
+
+
+UNCLOSED = """
+import sys
+from fullbatch.data.workers import read_ahead
+class Items:
+    def __getitem__(self, item):
+        return item
+kept = read_ahead(Items(), [range(1000)], 2)
+next(kept)
+raise SystemError("an error that nobody expects, while the stream is kept")
+"""
+
+
+def test_workers_end_with_a_process_that_never_closed_them():
+    done = subprocess.run([sys.executable, "-c", UNCLOSED], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1 and "SystemError" in done.stderr
