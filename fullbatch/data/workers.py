@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import signal
+import sys
 import threading
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
@@ -67,8 +68,10 @@ class _Numbers(Sampler[int]):
 
 def _start(worker: int) -> None:
     """One thread each.  Signals to the whole group of processes reach workers too, but it is the training process that
-    decides what follows: a worker ignores Ctrl-C, and its first SIGTERM."""
+    decides what follows: a worker ignores Ctrl-C, and its first SIGTERM.  What it raises travels with its items; the hook
+    has only the complaints of the thread that hands tensors over, when the other side is gone."""
     torch.set_num_threads(1)
+    sys.excepthook = lambda kind, error, trace: None
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda number, frame: signal.signal(number, signal.SIG_DFL))
 
