@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import atexit
 import signal
+import sys
 import threading
+import time
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from multiprocessing.connection import wait
 from types import FrameType
 from typing import Any, TypeVar
 
@@ -67,8 +68,10 @@ class _Numbers(Sampler[int]):
 
 def _start(worker: int) -> None:
     """One thread each.  Signals to the whole group of processes reach workers too, but it is the training process that
-    decides what follows: a worker ignores Ctrl-C, and its first SIGTERM."""
+    decides what follows: a worker ignores Ctrl-C, and its first SIGTERM.  What it raises travels with its items; the
+    hook has only the complaints of the thread that hands tensors over, when the other side is gone."""
     torch.set_num_threads(1)
+    sys.excepthook = lambda kind, error, trace: None
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda number, frame: signal.signal(number, signal.SIG_DFL))
 
@@ -96,8 +99,9 @@ class _Team:
                 self._check()
                 return give()
         except (ValueError, OSError, RuntimeError, EOFError) as error:
-            if self._workers and not isinstance(error, ValueError):  # a connection breaks before its worker is dead
-                wait([worker.sentinel for worker in self._workers], timeout=1.0)
+            until = time.monotonic() + (0.0 if isinstance(error, ValueError) else 1.0)
+            while time.monotonic() < until and all(worker.is_alive() for worker in self._workers):
+                time.sleep(0.01)  # a connection breaks a moment before its worker is dead
             self._check()
             if str(error).startswith("DataLoader worker"):  # one of another loader
                 raise _died("killed") from None

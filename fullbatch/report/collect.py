@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fullbatch.config.run import RunConfig
-from fullbatch.config.tree import from_dict, merged, to_dict
+from fullbatch.config.tree import from_dict, merged, read_yaml, to_dict
 from fullbatch.finetuning import interpolation, record
 from fullbatch.report.wording import is_number
 from fullbatch.training.run_folder import EVALUATION, LOSSES, Folder, read_lines
@@ -140,7 +140,11 @@ def read_run(path: Path) -> RunData:
     if not folder.config.is_file():
         raise ValueError(_not_a_run(path))
     gaps: list[str] = []
-    given = folder.config_values()
+    given = read_yaml(folder.config)
+    try:
+        folder.config_values()
+    except ValueError as error:
+        gaps.append(f"{error} What it lacks is shown as the default.")
     default = to_dict(RunConfig())
     settings = merged(default, {key: value for key, value in given.items() if isinstance(value, Mapping)})
     try:

@@ -181,11 +181,13 @@ def test_a_config_that_was_cut_is_not_believed(tmp_path, capsys):
     for kept in (*range(1, len(lines) - 2, 9), len(lines) - 2):
         cut = "".join(lines[:kept])
         (run / "config.yaml").write_text(cut)
-        for command in ("train --resume", "export", "evaluate", "report"):
+        for command in ("train --resume", "export", "evaluate"):
             more = [str(tmp_path / "out")] if command == "export" else []
             assert main([*command.split(), str(run), *more]) == 1, command
             assert f"{run / 'config.yaml'} was cut off" in capsys.readouterr().err, command
         assert (run / "config.yaml").read_text() == cut
+    assert main(["report", str(run), "--no-pictures"]) == 0
+    assert "config.yaml was cut off" in (run / "report.html").read_text()
     (run / "config.yaml").write_text(whole)
     assert main(["train", "--resume", str(run)]) == 0
 
