@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterable
 from typing import Any
+
+import pytest
 
 import fullbatch as fb
 from fullbatch.config import excluded_because
@@ -58,6 +61,21 @@ COMBINATIONS = [
     for names in itertools.product(PAIRWISE, NORMALIZERS, TEMPERATURES)
     if _exists(PAIRWISE[names[0]], NORMALIZERS[names[1]], TEMPERATURES[names[2]])
 ]
+# Variants of a normalizer, whose every pairing says little that the normalizer's own does not.
+_VARIANTS = {"batch", "shared", "prototypes_from_batch", "simultaneous", "separate", "amortized_net"}
+
+
+def _is_common(name: str) -> bool:
+    pairwise, normalizer, temperature = name.split("-")
+    if pairwise == "identity" and normalizer not in _VARIANTS:
+        return True
+    return temperature in ("constant", "per_sample" if pairwise == "identity" else "robust")
+
+
+def tiered(names: Iterable[str]) -> list[Any]:
+    """For parametrize: the rarer combinations are in the slow tier."""
+    rare = {name for name in COMBINATIONS if not _is_common(name)}
+    return [pytest.param(name, marks=pytest.mark.slow) if name in rare else name for name in names]
 
 
 def parts(name: str) -> dict[str, Any]:

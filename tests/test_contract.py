@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import fullbatch as fb
-from tests.combinations import COMBINATIONS, SAMPLES, WIDTH, make, parts
+from tests.combinations import COMBINATIONS, SAMPLES, WIDTH, make, parts, tiered
 from tests.conftest import unit_rows
 
 pytestmark = pytest.mark.filterwarnings("ignore:rho=")
@@ -46,7 +46,7 @@ EMBEDDINGS = {
 }
 
 
-@pytest.mark.parametrize("name", EVERYTHING)
+@pytest.mark.parametrize("name", tiered(EVERYTHING))
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_finite_at_the_smallest_temperature(name, dtype):
     """Value and gradient at tau = 0.005 for random, identical, antipodal and aligned embeddings, in turn."""
@@ -67,7 +67,7 @@ def test_finite_at_the_smallest_temperature(name, dtype):
         assert found[0].dtype == dtype
 
 
-@pytest.mark.parametrize("name", EVERYTHING)
+@pytest.mark.parametrize("name", tiered(EVERYTHING))
 def test_relabelling_the_batch_permutes_the_gradient(name):
     changes = {"dropout": 0.0} if "predicted" in name or name == "tempnet" else {}
     if "predicted" in name:
@@ -95,7 +95,7 @@ ROTATES = [
 ]
 
 
-@pytest.mark.parametrize("name", ROTATES)
+@pytest.mark.parametrize("name", tiered(ROTATES))
 def test_rotation_changes_nothing(name):
     """What reads coordinates is exempt: nets, VICReg's covariances, and AdaGrad's updates."""
     changes = {"updates": 0} if any(part in name for part in ("prototypes", "separate", "neuclip", "rolling")) else {}
@@ -111,7 +111,7 @@ def test_rotation_changes_nothing(name):
             torch.testing.assert_close(a, b @ turn, rtol=1e-7, atol=1e-10)
 
 
-@pytest.mark.parametrize("name", EVERYTHING)
+@pytest.mark.parametrize("name", tiered(EVERYTHING))
 def test_state_comes_back_exactly(name):
     """Save after three steps into bytes, load into a new objective: the next steps are equal to the bit."""
     first = make(name)
@@ -131,7 +131,7 @@ def test_state_comes_back_exactly(name):
         torch.testing.assert_close(second.state_dict()[key], value, rtol=0, atol=0, equal_nan=True, msg=key)
 
 
-@pytest.mark.parametrize("name", EVERYTHING)
+@pytest.mark.parametrize("name", tiered(EVERYTHING))
 def test_eval_mode_changes_no_state(name):
     objective = make(name)
     step(objective, *batch(0, torch.float32))
@@ -143,7 +143,7 @@ def test_eval_mode_changes_no_state(name):
         torch.testing.assert_close(torch.as_tensor(value), before[key], rtol=0, atol=0, equal_nan=True, msg=key)
 
 
-@pytest.mark.parametrize("name", EVERYTHING)
+@pytest.mark.parametrize("name", tiered(EVERYTHING))
 @pytest.mark.parametrize("chunk", [1, 3])
 def test_chunks_change_nothing(name, chunk):
     whole, chunked = make(name).double(), make(name, chunk=chunk).double()
@@ -158,7 +158,7 @@ def test_chunks_change_nothing(name, chunk):
         torch.testing.assert_close(chunked.state_dict()[key], value, rtol=1e-7, atol=1e-9, equal_nan=True, msg=key)
 
 
-@pytest.mark.parametrize("name", EVERYTHING)
+@pytest.mark.parametrize("name", tiered(EVERYTHING))
 def test_only_temperatures_are_parameters(name):
     named = [key for key, _ in make(name).named_parameters()]
     allowed = ("temperatures.", "bias") + (("normalizers.",) if "simultaneous" in name else ())

@@ -30,6 +30,7 @@ def test_own_loop_with_an_open_clip_model():
     assert "neuclip, batch 16: R@1" in out
 
 
+@pytest.mark.slow
 def test_own_loop_over_two_ranks():
     out = run(
         "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",

@@ -9,6 +9,7 @@ import torch
 import fullbatch as fb
 from benchmarks.normalizer_error import HELD_OUT, Clusters, batch_estimate, error, run
 
+pytestmark = pytest.mark.slow
 SEEDS = (0, 1, 2)
 RESTART, STEPS = 100, 200
 AFTER_RESTART = list(range(RESTART, RESTART + 11))
@@ -43,7 +44,6 @@ def errors():
     return [held_out_errors(seed) for seed in SEEDS]
 
 
-@pytest.mark.slow
 def test_updates_lower_the_error_between_restarts(errors):
     for found in errors:
         for step in LATE:
@@ -78,7 +78,6 @@ def test_the_published_learning_rate_wipes_a_restart_out():
     assert published > 3 * restarted
 
 
-@pytest.mark.slow
 def test_updates_still_help_after_many_restarts():
     """AdaGrad's memory is halved at each restart; kept whole, its steps would have faded by now."""
     args = arguments(0, width=32, batch=64, samples=6400, prototypes=256, steps=3000)

@@ -9,7 +9,7 @@ import fullbatch as fb
 from fullbatch.evaluation.audit import normalizer_audit
 from fullbatch.evaluation.beliefs import without
 from tests.audit import by_hand
-from tests.combinations import COMBINATIONS, SAMPLES, WIDTH, make, parts
+from tests.combinations import COMBINATIONS, SAMPLES, WIDTH, make, parts, tiered
 from tests.conftest import unit_rows
 
 pytestmark = pytest.mark.filterwarnings("ignore:rho=")
@@ -121,7 +121,7 @@ def error_and_bias(rows, column):
     return sum(gap**2 for gap in gaps) / len(gaps), sum(gaps) / len(gaps)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", tiered(NAMES))
 def test_equals_the_definition(name):
     objective = trained(name)
     found, by_direction = audit(objective), expected(objective, name.split("-")[0])

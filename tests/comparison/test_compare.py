@@ -24,6 +24,7 @@ def summary_of(plan):
     return json.loads((plan.parent / "small" / "comparison.json").read_text())
 
 
+@pytest.mark.slow
 def test_a_comparison_with_a_row_that_fails(tmp_path, capsys):
     methods = ["openclip", "sogclr", {"name": "too fast", "method": "openclip", "lr": 1e30}]
     plan = small_plan(tmp_path, methods=methods, seeds=[0, 1])

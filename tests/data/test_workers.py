@@ -101,7 +101,9 @@ def small_run(folder, *more):
 def test_a_table_without_its_images_ends_the_command(tmp_path):
     table = tmp_path / "pairs.csv"
     table.write_text("image,caption\n" + "".join(f"{number}.jpg,a caption\n" for number in range(300)))
-    done = subprocess.run(small_run(tmp_path, "--data", str(table)), capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        small_run(tmp_path, "--data", str(table), "--evaluate"), capture_output=True, text=True, timeout=60
+    )
     assert done.returncode == 1
     assert "in a row could not be read" in done.stderr and "Traceback" not in done.stderr
 

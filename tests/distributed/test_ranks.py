@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import fullbatch as fb
-from tests.combinations import COMBINATIONS, SAMPLES, WIDTH, make
+from tests.combinations import COMBINATIONS, SAMPLES, WIDTH, make, tiered
 from tests.conftest import unit_rows
 
 pytestmark = pytest.mark.filterwarnings("ignore:rho=")
@@ -59,7 +59,7 @@ def check_same(two_ranks, name, changes):
             assert_close(state[key], value, key)
 
 
-@pytest.mark.parametrize("name", EVERYTHING)
+@pytest.mark.parametrize("name", tiered(EVERYTHING))
 def test_two_ranks_equal_one(two_ranks, name):
     check_same(two_ranks, name, {})
 

@@ -22,6 +22,7 @@ def summary_of(folder):
     return json.loads((folder / "search.json").read_text())
 
 
+@pytest.mark.slow
 def test_a_search_ends_with_a_config_that_trains(tmp_path, capsys):
     plan = small_search(tmp_path)
     assert cli.main(arguments(plan, "--jobs", "2", "--page")) == 0, capsys.readouterr().err

@@ -67,6 +67,7 @@ def test_joined_by_the_storage_from_another_folder(tmp_path, monkeypatch, capsys
     assert len(trials_of(tmp_path / "small")) == 2 and not (tmp_path / "small" / "trials").exists()
 
 
+@pytest.mark.slow
 def test_without_a_winner_there_are_files_and_a_way_on(tmp_path, capsys):
     """The pictures are none, which only a trial finds out."""
     plan = small_search(tmp_path, **{**SHORT, "finals": {"best": 1, "seeds": [0]}})

@@ -58,8 +58,10 @@ def test_a_candidate_has_exactly_the_settings_of_its_method_and_its_optimizer(wh
 
 def test_a_part_that_the_base_replaces_brings_its_own_settings():
     base = to_dict(train_config(["--normalizer", "mlp"])[0])
-    plan = plan_of(base=base, methods=["openclip", "sogclr"], space={"lr": LR, "hidden": {"low": 64, "high": 512}})
-    assert set(plan.dimensions("fine", "sogclr", "adamw")) == {"lr", "hidden"}
+    plan = plan_of(
+        base=base, methods=["openclip", "sogclr"], space={"lr": LR, "restart_every": {"low": 64, "high": 512}}
+    )
+    assert set(plan.dimensions("fine", "sogclr", "adamw")) == {"lr", "restart_every"}
     with pytest.raises(ValueError, match=r"space.gamma: none of the methods"):
         plan_of(base=base, methods=["openclip", "sogclr"], space={"lr": LR, "gamma": {"low": 0.1, "high": 1.0}})
 

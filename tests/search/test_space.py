@@ -163,7 +163,8 @@ def test_the_temperatures_rate_counts_where_the_optimizer_moves_it():
     place = place_of("temperature_lr", "space")
     moved = {name for name, method in METHODS.items() if place.counts(name, method, "adamw")}
     assert moved == {
-        "openclip", "siglip", "cyclip", "fastclip_v0", "fastclip_v3", "tempnet", "neuclip", "amorlip",
+        "openclip", "siglip", "cyclip", "xbm", "fastclip_v0", "fastclip_v3", "tempnet", "neuclip", "rolling", "queue",
+        "amorlip",
     }  # fmt: skip
 
 
@@ -217,7 +218,7 @@ def test_what_a_config_has():
     plan = plan_of(methods=["isogclr_new"], optimizers=["adamw", "sgd"], space={"lr": {"low": 1e-4, "high": 1e-2}})
     config = plan.config("fine", {"method": "isogclr_new", "optimizer": "adamw"}, 0, "runs", "x")
     assert value_in(config, place_of("rho_image", "x")) == 8.0
-    assert value_in(config, place_of("settings.temperature_lr", "x")) == 0.03
+    assert value_in(config, place_of("settings.temperature_lr", "x")) == 1e-5
     assert value_in(config, place_of("temperature_lr", "x")) is None
     assert value_in(config, place_of("cooldown_epochs", "x")) == 0
     assert value_in(config, place_of("warmup_epochs", "x")) is None  # the recipe has a share

@@ -257,6 +257,7 @@ def test_a_folder_in_which_another_is_at_work(tmp_path):
 # who else has a word
 
 
+@pytest.mark.slow
 def test_asha_prunes_the_worse_trials(tmp_path):
     """Rates that do not learn, after one that does; by the second evaluation that shows."""
     optuna.logging.set_verbosity(optuna.logging.WARNING)

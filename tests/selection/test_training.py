@@ -311,6 +311,7 @@ def test_plans_are_kept_as_long_as_a_checkpoint_needs_them(tmp_path):
     ]  # the last period began at step 35, with the checkpoint of 30
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["spectral", "ordered"])
 def test_other_processes_change_nothing(tmp_path, name):
     """Planners and data workers of their own, and everything else switched on."""
@@ -364,6 +365,7 @@ def test_a_replayed_step_fills_the_table_as_a_plain_one(tmp_path, monkeypatch, n
 # -- ranks ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["spectral", "ordered", "spectral, forward"])
 def test_two_ranks_reproduce_one(tmp_path, two_ranks, name):
     config = config_for(tmp_path, SELECTIONS[name])

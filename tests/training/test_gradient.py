@@ -10,7 +10,7 @@ from fullbatch.config.model import Model
 from fullbatch.data.loader import Batch
 from fullbatch.models.build import build_model
 from fullbatch.training.gradient import GradientRule
-from tests.combinations import COMBINATIONS, SAMPLES, WIDTH, make
+from tests.combinations import COMBINATIONS, SAMPLES, WIDTH, make, tiered
 from tests.training.small import write_inputs
 
 pytestmark = pytest.mark.filterwarnings("ignore:rho=")
@@ -65,7 +65,7 @@ def check(rule, truth, name, dropout):
         torch.testing.assert_close(got_state[key], value, rtol=1e-9, atol=1e-12, equal_nan=True)
 
 
-@pytest.mark.parametrize("name", [*fb.METHODS, *COMBINATIONS])
+@pytest.mark.parametrize("name", tiered([*fb.METHODS, *COMBINATIONS]))
 def test_micro_batches_give_the_gradient_of_the_batch(name):
     check(GradientRule(micro_batch=3), GradientRule(), name, dropout=0.0)
 

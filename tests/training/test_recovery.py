@@ -128,6 +128,7 @@ def mean_errors(tmp_path, epochs, seed):
     return u_error / trainer.stages.recovery, m_error / trainer.stages.recovery
 
 
+@pytest.mark.slow
 def test_with_falling_rates_longer_recovery_is_more_exact(tmp_path):
     """Theorem 4.2: 1 - beta1 and gamma as sqrt(B/E).  At fixed rates nothing of the kind is claimed."""
     found = torch.tensor(
