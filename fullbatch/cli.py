@@ -80,7 +80,10 @@ class Terminal(logging.Handler):
     """On stderr as it is when something is said: a progress bar puts itself in front of it, to stay below."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        print(self.format(record), file=sys.stderr)
+        try:
+            print(self.format(record), file=sys.stderr)
+        except Exception:
+            self.handleError(record)  # as other handlers: what cannot be said ends no command
 
 
 class _Terminated(KeyboardInterrupt):

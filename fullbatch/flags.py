@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import re
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, get_type_hints
@@ -141,18 +142,23 @@ def naming_flags(text: str, command: str = "") -> str:
     >>> naming_flags("RobustGlobal.rho must be a number, got None."), naming_flags("Search.jobs must be 1.", "search")
     ('--settings.rho must be a number, got None.', '--jobs must be 1.')
     """
-    of_field = _flag_of_field()
+    of_field = {**_flag_of_field(), **_options_of(command)}
     of_name = {name.split(".")[1]: flag for name, flag in reversed(of_field.items())}
 
-    def owned(found: re.Match[str]) -> str:
-        own = found[1] == command.capitalize()
-        return f"--{found[2].replace('_', '-')}" if own else of_field.get(found[0], found[0])
-
-    told = re.sub(r"\b([A-Z]\w+)\.([a-z]\w*)", owned, text)
+    told = re.sub(r"(?<![\w./'\"`=-])[A-Z]\w+\.[a-z]\w*", lambda found: of_field.get(found[0], found[0]), text)
     if told == text:
         return text
     siblings = r"(?<![\w./'\"`=-])[a-z]+(_[a-z]+)+\b|(?<=`)[a-z_]+(?=`)"  # other fields, as they stand in a sentence
     return re.sub(siblings, lambda found: of_name.get(found[0], found[0]), told)
+
+
+def _options_of(command: str) -> dict[str, str]:
+    """The same of what a command has beside a run's settings."""
+    if command not in ("compare", "search"):
+        return {}
+    kind = getattr(importlib.import_module(f"fullbatch.commands.{command}"), command.capitalize())
+    names = [field.name for field in dataclasses.fields(kind)]
+    return {f"{kind.__name__}.{name}": f"--{name.replace('_', '-')}" for name in names}
 
 
 def _flag_of_field() -> dict[str, str]:

@@ -8,7 +8,6 @@ from typing import Any
 from rich.console import Console
 
 from fullbatch.config.shown import plain
-from fullbatch.evaluation.named import is_share
 from fullbatch.run import Trained
 from fullbatch.training.display import print_line
 
@@ -16,10 +15,9 @@ from fullbatch.training.display import print_line
 def print_results(trained: Trained, console: Console) -> None:
     print_measured(trained.results, console)
     if best := trained.results.get("best"):
-        value = f"{best['value']:.1%}" if is_share(best["metric"]) else f"{best['value']:g}"
         console.print()
         place = trained.folder / best["checkpoint"]
-        print_line(console, f"best: {best['metric']} {value} at step {best['step']:,}: {place}")
+        print_line(console, f"best: {best['metric']} {best['said']} at step {best['step']:,}: {place}")
     print_cost(trained.results.get("cost", {}), console)
     console.print()
     print_line(console, f"run folder: {trained.folder}")

@@ -260,7 +260,8 @@ def _best(folder: Folder, judge: Metric, best: Best) -> dict[str, Any] | None:
         return None
     name = judge.parts[0] if len(judge.parts) == 1 else judge.name
     place = checkpoint.folder_of(folder.checkpoints, best.step).relative_to(folder.path)
-    return {"metric": name, "step": best.step, "value": best.score, "checkpoint": place.as_posix()}
+    said = "" if best.score is None else f"{best.score:.1%}" if judge.is_share else f"{best.score:g}"
+    return {"metric": name, "step": best.step, "value": best.score, "said": said, "checkpoint": place.as_posix()}
 
 
 def _make_selector(config: RunConfig, parts: Parts, folder: Folder, embedder: Embedder) -> Selector | None:

@@ -24,7 +24,7 @@ from fullbatch.config.pairwise import CycleConsistency
 from fullbatch.config.run import RunConfig
 from fullbatch.config.training import RunFolder
 from fullbatch.config.tree import from_dict, read_yaml, to_dict, write_yaml
-from fullbatch.flags import field_help
+from fullbatch.flags import field_help, naming_flags
 from tests.data.making import captioned, write_coco, write_csv, write_images, write_shard
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # before any hub client is imported
@@ -553,3 +553,11 @@ def test_a_key_in_the_wrong_place_is_sent_home(tmp_path, capsys):
     assert status == 1 and "it belongs under 'training'" in err
     with pytest.raises(ValueError, match=r"write settings=\{'gamma': ...\}"):
         RunConfig.of(method="sogclr", gamma=0.3)
+
+
+@pytest.mark.parametrize("command", ["train", "search"])
+def test_a_file_is_not_taken_for_a_setting(command):
+    name = command.capitalize()
+    for text in (f"'t/{name}.csv' has no column.", f"({name}.yaml: micro_batch is odd)"):
+        assert naming_flags(text, command) == text
+    assert naming_flags("Search.jobs must be 1.", "search") == "--jobs must be 1."

@@ -106,7 +106,7 @@ def _guessing(jobs: Sequence[Job], metric: str) -> Guessing | None:
 
 def guessing_of(results: Mapping[str, Any], metric: str) -> Guessing | None:
     """What guessing gives for "TASK METRIC"; None where it is not known: of ranks and averages, of a top 5 or 10."""
-    for result in results["results"]:
+    for result in results.get("results", ()):
         task, main, name = result["task"], result["main"], metric.rpartition(" ")[2]
         alike = name == main or (main == "mean_r1" and name.endswith("_r1")) or {main, name} <= set(LINEAR)
         asked = result.get("counts", {}).get("images", 0)

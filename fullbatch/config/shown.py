@@ -11,7 +11,7 @@ MAX_TEXT = 300  # characters of any text that others wrote: captions, names, log
 MAX_MESSAGE = 4000  # of a message, which holds some of these
 HIDDEN = "***"
 _KEPT_FORMAT = "\u200c\u200d"  # joiners, which emoji and some scripts need; other format characters turn text around
-_OPTION = re.compile(r"([?&](?:password|passwd|pwd|sslpassword|token|secret)=)[^&\s]*", re.IGNORECASE)
+_OPTION = re.compile(r"([?&][^=&\s]*(?:password|passwd|pwd|token|secret|key)=)[^&\s]*", re.IGNORECASE)
 
 
 def clean(text: object, length: int = MAX_MESSAGE) -> str:
@@ -59,10 +59,12 @@ def without_password(url: str) -> str:
     ('postgresql://me:***@host/db', 'sqlite:///a.db')
     >>> without_password("postgresql://me:sec@ret/@host/db"), without_password("postgresql://me@host:5432/db")
     ('postgresql://me:***@host/db', 'postgresql://me@host:5432/db')
+    >>> without_password("https://host:8080/x@v2/a.tar"), without_password("s3://b/a?access_token=x")
+    ('https://host:8080/x@v2/a.tar', 's3://b/a?access_token=***')
     >>> without_password("postgresql://host/db?user=me&password=secret")
     'postgresql://host/db?user=me&password=***'
     """
-    return _OPTION.sub(rf"\1{HIDDEN}", re.sub(r"(://[^/@:]*):.*@", rf"\1:{HIDDEN}@", url, flags=re.DOTALL))
+    return _OPTION.sub(rf"\1{HIDDEN}", re.sub(r"(://[^/@:]*):(?!\d+/).*@", rf"\1:{HIDDEN}@", url, flags=re.DOTALL))
 
 
 def message(text: object) -> str:

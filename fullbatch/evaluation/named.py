@@ -122,7 +122,7 @@ def named_numbers(results: Mapping[str, Any]) -> dict[str, float]:
     """Every number of an evaluation, as results.json has it, under "TASK METRIC"."""
     found = {
         f"{result['task']} {name}": float(value)
-        for result in results["results"]
+        for result in results.get("results", ())
         for name, value in result.items()
         if isinstance(value, (int, float)) and not isinstance(value, bool) and name not in NOT_METRICS
     }

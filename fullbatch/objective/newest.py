@@ -27,7 +27,10 @@ def put_on_top(rows_MD: Tensor, newest_ND: Tensor) -> None:
 
 
 class RollingNormalizer(nn.Module):
-    """NeuCLIP's prototypes, renewed in every step: the batch's embeddings take the places of the oldest."""
+    """NeuCLIP's prototypes, renewed in every step: the batch's embeddings take the places of the oldest.
+
+    Until all places are taken it is a queue.
+    """
 
     prototypes_MD: Tensor
     accumulator_MD: Tensor
@@ -53,13 +56,18 @@ class RollingNormalizer(nn.Module):
         if progress.training:
             with torch.no_grad():
                 self._roll(direction.other.all_ND)
-                if self.active > direction.other.all_ND.shape[0]:  # of the batch alone alpha is exact already
-                    used_MD, accumulator_MD = self.prototypes_MD[: self.active], self.accumulator_MD[: self.active]
-                    self.pool.fit(direction, used_MD, accumulator_MD, 0 if leaves_out else None)
+                if self._learns(direction.other.all_ND.shape[0]):
+                    self.pool.fit(direction, self.prototypes_MD, self.accumulator_MD, 0 if leaves_out else None)
         elif self.active == 0:
             raise ValueError(NONE_YET)
         first_pair = direction.rows.start if leaves_out else None
         return self.pool.estimate(direction, self.pool.alpha(direction, self.prototypes_MD[: self.active], first_pair))
+
+    def _learns(self, count: int) -> bool:
+        """Not before all places are taken, since a new place has no accumulator yet, whose first AdaGrad step would be
+        large; nor where the batch alone fills them, and is its own exact mean."""
+        total = self.config.prototypes
+        return self.active == total and (self.config.own_positive == "kept" or total > count)
 
     def _roll(self, other_ND: Tensor) -> None:
         count, total = other_ND.shape[0], self.config.prototypes

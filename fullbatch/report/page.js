@@ -39,7 +39,8 @@
     return power * (part < 1.5 ? 1 : part < 3.5 ? 2 : part < 7.5 ? 5 : 10);
   };
   const linear = (low, high, count) => {
-    if (!(high > low)) { const pad = Math.abs(low) * 0.1 || 1; low -= pad; high += pad; }
+    const flat = 1e-9 * Math.max(Math.abs(low), Math.abs(high));  // dust of rounding is no range: its ticks would not end
+    if (!(high - low > flat)) { const pad = Math.abs(low) * 0.1 || 1; low -= pad; high += pad; }
     const step = niceStep(high - low, count), ticks = [];
     for (let k = Math.ceil(low / step - 1e-9); k * step <= high + step * 1e-9; k++) ticks.push(+(k * step).toPrecision(12));
     return { low, high, ticks, place: (value) => (value - low) / (high - low) };

@@ -84,8 +84,9 @@ def drop_old(root: Path, keep: int, best: int | None = None) -> None:
 def _advice(error: Exception, path: Path, free: int) -> str:
     kept = checkpoints(path.parent)
     intact = f"the last good checkpoint is {kept[-1]}" if kept else "there is no earlier checkpoint"
-    why = _full(path, free) if _is_full(error) or free < 1 << 20 else f"{path} could not be written ({error})"
-    return f"{why}; {intact}. Free some space, then go on with --resume."
+    if _is_full(error) or free < 1 << 20:
+        return f"{_full(path, free)}; {intact}. Free some space, then go on with --resume."
+    return f"{path} could not be written ({error}); {intact}. Put that right, then go on with --resume."
 
 
 @contextmanager

@@ -74,9 +74,14 @@ class Folder:
         return self.path if self.config.is_file() else None
 
     def require_new(self) -> None:
-        if self.config.exists() or checkpoint.checkpoints(self.checkpoints):
+        if self.config.exists():
             raise ValueError(
                 f"The run folder {self.path} exists already: go on with `--resume {self.path}`, or give another --name."
+            )
+        if checkpoint.checkpoints(self.checkpoints):
+            raise ValueError(
+                f"The folder {self.path} has checkpoints but no {self.config.name}: put it back and go on with "
+                f"`--resume {self.path}`, or give another --name."
             )
 
     def create(self) -> None:
@@ -119,7 +124,7 @@ class Folder:
         try:
             return dict(json.loads(self.results.read_text(encoding="utf-8")))
         except (ValueError, TypeError) as error:
-            log.warning("%s is damaged (%s); it is written anew by the next evaluation", self.results, error)
+            log.warning("%s is damaged (%s); --resume %s measures anew", self.results, error, self.path)
             return {}
 
 
@@ -194,10 +199,11 @@ def refuse(reason: str) -> NoReturn:
 _FIXED = (
     ("objective", ("method", "pairwise", "normalizer", "temperature_rule")),
     ("data", ("data_share",)),
-    ("model", ("model", "image_tower", "text_tower", "embed_dim", "lock_image", "lock_text")),
+    ("model", ("model", "image_tower", "text_tower", "text_pooling", "embed_dim", "lock_image", "lock_text")),
     ("model", ("lora_rank", "lora_alpha", "lora_towers")),
     ("training", ("batch_size", "seed", "parallel", "ema")),
     ("optimizer", ("optimizer",)),
+    ("evaluation", ("keep_best",)),  # the best so far was judged by it
     ("recovery", ("recovery_epochs", "recovery_steps", "recovery_batch", "carry")),  # they say what a step was
     ("selection", ("batches", "embeddings", "plan_ahead", "period_steps", "block_batches")),
     ("selection", ("drawn_batches", "kept_batches", "reading")),

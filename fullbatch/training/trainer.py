@@ -346,9 +346,10 @@ class Trainer:
             self.writer.keep_best(self.state.position.step)
 
     def ended_before(self) -> bool:
-        """Whether the run that is resumed was ended early, right here."""
-        metrics, step = self.metrics, self.state.position.step
-        ended = bool(distributed.from_first_rank(metrics.ended and metrics.evaluated == step))
+        """Whether the run that is resumed was ended early, right here; with more patience it goes on."""
+        metrics, step, patience = self.metrics, self.state.position.step, self.config.evaluation.patience
+        patient = patience is not None and metrics.best.waited < patience
+        ended = bool(distributed.from_first_rank(metrics.ended and metrics.evaluated == step and not patient))
         if ended:
             self._announce(f"the run was ended early, at step {step} of {self.stages.total}: there is nothing to do")
         return ended

@@ -5,6 +5,8 @@ import math
 import pytest
 
 from fullbatch.comparison.statistics import Guessing, Spread, match, paired
+from fullbatch.comparison.summary import guessing_of
+from fullbatch.evaluation.named import named_numbers
 
 # Means 4, 6, 8 at 64, 128, 512, each with the standard deviation sqrt(0.02).
 BASELINE = {size: Spread((mean - 0.1, mean + 0.1)) for size, mean in ((64, 4.0), (128, 6.0), (512, 8.0))}
@@ -139,3 +141,8 @@ def test_above_chance_is_beyond_the_noise_of_guessing_and_the_spread_of_seeds():
     assert not GUESSING.beaten_by(Spread((0.0199,))) and GUESSING.beaten_by(Spread((0.0201,))), "two deviations"
     assert GUESSING.beaten_by(Spread((0.018, 0.018))), "of two runs less"
     assert not GUESSING.beaten_by(Spread((0.005, 0.05))), "a collapsed model guesses one class: right or wrong by luck"
+
+
+def test_a_run_whose_results_are_lost_has_no_numbers():
+    """results.json may be damaged; then it reads as nothing."""
+    assert named_numbers({}) == {} and guessing_of({}, "retrieval:x mean_r1") is None

@@ -61,7 +61,7 @@ def test_rolling_prototypes(fit, gradient, margin, own_positive, updates, chunk)
             w = torch.stack([row for row, _ in kept[name]]).requires_grad_()
             adagrad = torch.optim.Adagrad([w], lr=rate)
             adagrad.state[w]["sum"] = torch.stack([old for _, old in kept[name]])
-            for _ in range(updates if len(w) > BATCH else 0):  # of the batch alone alpha is exact: nothing to learn
+            for _ in range(updates if len(w) == KEPT else 0):  # until all places are taken it is a queue
                 total = torch.zeros((), dtype=torch.float64)
                 for i in range(BATCH):
                     own = i if own_positive == "left_out" else None
@@ -108,6 +108,14 @@ def test_the_first_step_of_a_queue_is_the_batch_itself():
     metrics = queue(image, text).metrics
     assert float(metrics["log_ratio_image"]) == pytest.approx(0.0, abs=1e-12)
     assert float(metrics["log_ratio_text"]) == pytest.approx(0.0, abs=1e-12)
+
+
+@pytest.mark.parametrize(("own_positive", "learns"), [("left_out", False), ("kept", True)])
+def test_a_batch_that_fills_all_places_is_exact_unless_it_counts_itself(own_positive, learns):
+    rolling = fb.make_objective("rolling", width=WIDTH, prototypes=BATCH, own_positive=own_positive)
+    for image, text in batches(2):
+        rolling(image.float(), text.float())
+    assert bool(rolling.normalizers["image"].accumulator_MD.any()) == learns
 
 
 def test_a_batch_that_does_not_fit_is_refused():

@@ -195,7 +195,8 @@ def test_the_best_checkpoint_is_kept_beside_the_newest(tmp_path, monkeypatch):
     trained = train(config)
     assert kept(trained.folder) == [10, 20], "the first of equals"
     task = config.evaluation.evaluate[0]
-    best = {"metric": f"{task} mean_r1", "step": 10, "value": 0.4, "checkpoint": "checkpoints/step-000000010"}
+    best = {"metric": f"{task} mean_r1", "step": 10, "value": 0.4, "said": "40.0%"}
+    best["checkpoint"] = "checkpoints/step-000000010"
     assert trained.results["best"] == best
     assert load_trained(trained.folder / best["checkpoint"]).step == 10
     _, plain = scored(renamed(watched(tmp_path), "plain"), monkeypatch, 0.1, 0.4, 0.3, 0.4)
@@ -214,6 +215,7 @@ def test_of_ranks_the_least_is_the_best(tmp_path):
     trained = train(replace(config, evaluation=replace(config.evaluation, keep_best=name)))
     ranks = [line["score"] for line in evaluations_of(trained.folder)]
     assert trained.results["best"]["value"] == min(ranks)
+    assert trained.results["best"]["said"] == f"{min(ranks):g}", "a rank is no share"
 
 
 def test_patience_ends_a_training(tmp_path, monkeypatch):
@@ -223,6 +225,11 @@ def test_patience_ends_a_training(tmp_path, monkeypatch):
     assert [line.get("ended") for line in evaluations_of(trained.folder)] == [None, None, True]
     train(config, resume=trained.folder)
     assert kept(trained.folder) == [5, 15], "it has ended"
+    other = replace(config, evaluation=replace(config.evaluation, keep_best="image_to_text_r1"))
+    with pytest.raises(ValueError, match="cannot change"):
+        train(other, resume=trained.folder)
+    more = replace(config, evaluation=replace(config.evaluation, patience=5))
+    assert train(more, resume=trained.folder).results["step"] == 20, "with more patience it goes on"
     _, config = scored(renamed(watched(tmp_path), "alone"), monkeypatch, 0.4, 0.3, 0.4, 0.9, patience=2)
     assert train(config).results["step"] == 15, "by the main number, where none is named"
 
