@@ -24,6 +24,7 @@ def run(*command):
     return done.stdout
 
 
+@pytest.mark.slow
 def test_own_loop_with_an_open_clip_model():
     out = run("examples/own_loop.py", "--steps", "12", "--samples", "200", "--batch", "16")
     assert "global loss" in out

@@ -125,6 +125,7 @@ def test_gamma_one_is_the_batch_gradient():
         torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-14)
 
 
+@pytest.mark.slow
 def test_with_a_frozen_model_u_converges_to_the_data_set():
     """The mean of u over many epochs is the exact normalizer (the batch mean is unbiased), far better than a batch."""
     image, text = rows(64, 8, 1, torch.float64), rows(64, 8, 2, torch.float64)

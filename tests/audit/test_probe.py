@@ -90,6 +90,7 @@ def on_rank(rank, config):
     return str(train(config).folder)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "parallel"),
     [

@@ -113,6 +113,7 @@ def test_methods_from_the_command_line(capsys):
     assert "leave --lr out" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "steps"),
     [
@@ -131,6 +132,7 @@ def test_a_run_has_as_many_steps_as_were_counted(tmp_path, changes, steps):
     assert max(line["step"] for line in read_lines(Folder(job.folder).metrics)) == steps
 
 
+@pytest.mark.slow
 def test_two_arms_that_learned_nothing_do_not_match(tmp_path, capsys):
     plan = small_plan(tmp_path, methods=["openclip", "sogclr"])
     assert compare(plan, "--samples", "8", "--lr", "1e-9") == 0

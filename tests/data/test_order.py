@@ -14,6 +14,7 @@ def test_a_shuffle_is_a_bijection(size, key):
     assert sorted(shuffled(np.arange(size), size, key)) == list(range(size))
 
 
+@pytest.mark.slow
 def test_every_position_is_equally_likely_everywhere():
     size, keys = 12, 12_000
     counts = np.zeros((size, size))

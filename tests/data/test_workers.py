@@ -68,6 +68,7 @@ def test_a_death_is_told_while_an_item_is_waited_for():
     assert time.monotonic() - began < 20
 
 
+@pytest.mark.slow
 def test_a_death_is_told_while_another_loader_is_waited_for():
     training, evaluation = read_ahead(Slow(), [range(3)], 1), read_ahead(Slow(), [range(3, 5)], 1)
     (worker,) = workers_of(training)
@@ -77,6 +78,7 @@ def test_a_death_is_told_while_another_loader_is_waited_for():
     training.close()
 
 
+@pytest.mark.slow
 def test_a_worker_that_hangs_does_not_hold_up_the_end():
     stream = read_ahead(Slow(), [range(2, 5)], 2)
     workers = workers_of(stream)

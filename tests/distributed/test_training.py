@@ -63,6 +63,7 @@ def test_a_recovery_before_it(tmp_path, two_ranks, method, pairs):
     check_curves(one, tmp_path / "two")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["sogclr", "neuclip"])
 def test_with_micro_batches_and_an_average(tmp_path, two_ranks, method):
     config = small_config(tmp_path, method, micro_batch=3, ema=0.9)
@@ -71,6 +72,7 @@ def test_with_micro_batches_and_an_average(tmp_path, two_ranks, method):
     check_curves(one, tmp_path / "two")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", fb.METHODS)
 def test_from_one_rank_to_two(tmp_path, two_ranks, method):
     config = small_config(tmp_path, method)
@@ -86,6 +88,7 @@ def test_from_one_rank_to_two(tmp_path, two_ranks, method):
 
 
 @sharding
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["openclip", "neuclip"])
 def test_sharded_towers(tmp_path, two_ranks, method):
     config = small_config(tmp_path, method, ema=0.9, micro_batch=3)
@@ -113,6 +116,7 @@ def test_evaluation_is_spread_over_the_ranks(tmp_path, two_ranks):
 
 
 @sharding
+@pytest.mark.slow
 def test_evaluating_the_average_leaves_sharded_training_alone(tmp_path, two_ranks):
     config = small_config(tmp_path, "openclip", ema=0.9, parallel="fsdp")
     task = (f"retrieval:{config.data.data[0]}",)

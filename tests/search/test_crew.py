@@ -88,6 +88,7 @@ class Gone:
         raise BrokenPipeError
 
 
+@pytest.mark.slow
 def test_who_dies_is_replaced(tmp_path):
     heard, ticks = [], []
     Crew(2, heard.append, lambda: ticks.append(1), tmp_path / "output.txt").work(die_once, tmp_path)

@@ -302,6 +302,7 @@ def test_a_wrong_file_is_named(tmp_path, text, said):
         read_search(path)
 
 
+@pytest.mark.slow
 def test_a_plan_does_without_optuna():
     """It is a search's alone: a run must not wait for it, nor need it."""
     code = "import sys, fullbatch.commands.train, fullbatch.search.checks; assert 'optuna' not in sys.modules"

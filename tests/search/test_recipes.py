@@ -36,6 +36,7 @@ def test_a_recipe_opens_with_what_one_asks_first(name):
         assert re.search(rf"^# {word:<8}   \S", head, re.MULTILINE), word
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SEARCHES)
 def test_every_run_at_the_ends_of_the_space_has_a_config(name):
     plan = plan_of_recipe(name)

@@ -195,6 +195,7 @@ def full_disk(*args, **kwargs):
     raise OSError(errno.ENOSPC, "No space left on device", "here")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at", ["train", "_Trial._write", "_Trial.close"])
 def test_a_full_disk_is_the_machines_fault(tmp_path, monkeypatch, at):
     config, metrics = small_trial(tmp_path)
@@ -205,6 +206,7 @@ def test_a_full_disk_is_the_machines_fault(tmp_path, monkeypatch, at):
     assert plain(run_trial(config, metrics)) == plain(run_trial(*small_trial(tmp_path, "whole")))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("which", ["data", "tasks"])
 def test_data_that_cannot_be_seen_from_here(tmp_path, which):
     """Gone after the second evaluation; what was opened before that may still be read."""
@@ -316,6 +318,7 @@ def test_a_signal_goes_through(tmp_path):
     assert plain(run_trial(config, metrics)) == plain(run_trial(*small_trial(tmp_path, "whole")))
 
 
+@pytest.mark.slow
 def test_a_trial_that_was_given_away_is_left(tmp_path):
     config, metrics = small_trial(tmp_path)
     told = Told()
@@ -327,6 +330,7 @@ def test_a_trial_that_was_given_away_is_left(tmp_path):
     assert plain(run_trial(config, metrics)) == plain(run_trial(*small_trial(tmp_path, "whole")))
 
 
+@pytest.mark.slow
 def test_given_away_during_an_evaluation_it_is_evaluated_again(tmp_path):
     """That evaluation's step has a checkpoint, so nothing but the evaluation is left to do there."""
     config, metrics = small_trial(tmp_path)
@@ -483,6 +487,7 @@ def test_two_ranks_of_which_the_first_cannot_report(tmp_path, two_ranks):
     assert two_ranks.run(raised_on_rank, *small_trial(tmp_path)) == ["KeyError", "Abandoned"]
 
 
+@pytest.mark.slow
 def test_training_needs_neither_optuna_nor_scipy():
     code = "import sys, fullbatch.run, fullbatch.cli; print({'optuna', 'scipy.ndimage'} & set(sys.modules))"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

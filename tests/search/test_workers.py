@@ -86,6 +86,7 @@ def check(start):
     return ended
 
 
+@pytest.mark.slow
 def test_one_of_two_is_killed_in_its_trial(start):
     victim = start(halt=2)
     wait_for((start.folder / "halts-2-1").exists, victim)

@@ -137,6 +137,7 @@ def simulated(plans, order, batches, table, stop):
     more=st.integers(0, 12),
 )
 @settings(max_examples=20, deadline=None)
+@pytest.mark.slow
 def test_a_run_goes_on_as_it_would_have(tmp_path_factory, selection, ahead, saved, more):
     """Saved after any batch, struck down at any later one: the batches that follow are the undisturbed run's."""
     order, batch, end = Order((23,), (1.0,), 5), 4, 30
@@ -217,6 +218,7 @@ def test_the_table_holds_what_the_steps_embedded():
 # -- to the bit -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SELECTIONS)
 def test_twenty_batches_are_ten_and_ten(tmp_path, name):
     config = config_for(tmp_path, SELECTIONS[name])
@@ -260,6 +262,7 @@ def struck(monkeypatch, owner, name, calls, after):
     monkeypatch.setattr(owner, name, wrapper)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("after", [False, True])
 @pytest.mark.parametrize("where", ["_write_down", "_add_line", "_forget_snapshot"])
 @pytest.mark.parametrize("name", ["spectral, two steps a plan, blocks of two", "ordered, forward and waiting"])
@@ -326,6 +329,7 @@ def test_other_processes_change_nothing(tmp_path, name):
     assert all("selection_stall" not in line for line in spent[1:3])  # within a period
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["spectral", "ordered", "averaged"])
 def test_with_the_data_in_memory(tmp_path, monkeypatch, name):
     monkeypatch.setenv("FULLBATCH_CACHE", str(tmp_path / "cache"))
@@ -376,6 +380,7 @@ def test_two_ranks_reproduce_one(tmp_path, two_ranks, name):
     check_curves(one, tmp_path / "two")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "parallel"), [("spectral", "ddp"), ("spectral", "fsdp"), ("averaged", "ddp")])
 def test_two_ranks_go_on(tmp_path, two_ranks, name, parallel):
     config = config_for(tmp_path, SELECTIONS[name], parallel=parallel)

@@ -16,6 +16,7 @@ def finals(count, width, reading, choices=(Uniform(), Ordered(), Spectral())):
 SLOW = [pytest.param(*case, marks=pytest.mark.slow) for case in ((4, 8), (16, 32), (16, 8))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("count", "width"), [(8, 16), (8, 4), *SLOW])
 def test_ordered_and_spectral_end_nearer_than_sgd(count, width):
     uniform, ordered, spectral = finals(count, width, AS_WRITTEN)

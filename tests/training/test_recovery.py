@@ -198,6 +198,7 @@ def recovering(config, **recovery):
     return replace(config, recovery=Recovery(**recovery))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "carry"),
     [("tuneclip", "all"), ("tuneclip", "none"), ("neuclip", "moments"), ("amorlip", "all"), ("isogclr", "memory")],
