@@ -36,6 +36,7 @@ def losses(run):
     return torch.tensor([line["loss"] for line in lines if "loss" in line], dtype=torch.float64)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("parallel", "ema"), [("ddp", None), pytest.param("fsdp", 0.5, marks=sharding)])
 def test_two_ranks_are_one(tmp_path, base, two_ranks, parallel, ema):
     config = tuning_config(tmp_path, base, parallel=parallel, ema=ema)

@@ -375,6 +375,7 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
+@pytest.mark.slow
 def test_sigterm_before_the_first_step_is_said_too(tmp_path):
     path = tmp_path / "config.yaml"
     path.write_text(write_yaml(small_config(tmp_path, "openclip")))

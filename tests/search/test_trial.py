@@ -310,6 +310,7 @@ def test_told_to_stop_when_it_is_over_it_has_ended(tmp_path):
     assert score.status == "done"
 
 
+@pytest.mark.slow
 def test_a_signal_goes_through(tmp_path):
     config, metrics = small_trial(tmp_path)
     told = Told(action=lambda number: number == 2 and os.kill(os.getpid(), signal.SIGTERM))
@@ -358,6 +359,7 @@ def test_an_ended_trial_is_not_trained_again(tmp_path, monkeypatch):
         assert [(number, (value,)) for number, value in told.said] == list(score.evaluations)
 
 
+@pytest.mark.slow
 def test_a_folder_of_another_trial_is_cleared(tmp_path, caplog):
     run_trial(*small_trial(tmp_path))
     config, metrics = small_trial(tmp_path, lr=1e-3)

@@ -158,6 +158,7 @@ def on_rank(rank, config, ends):
     return results["step"], watch.steps
 
 
+@pytest.mark.slow
 def test_the_first_rank_decides_for_all(tmp_path, two_ranks):
     config = watched(tmp_path)
     assert two_ranks.run(on_rank, renamed(config, "first"), [(10,), ()]) == [(10, [5, 10])] * 2
