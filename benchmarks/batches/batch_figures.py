@@ -25,7 +25,7 @@ TASKS = {
     "k-NN": ("knn:", "accuracy"),
     "linear": ("linear:", "accuracy"),
 }
-# Seed 004's Tables 1 and 2, CIFAR-100, 100 epochs: another data set and a longer run, for the order of things only.
+# Cho et al.'s Tables 1 and 2, CIFAR-100, 100 epochs: another data set and a longer run, for the order of things only.
 PAPER = {
     ("corrupted", "SimCLR"): {"SGD": "31.3", "OSGD": "31.4", "SC": "32.5"},
     ("corrupted", "SogCLR"): {"SGD": "23.6", "OSGD": "23.8", "SC": "30.0"},

@@ -2,7 +2,7 @@
 
     python benchmarks/batches/cifar.py unpack cifar10.tar DATA
     python benchmarks/batches/batch_study.py prepare DATA OUT --jobs 16    # fills the cache: pixels, corrupted pixels
-    python benchmarks/batches/batch_study.py cifar DATA OUT --jobs 6       # the analogue of seed 004's Tables 1 and 2
+    python benchmarks/batches/batch_study.py cifar DATA OUT --jobs 6       # the analogue of Cho et al.'s Tables 1, 2
     python benchmarks/icons/unpack.py icons.tar ICONS --captions name
     python benchmarks/batches/batch_study.py icons ICONS OUT --jobs 12     # spectral batches for CLIP and NeuCLIP
     python benchmarks/batches/batch_study.py gather OUT docs/studies/batches/runs

@@ -1,4 +1,4 @@
-"""Retrieval of the other augmented view (seed 004, section 6.2 and Appendix D.3, Tables 1 and 2).
+"""Retrieval of the other augmented view (Cho et al. 2023, section 6.2 and Appendix D.3, Tables 1 and 2).
 
 Clean: of every image two views are made; each one looks for its partner among the partners of all images.
 
