@@ -17,6 +17,7 @@ import figures  # noqa: E402
 import study  # noqa: E402
 
 STUDY = ROOT / "docs" / "studies" / "icons"
+SETTING = study.Setting(Path("icons"), 1000, "cpu")
 
 
 def comparison_of(scores):
@@ -36,7 +37,7 @@ def comparison_of(scores):
 
 def test_every_arm_is_tuned_alike_on_what_is_not_reported():
     grids = study.joined({}, study.ARMS, study.FIRST_SIZES)
-    plan = plan_from(study.rates_plan(grids, Path("icons"), 1000, "cpu"))
+    plan = plan_from(study.rates_plan(grids, SETTING))
     assert len(plan.planned) == 9 * len(study.ARMS)
     for run in plan.planned:
         config = plan.config(run, "runs")
@@ -60,7 +61,7 @@ def test_a_grid_widens_until_its_best_is_inside():
 
 def test_a_plan_of_rates_that_was_begun_only_grows():
     begun = {"openclip": {64: [2e-4, 4e-4, 8e-4, 1.6e-3]}}
-    plan = study.rates_plan(begun, Path("icons"), 1000, "cpu")
+    plan = study.rates_plan(begun, SETTING)
     assert study.grids_in(yaml.safe_load(yaml.safe_dump(plan))) == begun
     grown = study.joined(begun, ["openclip", "neuclip"], [64, 256])
     assert grown["openclip"] == {64: begun["openclip"][64], 256: [4e-4, 8e-4, 1.6e-3]}
@@ -73,7 +74,7 @@ def test_the_race_has_the_rate_of_each_cell():
         {"methods": ["openclip", "neuclip"], "batch_sizes": [64]},
         {"methods": ["openclip"], "batch_sizes": [256]},
     ]
-    plan = plan_from(study.race_plan(chosen, blocks, Path("icons"), 1000, "cpu"))
+    plan = plan_from(study.race_plan(chosen, blocks, SETTING))
     found = {(run.row.name, run.batch_size): plan.config(run, "runs").optimizer.lr for run in plan.planned}
     assert found == {("openclip", 64): 4e-4, ("neuclip", 64): 2e-4, ("openclip", 256): 8e-4}
     assert [run.seed for run in plan.planned] == [0, 0, 1, 1, 2, 2, 0, 1, 2]
@@ -82,7 +83,7 @@ def test_the_race_has_the_rate_of_each_cell():
 
 def test_one_thing_is_changed_at_a_time():
     chosen = {"openclip": {64: 4e-4}, "neuclip": {64: 2e-4}, "rolling": {64: 8e-4}}
-    plan = plan_from(study.parts_plan(chosen, [64], Path("icons"), 1000, "cpu"))
+    plan = plan_from(study.parts_plan(chosen, [64], SETTING))
     configs = {run.row.name: plan.config(run, "runs") for run in plan.planned}
     assert set(configs) == set(study.PARTS) and {run.seed for run in plan.planned} == {0}
     own = dict(configs["neuclip"].objective.settings)

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from study import ARMS, LAST_SHARD, TUNING_SAMPLES, TUNING_SEED, base
+from study import ARMS, LAST_SHARD, SAMPLES, TUNING_SEED, Setting, base
 from torch import nn
 
 import fullbatch.run
@@ -78,11 +78,10 @@ def main() -> None:
     parser.add_argument("--fresh", type=int, required=True, help="further samples a step")
     parser.add_argument("--lr", type=float, required=True)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: for a rehearsal")
-    parser.add_argument("--samples", type=int, default=TUNING_SAMPLES)
+    parser.add_argument("--samples", type=int, default=SAMPLES // 2)
     options = parser.parse_args()
-    shared = base(
-        options.data, f"{{00000..{LAST_SHARD - 1:05d}}}", f"train-{LAST_SHARD:05d}", options.samples, options.device
-    )
+    setting = Setting(options.data, options.samples, options.device)
+    shared = base(setting, f"{{00000..{LAST_SHARD - 1:05d}}}", f"train-{LAST_SHARD:05d}")
     arm = {name: value for name, value in ARMS["queue"].items() if name != "settings"}
     settings = {**ARMS["queue"]["settings"], "prototypes": options.fresh + options.batch}
     name = f"oracle-{options.fresh}_lr={options.lr:g}-b{options.batch}-seed{TUNING_SEED}"

@@ -4,6 +4,8 @@
     python benchmarks/icons/study.py rates DATA OUT --jobs 12    # the learning rate of every arm at every batch size
     python benchmarks/icons/study.py race DATA OUT --jobs 12     # with those rates, on the test pairs, three seeds
     python benchmarks/icons/study.py parts DATA OUT --jobs 12    # NeuCLIP with one thing changed, half as long
+    python benchmarks/icons/study.py rates PICTURES OUT-2 --model benchmarks/icons/resnet.json --samples 600000 \\
+        --arms openclip neuclip rolling --sizes 64 256           # elsewhere: another corpus, another tower; then race
     python benchmarks/icons/study.py gather OUT docs/studies/icons
     python benchmarks/icons/figures.py docs/studies/icons
 
@@ -22,6 +24,7 @@ import math
 import os
 import shutil
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +32,8 @@ import yaml
 
 from fullbatch.cli import main as fullbatch
 
-MODEL = os.path.relpath(Path(__file__).with_name("vit.json"))
+VIT = Path(__file__).with_name("vit.json")
 SAMPLES = 2_500_000
-TUNING_SAMPLES = SAMPLES // 2
 TUNING_SEED = 100  # not one of those that are reported
 SEEDS = (0, 1, 2)
 LAST_SHARD = 19  # of training: the one that tuning is judged on
@@ -82,17 +84,31 @@ FIRST_RATES: Mapping[int, Sequence[float]] = {
 WIDEST = 6  # rates a grid may have
 
 
-def base(data: Path, shards: str, judged_on: str, samples: int, device: str) -> dict[str, Any]:
-    """What every run shares.  On a CPU, for a rehearsal, without what only a GPU can do."""
-    gpu = device == "cuda"
+@dataclass(frozen=True)
+class Setting:
+    """data      the folder with the shards
+    samples   of a run
+    device    "cpu" for a rehearsal, without what only a GPU can do
+    """
+
+    data: Path
+    samples: int
+    device: str = "cuda"
+    model: Path = VIT
+    seeds: tuple[int, ...] = SEEDS
+
+
+def base(setting: Setting, shards: str, judged_on: str) -> dict[str, Any]:
+    """What every run shares."""
+    gpu, data = setting.device == "cuda", setting.data
     return {
         "data": {"data": [f"{data}/train-{shards}.tar"], "workers": 0, "in_memory": True, "crop": [0.8, 1.0]},
-        "model": {"model": MODEL},
+        "model": {"model": os.path.relpath(setting.model)},
         "training": {
-            "samples": samples,
+            "samples": setting.samples,
             "precision": "bf16" if gpu else "fp32",
             "graphs": gpu,
-            "device": device,
+            "device": setting.device,
         },
         "optimizer": {"lr": 1e-3, "weight_decay": 0.1, "beta2": 0.98, "eps": 1e-6},
         "schedule": {"warmup_share": 0.1},
@@ -109,7 +125,7 @@ def rate_label(arm: str, rate: float) -> str:
     return f"{arm} lr={rate:g}"
 
 
-def rates_plan(grids: Grids, data: Path, samples: int, device: str) -> dict[str, Any]:
+def rates_plan(grids: Grids, setting: Setting) -> dict[str, Any]:
     rows: dict[str, dict[str, Any]] = {}
     for arm, sizes in grids.items():
         for size, rates in sizes.items():
@@ -117,7 +133,7 @@ def rates_plan(grids: Grids, data: Path, samples: int, device: str) -> dict[str,
                 label = rate_label(arm, rate)
                 row = rows.setdefault(label, {"name": label, **ARMS[arm], "lr": rate, "batch_sizes": []})
                 row["batch_sizes"].append(size)
-    shared = base(data, f"{{00000..{LAST_SHARD - 1:05d}}}", f"train-{LAST_SHARD:05d}", samples, device)
+    shared = base(setting, f"{{00000..{LAST_SHARD - 1:05d}}}", f"train-{LAST_SHARD:05d}")
     shared["evaluation"]["audit_every"] = 0
     return {
         "name": "rates",
@@ -191,14 +207,12 @@ def best_rates(grids: Grids, scores: Scores) -> dict[str, dict[int, float]]:
     }
 
 
-def tune(
-    arms: Sequence[str], sizes: Sequence[int], data: Path, out: Path, samples: int, device: str, more: list[str]
-) -> None:
+def tune(arms: Sequence[str], sizes: Sequence[int], setting: Setting, out: Path, more: list[str]) -> None:
     """Until every grid has its best inside; what earlier calls found counts."""
     begun = out / "rates" / "plan.yaml"
     grids = joined(grids_in(yaml.safe_load(begun.read_text())) if begun.is_file() else {}, arms, sizes)
     while True:
-        comparison = compare(rates_plan(grids, data, samples, device), out, more)
+        comparison = compare(rates_plan(grids, setting), out, more)
         scores = scores_of(comparison, grids)
         (out / "chosen.json").write_text(json.dumps(best_rates(grids, scores), indent=1))
         wider = widened(grids, scores)
@@ -219,35 +233,29 @@ def chosen_rates(out: Path) -> dict[str, dict[int, float]]:
 
 
 def race_plan(
-    chosen: Mapping[str, Mapping[int, float]],
-    blocks: Sequence[Mapping[str, Any]],
-    data: Path,
-    samples: int,
-    device: str,
+    chosen: Mapping[str, Mapping[int, float]], blocks: Sequence[Mapping[str, Any]], setting: Setting
 ) -> dict[str, Any]:
     """``blocks`` name arms x batch sizes x seeds, in the order in which they are run."""
     rows = [
         {"name": arm, **ARMS[arm], "batch_sizes": [], "at": {size: {"lr": rate} for size, rate in rates.items()}}
         for arm, rates in chosen.items()
     ]
-    shared = base(data, f"{{00000..{LAST_SHARD:05d}}}", "test-00000", samples, device)
-    shared["training"]["compile"] = COMPILED and device == "cuda"
+    shared = base(setting, f"{{00000..{LAST_SHARD:05d}}}", "test-00000")
+    shared["training"]["compile"] = COMPILED and setting.device == "cuda"
     shared["evaluation"] |= {"audits": 2, "audit_anchors": 5_000, "audit_samples": 1_000_000}  # all there are
     return {
         "name": "race",
         "base": shared,
         "methods": rows,
         "batch_sizes": [],
-        "seeds": list(SEEDS),
+        "seeds": list(setting.seeds),
         "baseline": "openclip",
         "metric": "mean_r1",
         "runs": [dict(block) for block in blocks],
     }
 
 
-def race(
-    arms: Sequence[str], sizes: Sequence[int], data: Path, out: Path, samples: int, device: str, more: list[str]
-) -> None:
+def race(arms: Sequence[str], sizes: Sequence[int], setting: Setting, out: Path, more: list[str]) -> None:
     """The arms at those of the sizes that they have a rate for, after what earlier calls asked for."""
     chosen = chosen_rates(out)
     begun = out / "race" / "plan.yaml"
@@ -256,7 +264,7 @@ def race(
         block = {"methods": [arm for arm in arms if size in chosen.get(arm, {})], "batch_sizes": [size]}
         if block["methods"] and block not in blocks:
             blocks.append(block)
-    compare(race_plan(chosen, blocks, data, samples, device), out, more)
+    compare(race_plan(chosen, blocks, setting), out, more)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -285,21 +293,19 @@ PARTS: Mapping[str, Mapping[str, Any]] = {
 }
 
 
-def parts_plan(
-    chosen: Mapping[str, Mapping[int, float]], sizes: Sequence[int], data: Path, samples: int, device: str
-) -> dict[str, Any]:
+def parts_plan(chosen: Mapping[str, Mapping[int, float]], sizes: Sequence[int], setting: Setting) -> dict[str, Any]:
     """At ``neuclip``'s rates, but for rows of other arms, which have their own."""
     rows = []
     for name, changes in PARTS.items():
         rates = chosen.get(name.split(",")[0], chosen["neuclip"])
         at = {size: {"lr": rates[size]} for size in sizes if size in rates}
         rows.append({"name": name, **({} if "method" in changes else ARMS["neuclip"]), **changes, "at": at})
-    plan = race_plan({}, (), data, samples, device)
-    return {**plan, "name": "parts", "methods": rows, "batch_sizes": list(sizes), "seeds": [SEEDS[0]]}
+    plan = race_plan({}, (), setting)
+    return {**plan, "name": "parts", "methods": rows, "batch_sizes": list(sizes), "seeds": [setting.seeds[0]]}
 
 
-def parts(sizes: Sequence[int], data: Path, out: Path, samples: int, device: str, more: list[str]) -> None:
-    compare(parts_plan(chosen_rates(out), sizes, data, samples, device), out, more)
+def parts(sizes: Sequence[int], setting: Setting, out: Path, more: list[str]) -> None:
+    compare(parts_plan(chosen_rates(out), sizes, setting), out, more)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -381,20 +387,23 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=8, help="runs side by side on the GPU")
     parser.add_argument("--stop-after", type=float, default=math.inf, help="minutes after which no run is started")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: for a rehearsal")
-    parser.add_argument("--samples", type=int, default=None, help="for a rehearsal: fewer samples a run")
+    parser.add_argument("--samples", type=int, default=SAMPLES, help="a run; half of it in rates and parts")
+    parser.add_argument("--model", type=Path, default=VIT, help="an open_clip config")
+    parser.add_argument("--seeds", nargs="+", type=int, default=list(SEEDS), help="of the race")
     options = parser.parse_args()
     more = ["--jobs", str(options.jobs)]
     if options.stop_after < math.inf:
         more += ["--stop-after", str(options.stop_after)]
-    asked = (options.arms, options.sizes, options.source, options.out)
+    samples = options.samples if options.stage == "race" else options.samples // 2
+    setting = Setting(options.source, samples, options.device, options.model, tuple(options.seeds))
     match options.stage:
         case "rates":
-            tune(*asked, options.samples or TUNING_SAMPLES, options.device, more)
+            tune(options.arms, options.sizes, setting, options.out, more)
         case "race":
-            race(*asked, options.samples or SAMPLES, options.device, more)
+            race(options.arms, options.sizes, setting, options.out, more)
             write_hits(options.source, options.out, options.device)
         case "parts":
-            parts(*asked[1:], options.samples or TUNING_SAMPLES, options.device, more)
+            parts(options.sizes, setting, options.out, more)
         case "hits":
             write_hits(options.source, options.out, options.device)
         case "gather":
