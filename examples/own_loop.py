@@ -148,7 +148,7 @@ def setting(text: str) -> tuple[str, object]:
 
 def small_scale(method: str) -> dict[str, object]:
     """2,000 samples and 300 steps want other settings than the papers' millions: rho well below log(n - 1) = 7.6, fewer
-    prototypes, and faster ones, because the encoders of so short a run move fast (docs/normalizer.md)."""
+    prototypes, and faster ones, because the encoders of so short a run move fast (docs/explanation/normalizers.md)."""
     known = fb.settings_of(fb.METHODS[method])
     smaller = {"rho": 4.0, "prototypes": 512, "prototype_lr": 0.0125}
     return {} if method == "amorlip" else {key: value for key, value in smaller.items() if key in known}

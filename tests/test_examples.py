@@ -87,13 +87,13 @@ def test_text_pairs_learn():
     assert after > 60.0
 
 
-TRAINING = (ROOT / "docs" / "training.md").read_text()
+TRAINING = (ROOT / "docs" / "how-to" / "train.md").read_text()
 
 
 def test_python_of_the_training_page():
     (block,) = re.findall(r"```python\n(.*?)```", TRAINING, flags=re.DOTALL)
     names = {}
-    exec(compile(block, "training.md", "exec"), names)
+    exec(compile(block, "train.md", "exec"), names)
     assert names["config"].training.batch_size == 256
 
 
