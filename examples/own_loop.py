@@ -5,8 +5,8 @@
     python examples/own_loop.py --set prototype_lr=1.0 updates=3
     torchrun --nproc-per-node 2 examples/own_loop.py             # the same objective, spread over two ranks
 
-The data are drawn here: two shapes a picture, with captions such as "a red ring at the top left and a white cross at
-the bottom right".
+The script draws its own data: two shapes in a picture, with captions such as "a red ring at the top left and a white
+cross at the bottom right".
 """
 
 from __future__ import annotations
