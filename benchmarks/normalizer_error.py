@@ -1,6 +1,6 @@
 """How wrong is a normalizer, and do the prototype updates help?  On clustered synthetic embeddings, held-out anchors.
 
-    python benchmarks/normalizer_error.py                       # the table in docs/normalizer.md, a few CPU minutes
+    python benchmarks/normalizer_error.py             # the table in docs/explanation/normalizers.md, a few CPU minutes
     python benchmarks/normalizer_error.py --width 512 --prototypes 4096 --samples 51200 --device cuda
 
 Each row is one setting of NeuCLIP's prototypes; each number a mean squared error of log-normalizers over anchors that

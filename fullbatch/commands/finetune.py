@@ -33,7 +33,9 @@ def finetune(arguments: list[str]) -> int:
     own.add_argument("--tolerance")
     chosen, rest = own.parse_known_args(arguments)
     if not {"--help", "-h"} & set(rest) and not any(word.split("=", 1)[0] in _BRING_DATA for word in rest):
-        raise ValueError("--data says what to fine-tune on: tar shards, a CSV file, a folder, ...; see docs/data.md.")
+        raise ValueError(
+            "--data says what to fine-tune on: tar shards, a CSV file, a folder, ...; see docs/reference/data.md."
+        )
     config, resume = train_config(rest, command=FINETUNE)
     from fullbatch.finetuning import finetune as tuning
 

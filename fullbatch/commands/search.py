@@ -36,7 +36,7 @@ class Search:
     """
 
     recipe: Annotated[str | None, arg(help="a search recipe; see `fullbatch recipes`")] = None
-    plan: Annotated[Path | None, arg(help="a YAML file in place of a recipe; see docs/search.md")] = None
+    plan: Annotated[Path | None, arg(help="a YAML file in place of a recipe; see docs/how-to/search.md")] = None
     resume: Annotated[Path | None, arg(help="go on with the search in this folder")] = None
     study: Annotated[
         str | None,
@@ -166,7 +166,7 @@ def _check_measured(base: RunConfig, recipe: str | None, flags: Sequence[str]) -
         raise ValueError(
             f"{opening} measures on the built-in {builtin[0]}, and that says nothing about {own[0]}. Say what to "
             f"measure on, such as --evaluate retrieval:HELD_OUT --metrics mean_r1 (and --image-size, which is "
-            f"{base.data.image_size} there), or bring a plan with --plan; see docs/search.md."
+            f"{base.data.image_size} there), or bring a plan with --plan; see docs/how-to/search.md."
         )
 
 

@@ -113,7 +113,7 @@ class Prototypes:
     restart_from         where a batch is smaller than m: "recent": the m newest embeddings, this batch's among them;
                          "batch": its own alone, as Algorithm 1 has it, and no more prototypes than it has pairs
     prototype_lr         AdaGrad's learning rate; None: 0.05 / sqrt(width), a first step of 0.05 radians
-                         (docs/normalizer.md shows why the default is not the paper's 1.0)
+                         (docs/explanation/normalizers.md shows why the default is not the paper's 1.0)
     prototype_gradient   "full": the encoders' gradient flows through alpha as eq. (12) says; "detached": it does not
     fit                  "unified": eq. (12); "separate": half the squared log error (Tables 14-16)
     schedule             "alternating": Algorithm 1; "simultaneous": Algorithm 3, prototypes are parameters of the

@@ -50,7 +50,7 @@ class Tokenizer:
 
 NO_TEXT = (
     "This model was trained on two views of images and has no text tower, so that captions mean nothing to it; measure "
-    "it by tasks on images alone (see docs/views.md)."
+    "it by tasks on images alone (see docs/how-to/two-views.md)."
 )
 
 

@@ -200,7 +200,7 @@ def test_mistakes_in_a_plan(tmp_path, text, words):
 
 def test_the_data_scaling_of_the_docs(tmp_path):
     """TuneCLIP's Figure 5: the same model on five amounts of data, each part of the next; here of 40 pictures."""
-    docs = (Path(__file__).parents[2] / "docs" / "compare.md").read_text()
+    docs = (Path(__file__).parents[2] / "docs" / "how-to" / "compare.md").read_text()
     text = re.search(r"### Data scaling.*?```yaml\n(.*?)```", docs, re.DOTALL)[1]
     plan = from_file(tmp_path, text)
     assert (plan.baseline, plan.metric, plan.batch_sizes) == ("12M", "accuracy", (2048,))

@@ -1,4 +1,4 @@
-"""docs/finetune.md: its commands and the flags in its table are understood."""
+"""docs/how-to/finetune.md: its commands and the flags in its table are understood."""
 
 import re
 import shlex
@@ -10,7 +10,7 @@ import fullbatch as fb
 from fullbatch.commands.finetune import FINETUNE
 from fullbatch.commands.train import train_config
 
-TEXT = (Path(fb.__file__).parent.parent / "docs" / "finetune.md").read_text()
+TEXT = (Path(fb.__file__).parent.parent / "docs" / "how-to" / "finetune.md").read_text()
 COMMANDS = re.findall(r"^    fullbatch finetune (.*)$", TEXT, flags=re.MULTILINE)
 ROWS = [flags for line in TEXT.splitlines() if line.startswith("|") for flags in re.findall(r"`(--[^`]*)`", line)]
 

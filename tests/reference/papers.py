@@ -201,8 +201,8 @@ def moving_average_step(
 def sogclr_views_step(
     first: Tensor, second: Tensor, ids: list[int], u: dict[int, float], tau: float, gamma: float
 ) -> tuple[Gradients, float]:
-    """SogCLR on two views, as Yuan et al. 2022 and seed 004 have it in code: raw similarities, both views' 2(B - 1)
-    negatives, one u an image.
+    """SogCLR on two views, as Yuan et al. 2022 and Cho et al. 2023 have it in code: raw similarities, both views'
+    2(B - 1) negatives, one u an image.
 
     Each view divides by its own blend of the image's old u and its mean; the image keeps the mean of both blends.  An
     anchor's gradient is -grad s_ii + 1/(2(B-1)) sum_j exp(s_ij / tau) / u_i grad s_ij; the value beside it is
