@@ -15,7 +15,8 @@ import yaml
 
 from fullbatch import __version__
 from fullbatch.cli import main
-from fullbatch.commands.train import train_config
+from fullbatch.cli.flags import field_help, naming_flags
+from fullbatch.cli.train import train_config
 from fullbatch.config.data import Data
 from fullbatch.config.method import Scale
 from fullbatch.config.methods import METHODS, NORMALIZERS, PAIRWISE, TEMPERATURES
@@ -24,7 +25,6 @@ from fullbatch.config.pairwise import CycleConsistency
 from fullbatch.config.run import RunConfig
 from fullbatch.config.training import RunFolder
 from fullbatch.config.tree import from_dict, read_yaml, to_dict, write_yaml
-from fullbatch.flags import field_help, naming_flags
 from tests.data.making import captioned, write_coco, write_csv, write_images, write_shard
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # before any hub client is imported
@@ -495,7 +495,7 @@ def test_stopped_at_once(command, words, capsys, monkeypatch):
     def stopped(arguments):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(importlib.import_module(f"fullbatch.commands.{command}"), command, stopped)
+    monkeypatch.setattr(importlib.import_module(f"fullbatch.cli.{command}"), command, stopped)
     assert main([command]) == 130
     told = capsys.readouterr().err
     assert told.startswith("fullbatch: stopped at once.") and words in told and "first step" not in told

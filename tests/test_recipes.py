@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fullbatch.cli import main
-from fullbatch.commands.train import Command, train_config
+from fullbatch.cli.train import Command, train_config
 from fullbatch.config.methods import METHODS
 from fullbatch.models.build import build_model
 from fullbatch.objective.objective import Objective

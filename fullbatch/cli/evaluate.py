@@ -73,13 +73,13 @@ def evaluate(arguments: list[str]) -> int:
 
     from fullbatch import distributed
     from fullbatch.assembly import pick_device
+    from fullbatch.cli.results import print_measured
     from fullbatch.config.run import RunConfig
     from fullbatch.config.training import check_templates
     from fullbatch.evaluation.cache import EmbeddingCache
     from fullbatch.evaluation.embed import Embedder
     from fullbatch.evaluation.result import Result
     from fullbatch.evaluation.tasks import check_tasks, run_tasks, tasks_of
-    from fullbatch.results import print_measured
     from fullbatch.training.display import Display, print_line
     from fullbatch.training.run_folder import replace_text
 

@@ -156,7 +156,7 @@ def _options_of(command: str) -> dict[str, str]:
     """The same of what a command has beside a run's settings."""
     if command not in ("compare", "search"):
         return {}
-    kind = getattr(importlib.import_module(f"fullbatch.commands.{command}"), command.capitalize())
+    kind = getattr(importlib.import_module(f"fullbatch.cli.{command}"), command.capitalize())
     names = [field.name for field in dataclasses.fields(kind)]
     return {f"{kind.__name__}.{name}": f"--{name.replace('_', '-')}" for name in names}
 

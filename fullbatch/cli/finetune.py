@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from fullbatch.commands.train import Command, train_config
-from fullbatch.results import print_cost
+from fullbatch.cli.results import print_cost
+from fullbatch.cli.train import Command, train_config
 from fullbatch.training.display import print_line
 
 if TYPE_CHECKING:

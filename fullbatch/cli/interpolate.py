@@ -67,7 +67,7 @@ def interpolate(arguments: list[str]) -> int:
 
     from fullbatch import distributed
     from fullbatch.assembly import pick_device
-    from fullbatch.commands.finetune import deciding
+    from fullbatch.cli.finetune import deciding
     from fullbatch.config.model import Model
     from fullbatch.config.training import check_templates
     from fullbatch.evaluation.embed import Embedder
@@ -142,7 +142,7 @@ def _require_new(output: Path) -> None:
 
 
 def _ends(options: _Interpolate) -> _Ends:
-    from fullbatch.commands.finetune import number_of
+    from fullbatch.cli.finetune import number_of
     from fullbatch.finetuning.finetune import TOLERANCE
     from fullbatch.finetuning.record import BASE, TUNED, read_record
     from fullbatch.finetuning.verdict import MEAN
@@ -173,7 +173,7 @@ def _ends(options: _Interpolate) -> _Ends:
 
 
 def _lines(curve: Curve, ends: _Ends, output: Path | None, written: str | None, file: Path | None) -> list[str]:
-    from fullbatch.commands.finetune import columns
+    from fullbatch.cli.finetune import columns
 
     names = list(curve.points[0].values)
     heads = ("alpha", f"score ({ends.metric})", *(f"[{place + 1}]" for place in range(len(names))), "")

@@ -38,7 +38,7 @@ usage: fullbatch COMMAND [OPTIONS]
 `fullbatch COMMAND --help` shows a command's options; `fullbatch train --method sogclr --help` a method's settings.
 """
 
-# Each is the function of its name in the file of its name in fullbatch/commands.
+# Each is the function of its name in the file of its name in fullbatch/cli.
 COMMANDS = (
     "train", "finetune", "interpolate", "evaluate", "audit", "compare", "search", "report", "theory", "export",
     "recipes",
@@ -117,7 +117,7 @@ def _advice(error: Exception, arguments: Sequence[str]) -> str:
         return f"{first}. The same gradient in less memory: --micro-batch (a divisor of a rank's share of the batch)."
     if isinstance(error, OSError) and error.filename and error.strerror:
         return f"{os.fsdecode(error.filename)}: {error.strerror}."
-    from fullbatch.flags import naming_flags
+    from fullbatch.cli.flags import naming_flags
 
     return naming_flags(str(error), *arguments[:1])
 
@@ -156,7 +156,7 @@ def _dispatch(arguments: list[str]) -> int:
             print(f"fullbatch {fullbatch.__version__}")
             return 0
         case [name, *rest] if name in COMMANDS:
-            command: Callable[[list[str]], int] = getattr(importlib.import_module(f"fullbatch.commands.{name}"), name)
+            command: Callable[[list[str]], int] = getattr(importlib.import_module(f"fullbatch.cli.{name}"), name)
             return command(rest)
         case [name, *_]:
             raise ValueError(f"There is no command {name!r}{nearest(name, COMMANDS)} They are {listed(COMMANDS)}.")

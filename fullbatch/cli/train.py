@@ -11,12 +11,12 @@ from typing import Any
 
 from rich.console import Console
 
+from fullbatch.cli.flags import TRAIN, config_from_flags
 from fullbatch.config.data import Source
 from fullbatch.config.layers import AXES, RIVALS, giving_way, layered
 from fullbatch.config.run import RunConfig
 from fullbatch.config.tree import from_dict, merged, read_yaml, to_dict
 from fullbatch.data.builtin import BUILTIN
-from fullbatch.flags import TRAIN, config_from_flags
 from fullbatch.recipes import DEFAULT_RECIPE, recipe_values
 
 
@@ -122,8 +122,8 @@ def holding_out(config: RunConfig, say: Callable[[str], None] = lambda text: Non
 def train(arguments: list[str]) -> int:
     config, resume = train_config(arguments)
     from fullbatch import run
+    from fullbatch.cli.results import print_results
     from fullbatch.finetuning.record import FILE
-    from fullbatch.results import print_results
     from fullbatch.training.display import Display, print_line
 
     if resume is not None and (Path(resume) / FILE).is_file():
