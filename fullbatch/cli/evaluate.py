@@ -1,12 +1,14 @@
-"""``fullbatch evaluate``: a model in, numbers out."""
+"""``fullbatch evaluate``: a model in, numbers out; ``fullbatch export``: a trained model for other programs."""
 
 from __future__ import annotations
 
 import json
+import sys
+import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import tyro
 
@@ -16,42 +18,26 @@ if TYPE_CHECKING:
     from fullbatch.models.load import Saved
     from fullbatch.models.towers import TwoTowers
 
-Flag = tyro.conf.arg
-
 
 @dataclass(frozen=True)
 class _Evaluate:
     """Zero-shot, retrieval and DataComp numbers of a model."""
 
-    model: Annotated[
-        tyro.conf.Positional[str],
-        Flag(help="a run folder, one of its checkpoints, what `fullbatch export` wrote, or an open_clip model's name"),
-    ]
-    tasks: Annotated[
-        tuple[str, ...],
-        Flag(
-            help="retrieval:SOURCE, zero_shot:SOURCE, imagenet:FOLDER, wds:FOLDER, datacomp:ROOT, views:SOURCE, "
-            "corrupted_views:SOURCE, knn:TRAIN|TEST, linear:TRAIN|TEST; default: the run's"
-        ),
-    ] = ()
-    pretrained: Annotated[str | None, Flag(help="an open_clip model's weights: a tag, or a checkpoint file")] = None
-    output: Annotated[
-        Path | None, Flag(help="the JSON file to write; default: evaluation.json in the run's folder")
-    ] = None
-    templates: Annotated[
-        tuple[str, ...] | None,
-        Flag(
-            help="prompts with {} for the class, or openai or simple; default: the task's own. DataComp keeps its own"
-        ),
-    ] = None
-    precision: Annotated[Literal["fp32", "bf16", "fp16"] | None, Flag(help="default: the run's, else fp32")] = None
-    batch_size: Annotated[int, Flag(help="images a rank embeds at a time")] = 256
-    workers: Annotated[int, Flag(help="processes that read and decode")] = 2
-    device: Annotated[Literal["auto", "cpu", "cuda"], Flag(help="where to compute")] = "auto"
-    cache: Annotated[str, Flag(help="the folder that keeps embeddings; auto: in the cache folder, none: nowhere")] = (
-        "auto"
-    )
-    average: Annotated[bool, Flag(help="the averaged weights, where the run kept an average")] = True
+    # a run folder, one of its checkpoints, what `fullbatch export` wrote, or an open_clip model's name
+    model: tyro.conf.Positional[str]
+    # retrieval:SOURCE, zero_shot:SOURCE, imagenet:FOLDER, wds:FOLDER, datacomp:ROOT, views:SOURCE,
+    # corrupted_views:SOURCE, knn:TRAIN|TEST, linear:TRAIN|TEST; default: the run's
+    tasks: tuple[str, ...] = ()
+    pretrained: str | None = None  # an open_clip model's weights: a tag, or a checkpoint file
+    output: Path | None = None  # the JSON file to write; default: evaluation.json in the run's folder
+    # prompts with {} for the class, or openai or simple; default: the task's own. DataComp keeps its own
+    templates: tuple[str, ...] | None = None
+    precision: Literal["fp32", "bf16", "fp16"] | None = None  # default: the run's, else fp32
+    batch_size: int = 256  # images a rank embeds at a time
+    workers: int = 2  # processes that read and decode
+    device: Literal["auto", "cpu", "cuda"] = "auto"  # where to compute
+    cache: str = "auto"  # the folder that keeps embeddings; auto: in the cache folder, none: nowhere
+    average: bool = True  # the averaged weights, where the run kept an average
 
 
 @dataclass(frozen=True)
@@ -73,7 +59,7 @@ def evaluate(arguments: list[str]) -> int:
 
     from fullbatch import distributed
     from fullbatch.assembly import pick_device
-    from fullbatch.cli.results import print_measured
+    from fullbatch.cli.printing import print_measured
     from fullbatch.config.run import RunConfig
     from fullbatch.config.training import check_templates
     from fullbatch.evaluation.cache import EmbeddingCache
@@ -163,8 +149,6 @@ def _with_earlier(output: Path, said: dict[str, Any]) -> dict[str, Any]:
 
 def _check_output(output: Path) -> None:
     """Before the work, by writing beside it what is gone at once: numbers that cannot be kept are work for nothing."""
-    import tempfile
-
     if output.exists() and not output.is_file():
         hint = (
             f"a folder; name a JSON file in it, such as {output / 'evaluation.json'}" if output.is_dir() else "no file"
@@ -234,3 +218,40 @@ def _saved_at(path: Path) -> Saved | None:
         return find_saved(path)
     except ValueError as error:
         raise ValueError(str(error).removeprefix("--pretrained ")) from None
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# fullbatch export
+
+
+@dataclass(frozen=True)
+class _Export:
+    """Write a trained model for other programs."""
+
+    run: tyro.conf.Positional[Path]  # a run folder, one of its checkpoints, or what was exported as safetensors
+    output: tyro.conf.Positional[Path]  # the file or folder to write
+    # open_clip: FILE.pt or a folder; huggingface: a folder; safetensors: either
+    format: Literal["open_clip", "huggingface", "safetensors"] = "open_clip"
+    average: bool = True  # the averaged weights, where the run kept an average
+    overwrite: bool = False  # replace a file, or an earlier export in the folder
+
+
+def export(arguments: list[str]) -> int:
+    options = tyro.cli(_Export, args=arguments, prog="fullbatch export")
+    from fullbatch.config.model import Model
+    from fullbatch.finetuning.base import open_model
+    from fullbatch.finetuning.record import FILE, result_of
+    from fullbatch.models.export import export as write
+    from fullbatch.models.load import EXPORTED
+    from fullbatch.run import export_run
+
+    if options.run.is_file() or (options.run / EXPORTED).is_file():
+        opened = open_model(Model(str(options.run)))
+        start = opened.temperature, opened.bias
+        print(write(opened.model, options.output, options.format, *start, options.overwrite))
+    else:
+        if (options.run / FILE).is_file() and (result := result_of(options.run)) is not None:
+            note = f"note: this is the last checkpoint of a fine-tuning; what came of it is {result}"
+            print(note, file=sys.stderr)
+        print(export_run(options.run, options.output, options.format, options.average, options.overwrite))
+    return 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Annotated, Any, Literal, get_type_hints
 
 import tyro
@@ -18,7 +18,6 @@ from fullbatch.config.run import RunConfig
 from fullbatch.config.tree import from_dict
 
 _LISTS = ("evaluate", "templates")  # that are None where the user names none
-TRAIN = "Train a CLIP-style model. Also: --recipe NAME, --config FILE.yaml, --resume RUN_FOLDER."
 # Texts of which only some are allowed, shown as choices.
 _CHOICES: dict[str, tuple[str, ...]] = {
     "method": tuple(METHODS),
@@ -28,6 +27,20 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "optimizer": OPTIMIZERS,
     "table_dtype": ("float32", "float16"),
 }
+
+
+@dataclasses.dataclass(frozen=True)
+class _Start:
+    """Where the settings come from, before the other flags change them.
+
+    recipe   a recipe's; `fullbatch recipes` lists them
+    config   a YAML file's, over the recipe's
+    resume   those of the run in this folder, which goes on
+    """
+
+    recipe: str | None = None
+    config: str | None = None
+    resume: str | None = None
 
 
 def _switch_or_file(words: list[str]) -> bool | str:
@@ -51,85 +64,88 @@ _SWITCH_OR_FILE = tyro.constructors.PrimitiveConstructorSpec[bool | str](
 
 def field_help(kind: type) -> dict[str, str]:
     """``name   what it is`` lines of a docstring; a line that is indented further goes on with the one before."""
-    found: dict[str, str] = {}
+    texts: dict[str, str] = {}
     names = {field.name for field in dataclasses.fields(kind)}
     current: list[str] = []
     for line in (kind.__doc__ or "").splitlines():
         match = re.match(r"    (?P<names>\w+(, \w+)*) {2,}(?P<help>\S.*)", line)
-        listed = [name.strip() for name in match["names"].split(",")] if match else []
+        listed = match["names"].split(", ") if match else []
         if match and set(listed) <= names:
             current = listed
-            found.update(dict.fromkeys(listed, match["help"]))
+            texts.update(dict.fromkeys(listed, match["help"]))
         elif current and line.startswith("      ") and line.strip():
-            found.update({name: f"{found[name]} {line.strip()}" for name in current})
+            texts.update({name: f"{texts[name]} {line.strip()}" for name in current})
         else:
             current = []
-    return found
+    return texts
 
 
-def flags_of(base: RunConfig, about: str = TRAIN) -> Any:
+def _flags_of(base: RunConfig, own: Sequence[Any], about: str) -> Any:
     """A class for tyro with the tree's groups; the method's own settings are in the group ``settings``."""
-    groups: list[Any] = []
-    for field in dataclasses.fields(base):
-        group = getattr(base, field.name)
-        shown: Any = _group_class(type(group), group, skip=("settings",))
-        groups.append((field.name, Annotated[shown, tyro.conf.OmitArgPrefixes], dataclasses.field(default=shown())))
-        if field.name == "objective":
-            settings = _settings_class(base)
-            groups.append(("settings", settings, dataclasses.field(default=settings())))
-    made = dataclasses.make_dataclass("Train", groups, frozen=True)
+    groups: dict[str, Any] = {}
+    for values in (_Start(), *own):
+        groups[type(values).__name__.strip("_").lower()] = _group_class(
+            type(values).__name__, _first_line(values), [values]
+        )
+    for name, values in vars(base).items():
+        groups[name] = _group_class(type(values).__name__, _first_line(values), [values])
+        if name == "objective":
+            method = base.objective.build()
+            parts = [part for axis in PARTS if dataclasses.is_dataclass(part := getattr(method, axis))]
+            groups["settings"] = _group_class("Settings", f"Settings of {base.objective.method}.", parts)
+    fields = [
+        (name, kind if name == "settings" else Annotated[kind, tyro.conf.OmitArgPrefixes], _default(kind()))
+        for name, kind in groups.items()
+    ]
+    made = dataclasses.make_dataclass("Train", fields, frozen=True)
     made.__doc__ = about
     return made
 
 
-def _group_class(kind: type, values: Any, skip: tuple[str, ...]) -> type:
-    hints, helps = get_type_hints(kind), field_help(kind)
-    fields: list[Any] = []
-    for field in dataclasses.fields(kind):
-        if field.name not in skip:
-            fields.append(_flag(field.name, hints[field.name], getattr(values, field.name), helps.get(field.name, "")))
-    made = dataclasses.make_dataclass(kind.__name__, fields, frozen=True)
-    made.__doc__ = (kind.__doc__ or "").strip().splitlines()[0]
+def _first_line(values: Any) -> str:
+    return (type(values).__doc__ or "").strip().splitlines()[0]
+
+
+def _group_class(name: str, about: str, parts: Iterable[Any]) -> Any:
+    """The fields of ``parts`` as one class, with their values as defaults."""
+    fields = {flag[0]: flag for part in parts for flag in _flags_in(part)}
+    made = dataclasses.make_dataclass(name, fields.values(), frozen=True)
+    made.__doc__ = about
     return made
 
 
-def _flag(name: str, hint: Any, value: Any, text: str) -> tuple[str, Any, Any]:
-    if name in _CHOICES:
-        choices: Any = Literal[_CHOICES[name]]
-        hint = choices | None if hint == (str | None) else choices
-    if hint == (bool | str):
-        hint = Annotated[hint, _SWITCH_OR_FILE]
-    return name, Annotated[hint, tyro.conf.arg(help=text)], dataclasses.field(default=value)
+def _flags_in(part: Any) -> Iterator[tuple[str, Any, Any]]:
+    hints, helps = get_type_hints(type(part)), field_help(type(part))
+    for name, value in vars(part).items():
+        if name == "settings":
+            continue
+        hint = hints[name]
+        if name in _CHOICES:
+            choices: Any = Literal[_CHOICES[name]]
+            hint = choices | None if hint == (str | None) else choices
+        if hint == (bool | str):
+            hint = Annotated[hint, _SWITCH_OR_FILE]
+        yield name, Annotated[hint, tyro.conf.arg(help=helps.get(name, ""))], _default(value)
 
 
-def _settings_class(base: RunConfig) -> type:
-    method = base.objective.build()
-    fields: dict[str, Any] = {}
-    for axis in PARTS:
-        part = getattr(method, axis)
-        if dataclasses.is_dataclass(part) and not isinstance(part, type):
-            hints, helps = get_type_hints(type(part)), field_help(type(part))
-            for field in dataclasses.fields(part):
-                text = helps.get(field.name, "")
-                fields[field.name] = _flag(field.name, hints[field.name], getattr(part, field.name), text)
-    made = dataclasses.make_dataclass("Settings", list(fields.values()), frozen=True)
-    made.__doc__ = f"Settings of {base.objective.method}."
-    return made
+def _default(value: Any) -> Any:
+    return dataclasses.field(default=value)
 
 
 def config_from_flags(
-    base: RunConfig, arguments: Sequence[str], command: str = "train", about: str = TRAIN
+    base: RunConfig, arguments: Sequence[str], command: str, about: str, own: Sequence[Any] = ()
 ) -> RunConfig:
-    """``base`` with what the flags of ``fullbatch COMMAND`` change."""
-    shown = flags_of(base, about)
+    """``base`` with what the flags of ``fullbatch COMMAND`` change; ``own`` are groups beside the config's."""
+    kind = _flags_of(base, own, about)
     given = [argument.split("=", 1)[0][2:].replace("-", "_") for argument in arguments if argument.startswith("--")]
     _refuse_repeated(base, given)
-    parsed: Any = tyro.cli(shown, args=list(arguments), prog=f"fullbatch {command}")
-    values = {field.name: dataclasses.asdict(getattr(parsed, field.name)) for field in dataclasses.fields(parsed)}
-    settings = values.pop("settings")
-    before = dataclasses.asdict(shown().settings)
+    typed = ["--help" if argument == "--help-all" else argument for argument in arguments]
+    parsed: Any = tyro.cli(kind, args=typed, prog=f"fullbatch {command}")
+    values = {name: dataclasses.asdict(getattr(parsed, name)) for name in vars(base)}
+    before = vars(kind().settings)
     named = {name.removeprefix("settings.").removeprefix("no_") for name in given if name.startswith("settings.")}
-    changed = {name: value for name, value in settings.items() if value != before[name] or name in named}
+    settings = vars(parsed.settings).items()
+    changed = {name: value for name, value in settings if value != before[name] or name in named}
     values["objective"]["settings"] = {**base.objective.settings, **changed}
     return from_dict(RunConfig, values)
 
@@ -142,41 +158,30 @@ def naming_flags(text: str, command: str = "") -> str:
     >>> naming_flags("RobustGlobal.rho must be a number, got None."), naming_flags("Search.jobs must be 1.", "search")
     ('--settings.rho must be a number, got None.', '--jobs must be 1.')
     """
-    of_field = {**_flag_of_field(), **_options_of(command)}
-    of_name = {name.split(".")[1]: flag for name, flag in reversed(of_field.items())}
-
-    told = re.sub(r"(?<![\w./'\"`=-])[A-Z]\w+\.[a-z]\w*", lambda found: of_field.get(found[0], found[0]), text)
-    if told == text:
-        return text
-    siblings = r"(?<![\w./'\"`=-])[a-z]+(_[a-z]+)+\b|(?<=`)[a-z_]+(?=`)"  # other fields, as they stand in a sentence
-    return re.sub(siblings, lambda found: of_name.get(found[0], found[0]), told)
-
-
-def _options_of(command: str) -> dict[str, str]:
-    """The same of what a command has beside a run's settings."""
-    if command not in ("compare", "search"):
-        return {}
-    kind = getattr(importlib.import_module(f"fullbatch.cli.{command}"), command.capitalize())
-    names = [field.name for field in dataclasses.fields(kind)]
-    return {f"{kind.__name__}.{name}": f"--{name.replace('_', '-')}" for name in names}
-
-
-def _flag_of_field() -> dict[str, str]:
-    """How ``Class.field`` is given on the command line."""
     kinds: list[tuple[Any, str]] = [(type(group), "--") for group in vars(RunConfig()).values()]
     kinds += [(kind, "--settings.") for kinds in PARTS.values() for kind in kinds if dataclasses.is_dataclass(kind)]
-    found = {
+    kinds += [(Source, "?")]
+    if command in ("compare", "search"):  # what they have beside a run's settings
+        options = getattr(importlib.import_module(f"fullbatch.cli.{command}"), command.capitalize())
+        kinds += [(options, "--")]
+    flags = {
         f"{kind.__name__}.{field.name}": lead + field.name.replace("_", "-")
-        for kind, lead in [*kinds, (Source, "?")]
+        for kind, lead in kinds
         for field in dataclasses.fields(kind)
     }
-    del found["Objective.settings"]
-    return found
+    del flags["Objective.settings"]
+    of_name = {field.split(".")[1]: flag for field, flag in reversed(flags.items())}
+
+    renamed = re.sub(r"(?<![\w./'\"`=-])[A-Z]\w+\.[a-z]\w*", lambda match: flags.get(match[0], match[0]), text)
+    if renamed == text:
+        return text
+    siblings = r"(?<![\w./'\"`=-])[a-z]+(_[a-z]+)+\b|(?<=`)[a-z_]+(?=`)"  # other fields, as they stand in a sentence
+    return re.sub(siblings, lambda match: of_name.get(match[0], match[0]), renamed)
 
 
 def _refuse_repeated(base: RunConfig, given: Sequence[str]) -> None:
     """Of a flag that is given twice the last one counts; with a list of values that is not what was meant."""
-    for group in dataclasses.fields(base):
-        for name, value in vars(getattr(base, group.name)).items():
+    for group in vars(base).values():
+        for name, value in vars(group).items():
             if given.count(name) > 1 and (isinstance(value, tuple) or name in _LISTS):
                 raise ValueError(f"--{name} is given {given.count(name)} times; name all after one: --{name} A B.")
