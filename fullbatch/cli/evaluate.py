@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import tyro
 
+from fullbatch.config.run import RunConfig
+
 if TYPE_CHECKING:
-    from fullbatch.config.run import RunConfig
     from fullbatch.evaluation.result import Gap, Result
     from fullbatch.models.load import Saved
     from fullbatch.models.towers import TwoTowers
@@ -43,13 +44,13 @@ class _Evaluate:
 @dataclass(frozen=True)
 class _Opened:
     """name     what was evaluated, for the file
-    config   the run's; None where the model is of no run
+    config   the run's; of a model that is of no run the defaults, without tasks
     output   where the numbers go unless the user says; None: nowhere
     """
 
     model: TwoTowers
     name: dict[str, Any]
-    config: RunConfig | None
+    config: RunConfig
     output: Path | None
 
 
@@ -60,7 +61,6 @@ def evaluate(arguments: list[str]) -> int:
     from fullbatch import distributed
     from fullbatch.assembly import pick_device
     from fullbatch.cli.printing import print_measured
-    from fullbatch.config.run import RunConfig
     from fullbatch.config.training import check_templates
     from fullbatch.evaluation.cache import EmbeddingCache
     from fullbatch.evaluation.embed import Embedder
@@ -75,49 +75,43 @@ def evaluate(arguments: list[str]) -> int:
     with distributed.ranks(device := pick_device(asked)) as world:
         opened = distributed.together(lambda: _open(options))
         config = opened.config
-        tasks = options.tasks or (tasks_of(config) if config is not None else ())
+        tasks = options.tasks or tasks_of(config)
         if not tasks:
             raise ValueError("--tasks says what to measure, such as retrieval:pairs.csv or imagenet:FOLDER.")
         distributed.together(lambda: check_tasks(tasks, read=False))  # a task that fails is a gap among numbers
         first, output = world.rank == 0, options.output or opened.output
         display = Display(first, quiet=False)
         distributed.together(lambda: _check_output(output) if first and output is not None else None)
-        precision = options.precision or ("fp32" if config is None else config.training.precision)
+        precision = options.precision or config.training.precision
         pick_device(RunConfig.of(device=options.device, precision=precision))
-        templates = options.templates or (None if config is None else config.evaluation.templates)
+        templates = options.templates or config.evaluation.templates
         model = opened.model.to(device).eval()
         cache = distributed.together(lambda: EmbeddingCache.of(options.cache, model, precision, device.type))
+        read = (options.batch_size, options.workers)
         embedder = Embedder(
-            model,
-            model.tokenize,
-            model.image_size,
-            device,
-            precision,
-            options.batch_size,
-            options.workers,
-            cache=cache,
-            watch=display.measured,
+            model, model.tokenize, model.image_size, device, precision, *read, cache=cache, watch=display.measured
         )
         console = Console(highlight=False)
         started = time.perf_counter()
 
         def say(answer: Result | Gap) -> None:
             if isinstance(answer, Result) and len(tasks) + sum(task.startswith("datacomp:") for task in tasks) > 1:
-                display.say(_progress(answer, time.perf_counter() - started))
+                elapsed = time.perf_counter() - started
+                display.say(f"{elapsed:7.0f} s  {answer.task}  {answer.main} {answer.value:.1%}")
 
         with display.bars():
             measured = run_tasks(tasks, embedder, templates, go_on=True, say=say)
     if not first:
         return 0
-    said = {**opened.name, "precision": precision, **measured.as_dict()}
+    numbers = {**opened.name, "precision": precision, **measured.as_dict()}
     unwritten: OSError | None = None
     if output is not None:  # first of all: the terminal may be a pipe that closes
         try:
             output.parent.mkdir(parents=True, exist_ok=True)
-            replace_text(output, json.dumps(_with_earlier(output, said), indent=1))
+            replace_text(output, json.dumps(_with_earlier(output, numbers), indent=1))
         except OSError as error:  # the disk may have filled up since; the numbers cost too much to lose
             unwritten = error
-    print_measured(said, console)
+    print_measured(numbers, console)
     if unwritten is not None:
         raise ValueError(f"The numbers above are in no file: {output} cannot be written ({unwritten}).")
     if output is not None:
@@ -126,24 +120,24 @@ def evaluate(arguments: list[str]) -> int:
     return 1 if any(gap.kind == "failed" for gap in measured.gaps) else 0
 
 
-def _with_earlier(output: Path, said: dict[str, Any]) -> dict[str, Any]:
+def _with_earlier(output: Path, numbers: dict[str, Any]) -> dict[str, Any]:
     """What was measured now, and of the same weights before: a task asked for today does not cost yesterday's."""
     try:
         before = json.loads(output.read_text(encoding="utf-8"))
-        same = all(before.get(key) == said.get(key) for key in ("model", "step", "pretrained", "precision"))
+        same = all(before.get(key) == numbers.get(key) for key in ("model", "step", "pretrained", "precision"))
         results, gaps = list(before["results"]), list(before.get("gaps", []))
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return said
+        return numbers
     if not same:
-        return said
-    measured = {result["task"] for result in said["results"]}
+        return numbers
+    measured = {result["task"] for result in numbers["results"]}
     kept = [result for result in results if result["task"] not in measured]
-    answered = measured | {result["task"] for result in kept} | {gap["task"] for gap in said["gaps"]}
+    answered = measured | {result["task"] for result in kept} | {gap["task"] for gap in numbers["gaps"]}
     return {
-        **said,
-        "results": [*kept, *said["results"]],
-        "gaps": [*(gap for gap in gaps if gap["task"] not in answered), *said["gaps"]],
-        "averages": said["averages"] or before.get("averages", []),
+        **numbers,
+        "results": [*kept, *numbers["results"]],
+        "gaps": [*(gap for gap in gaps if gap["task"] not in answered), *numbers["gaps"]],
+        "averages": numbers["averages"] or before.get("averages", []),
     }
 
 
@@ -162,10 +156,6 @@ def _check_output(output: Path) -> None:
         raise ValueError(f"{output} cannot be written ({error}); name another file with --output.") from None
 
 
-def _progress(answer: Result, seconds: float) -> str:
-    return f"{seconds:7.0f} s  {answer.task}  {answer.main} {answer.value:.1%}"
-
-
 def _open(options: _Evaluate) -> _Opened:
     """By what lies at the path, else by open_clip's name."""
     from fullbatch.config.model import Model
@@ -174,7 +164,7 @@ def _open(options: _Evaluate) -> _Opened:
     from fullbatch.training import checkpoint
     from fullbatch.training.run_folder import Folder
 
-    path = Path(options.model)
+    path, of_no_run = Path(options.model), RunConfig.of(evaluate=())
     is_checkpoint, is_run = (path / checkpoint.MANIFEST).is_file(), Folder(path).config.is_file()
     if (is_checkpoint or is_run or path.exists()) and options.pretrained is not None:
         raise ValueError(f"{options.model} brings its weights; --pretrained belongs to an open_clip model's name.")
@@ -190,7 +180,7 @@ def _open(options: _Evaluate) -> _Opened:
                 f"{options.model} holds weights without their design; "
                 f"name the model it belongs to: fullbatch evaluate ViT-B-32 --pretrained {options.model}."
             )
-        return _Opened(build_model(Model(pretrained=str(path))), {"model": options.model}, None, None)
+        return _Opened(build_model(Model(pretrained=str(path))), {"model": options.model}, of_no_run, None)
     if "/" in options.model and not options.model.startswith("ViT-"):
         raise ValueError(f"There is no run folder, checkpoint or exported model at {options.model!r}.")
     if options.pretrained is None:
@@ -204,7 +194,7 @@ def _open(options: _Evaluate) -> _Opened:
             f"{options.model!r} has no weights: add --pretrained with an open_clip tag or a checkpoint file."
         )
     model = build_model(Model(model=options.model, pretrained=options.pretrained))
-    return _Opened(model, {"model": options.model, "pretrained": options.pretrained}, None, None)
+    return _Opened(model, {"model": options.model, "pretrained": options.pretrained}, of_no_run, None)
 
 
 def _saved_at(path: Path) -> Saved | None:

@@ -36,7 +36,10 @@ class _Judging:
     tolerance: str | None = None
 
 
-ABOUT = "Fine-tune a pretrained CLIP-style model (TuneCLIP), and keep the base where tuning did harm."
+ABOUT = (
+    "Fine-tune a pretrained CLIP-style model (TuneCLIP), and keep the base where tuning did harm. --model takes a run "
+    "folder, one of its checkpoints, what `fullbatch export` wrote, or an open_clip name with --pretrained."
+)
 FINETUNE = Command("finetune", ABOUT, "tuneclip", (_Judging(),))
 _BRING_DATA = ("--data", "--config", "--resume", "--help-all")  # a recipe names the paper's, which nobody has
 

@@ -83,33 +83,20 @@ def field_help(kind: type) -> dict[str, str]:
 def _flags_of(base: RunConfig, own: Sequence[Any], about: str) -> Any:
     """A class for tyro with the tree's groups; the method's own settings are in the group ``settings``."""
     groups: dict[str, Any] = {}
-    for values in (_Start(), *own):
-        groups[type(values).__name__.strip("_").lower()] = _group_class(
-            type(values).__name__, _first_line(values), [values]
-        )
-    for name, values in vars(base).items():
-        groups[name] = _group_class(type(values).__name__, _first_line(values), [values])
+    for name, values in {**{type(group).__name__.strip("_").lower(): group for group in own}, **vars(base)}.items():
+        shown = _class_of(name, (type(values).__doc__ or "").strip().splitlines()[0], _flags_in(values))
+        groups[name] = (name, Annotated[shown, tyro.conf.OmitArgPrefixes], _default(shown()))
         if name == "objective":
             method = base.objective.build()
             parts = [part for axis in PARTS if dataclasses.is_dataclass(part := getattr(method, axis))]
-            groups["settings"] = _group_class("Settings", f"Settings of {base.objective.method}.", parts)
-    fields = [
-        (name, kind if name == "settings" else Annotated[kind, tyro.conf.OmitArgPrefixes], _default(kind()))
-        for name, kind in groups.items()
-    ]
-    made = dataclasses.make_dataclass("Train", fields, frozen=True)
-    made.__doc__ = about
-    return made
+            flags = {flag[0]: flag for part in parts for flag in _flags_in(part)}
+            shown = _class_of("settings", f"Settings of {base.objective.method}.", flags.values())
+            groups["settings"] = ("settings", shown, _default(shown()))
+    return _class_of("flags", about, groups.values())
 
 
-def _first_line(values: Any) -> str:
-    return (type(values).__doc__ or "").strip().splitlines()[0]
-
-
-def _group_class(name: str, about: str, parts: Iterable[Any]) -> Any:
-    """The fields of ``parts`` as one class, with their values as defaults."""
-    fields = {flag[0]: flag for part in parts for flag in _flags_in(part)}
-    made = dataclasses.make_dataclass(name, fields.values(), frozen=True)
+def _class_of(name: str, about: str, fields: Iterable[tuple[str, Any, Any]]) -> Any:
+    made = dataclasses.make_dataclass(name, fields, frozen=True)
     made.__doc__ = about
     return made
 
@@ -136,7 +123,7 @@ def config_from_flags(
     base: RunConfig, arguments: Sequence[str], command: str, about: str, own: Sequence[Any] = ()
 ) -> RunConfig:
     """``base`` with what the flags of ``fullbatch COMMAND`` change; ``own`` are groups beside the config's."""
-    kind = _flags_of(base, own, about)
+    kind = _flags_of(base, (_Start(), *own), about)
     given = [argument.split("=", 1)[0][2:].replace("-", "_") for argument in arguments if argument.startswith("--")]
     _refuse_repeated(base, given)
     typed = ["--help" if argument == "--help-all" else argument for argument in arguments]

@@ -18,9 +18,7 @@ _START: _Group = {
     "config": ("FILE", "start from a YAML file's settings, such as a run's config.yaml (default: none)"),
     "resume": ("FOLDER", "go on with the run in this folder (default: none)"),
 }
-_READING: _Group = {
-    "workers": ("N", "processes that read and decode pictures"),
-}
+_READING: _Group = {"workers": ("N", "processes that read and decode pictures")}
 _COMPUTING: _Group = {
     "precision": ("NAME", "fp32, bf16 or fp16"),
     "device": ("NAME", "auto, cpu or cuda"),
@@ -69,7 +67,7 @@ ESSENTIALS: dict[str, dict[str, _Group]] = {
         "model": {
             "model": (
                 "NAME",
-                "to tune: a run folder, a checkpoint, an exported model, or an open_clip name (required)",
+                "the model to tune (required)",
             ),
             "pretrained": ("WEIGHTS", "of an open_clip name: a tag, or a checkpoint file (default: none)"),
         },
@@ -113,18 +111,9 @@ def short_help(command: str, about: str, base: RunConfig) -> str:
 
 
 def _written(value: Any) -> str:
-    """As it would be typed.
-
-    >>> _written(("a.csv", "b.csv")), _written(False), _written(1e-5)
-    ('a.csv b.csv', 'off', '1e-05')
-    """
-    match value:
-        case bool():
-            return "on" if value else "off"
-        case tuple():
-            return " ".join(map(str, value))
-        case _:
-            return str(value)
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return " ".join(value) if isinstance(value, tuple) else str(value)
 
 
 _USAGE = "usage: fullbatch recipes [NAME | search NAME]"
