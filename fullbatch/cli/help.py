@@ -33,7 +33,7 @@ _FOLDER: _Group = {
 _SOURCES = "pictures with captions: a folder, tar shards, CSV, Parquet, COCO or Hugging Face files; several are mixed"
 _TASKS = "what to measure: retrieval:SOURCE, zero_shot:SOURCE, imagenet:FOLDER, ..."
 
-# The flags of the short help.  The config's default is added to each text, but where the text has its own words for it.
+# The flags of the short help.  Each text ends with the config's default; its own words stand where the config has none.
 ESSENTIALS: dict[str, dict[str, _Group]] = {
     "train": {
         "your data": {
@@ -65,10 +65,7 @@ ESSENTIALS: dict[str, dict[str, _Group]] = {
         },
         "start from": {**_START, "recipe": ("NAME", "start from a recipe's settings (default: tuneclip)")},
         "model": {
-            "model": (
-                "NAME",
-                "the model to tune (required)",
-            ),
+            "model": ("NAME", "the model to tune (required)"),
             "pretrained": ("WEIGHTS", "of an open_clip name: a tag, or a checkpoint file (default: none)"),
         },
         "is it better?": {
@@ -95,8 +92,8 @@ def short_help(command: str, about: str, base: RunConfig) -> str:
     for group, flags in ESSENTIALS[command].items():
         lines += ["", group]
         for name, (value, text) in flags.items():
-            if not text.endswith(")"):
-                text = f"{text} (default: {_written(values[name])})"
+            if values.get(name) not in (None, "") and not text.endswith("(required)"):
+                text = f"{text.split(' (default: ')[0]} (default: {_written(values[name])})"
             head = f"  --{name.replace('_', '-')} {value}"
             lines += textwrap.wrap(text, width, initial_indent=f"{head:24}", subsequent_indent=" " * 24)
     lines += [

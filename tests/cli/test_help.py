@@ -82,8 +82,9 @@ def test_short_help_shows_the_essentials(command, capsys, monkeypatch):
 
 def test_short_help_shows_the_values_of_a_recipe_or_a_file(capsys, tmp_path):
     assert "together (default: 1024)" in plain(answer(capsys, "train", "--recipe", "cc3m-rn50", "-h")[1])
-    (tmp_path / "mine.yaml").write_text("training: {batch_size: 24}")
-    assert "together (default: 24)" in plain(answer(capsys, "train", "-h", "--config", f"{tmp_path}/mine.yaml")[1])
+    (tmp_path / "mine.yaml").write_text("training: {batch_size: 24}\ndata: {image_size: 96}")
+    shown = plain(answer(capsys, "train", "-h", "--config", f"{tmp_path}/mine.yaml")[1])
+    assert "together (default: 24)" in shown and "of the pictures (default: 96)" in shown
     assert "There is no recipe 'cc3m'" in answer(capsys, "train", "--recipe", "cc3m", "-h")[2]
 
 
