@@ -27,7 +27,7 @@ import torch
 from torch.nn.functional import normalize
 
 import fullbatch as fb
-from fullbatch.commands.train import train_config
+from fullbatch.cli.train import train_config
 from fullbatch.evaluation.audit import normalizer_audit
 
 

@@ -1,98 +1,82 @@
 """fullbatch: contrastive training in which small batches reach full-batch quality."""
 
 import os
-from typing import TYPE_CHECKING, Any
+
+TYPE_CHECKING = False  # typing's own, without importing it: `fullbatch --help` is to be as quick as Python starts
+if TYPE_CHECKING:
+    from typing import Any
+
+    from fullbatch.config import (
+        Amortized,
+        BatchAndQueue,
+        BatchMean,
+        Constant,
+        CycleConsistency,
+        Identity,
+        LearnedScale,
+        Method,
+        Mlp,
+        MovingAverage,
+        NoNormalizer,
+        PerSample,
+        Predicted,
+        Prototypes,
+        RawSimilarity,
+        RobustGlobal,
+        RobustPositives,
+        Rolling,
+        Scale,
+        Scent,
+        Sigmoid,
+        SquaredHinge,
+        VarianceCovariance,
+    )
+    from fullbatch.config.methods import METHODS, settings_of
+    from fullbatch.config.run import RunConfig
+    from fullbatch.evaluation.exact_normalizers import exact_log_normalizers
+    from fullbatch.finetuning.finetune import finetune
+    from fullbatch.objective.make import make_objective
+    from fullbatch.objective.objective import Objective, Output
+    from fullbatch.objective.parts import Context
+    from fullbatch.run import train
 
 # OpenMP reads it when torch is imported.  Threads that spin while they wait take a core from whoever works beside them.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
-from fullbatch.config import (
-    Amortized,
-    BatchAndQueue,
-    BatchMean,
-    Constant,
-    CycleConsistency,
-    Identity,
-    LearnedScale,
-    Method,
-    Mlp,
-    MovingAverage,
-    NoNormalizer,
-    PerSample,
-    Predicted,
-    Prototypes,
-    RawSimilarity,
-    RobustGlobal,
-    RobustPositives,
-    Rolling,
-    Scale,
-    Scent,
-    Sigmoid,
-    SquaredHinge,
-    VarianceCovariance,
-)
-from fullbatch.config.methods import METHODS, settings_of
-from fullbatch.config.run import RunConfig
-from fullbatch.evaluation.exact_normalizers import exact_log_normalizers
-from fullbatch.objective.make import make_objective
-from fullbatch.objective.objective import Objective, Output
-from fullbatch.objective.parts import Context
-
-if TYPE_CHECKING:
-    from fullbatch.finetuning.finetune import finetune
-    from fullbatch.run import train
-
 __version__ = "0.6.0"
 
 __all__ = [
-    "METHODS",
-    "Amortized",
-    "BatchAndQueue",
-    "BatchMean",
-    "Constant",
-    "Context",
-    "CycleConsistency",
-    "Identity",
-    "LearnedScale",
-    "Method",
-    "Mlp",
-    "MovingAverage",
-    "NoNormalizer",
-    "Objective",
-    "Output",
-    "PerSample",
-    "Predicted",
-    "Prototypes",
-    "RawSimilarity",
-    "RobustGlobal",
-    "RobustPositives",
-    "Rolling",
-    "RunConfig",
-    "Scale",
-    "Scent",
-    "Sigmoid",
-    "SquaredHinge",
-    "VarianceCovariance",
-    "exact_log_normalizers",
-    "finetune",
-    "make_objective",
-    "settings_of",
-    "train",
-]
+    "METHODS", "Amortized", "BatchAndQueue", "BatchMean", "Constant", "Context", "CycleConsistency", "Identity",
+    "LearnedScale", "Method", "Mlp", "MovingAverage", "NoNormalizer", "Objective", "Output", "PerSample", "Predicted",
+    "Prototypes", "RawSimilarity", "RobustGlobal", "RobustPositives", "Rolling", "RunConfig", "Scale", "Scent",
+    "Sigmoid", "SquaredHinge", "VarianceCovariance", "exact_log_normalizers", "finetune", "make_objective",
+    "settings_of", "train",
+]  # fmt: skip
+
+_MODULES = {  # of the names that are not in fullbatch.config
+    "METHODS": "config.methods",
+    "Context": "objective.parts",
+    "Objective": "objective.objective",
+    "Output": "objective.objective",
+    "RunConfig": "config.run",
+    "exact_log_normalizers": "evaluation.exact_normalizers",
+    "finetune": "finetuning.finetune",
+    "make_objective": "objective.make",
+    "settings_of": "config.methods",
+    "train": "run",
+}
 
 
 def __dir__() -> list[str]:
     return sorted(__all__)
 
 
-def __getattr__(name: str) -> Any:
-    """Training brings image libraries along; who only wants an objective need not wait for them."""
-    if name == "train":
-        from fullbatch.run import train
+def __getattr__(name: str) -> "Any":
+    """A public name brings its module along when it is first asked for."""
+    if name not in __all__:
+        raise AttributeError(f"module 'fullbatch' has no attribute {name!r}")
+    from importlib import import_module
 
-        return train
-    if name == "finetune":
-        from fullbatch.finetuning.finetune import finetune
-
-        return finetune
-    raise AttributeError(f"module 'fullbatch' has no attribute {name!r}")
+    value = getattr(import_module(f"fullbatch.{_MODULES.get(name, 'config')}"), name)
+    globals()[name] = value
+    return value

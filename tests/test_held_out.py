@@ -5,7 +5,7 @@ import json
 import pytest
 
 from fullbatch.cli import main
-from fullbatch.commands.train import holding_out, train_config
+from fullbatch.cli.train import holding_out, train_config
 from fullbatch.config.data import Source
 from fullbatch.data.share import FEWEST, MOST_HELD_OUT, part_of
 from fullbatch.data.sources import open_source

@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from fullbatch.cli import main
-from fullbatch.commands.train import Command, train_config
+from fullbatch.cli.train import Command, train_config
 from fullbatch.config.methods import METHODS
 from fullbatch.models.build import build_model
 from fullbatch.objective.objective import Objective
 from fullbatch.objective.parts import Context
-from fullbatch.recipes import DEFAULT_RECIPE, RECIPES, recipe_summary, recipe_text
+from fullbatch.recipes import DEFAULT_RECIPE, RECIPES, first_line, recipe_text
 from fullbatch.training.optimizer import make_optimizer, make_temperature_optimizer
 from fullbatch.training.schedule import phases
 from tests.models.siglip import write_tokenizer
@@ -203,7 +203,7 @@ def test_they_are_listed(capsys):
     assert main(["recipes"]) == 0
     shown = capsys.readouterr().out
     for name in RECIPES:
-        assert re.search(rf"^{re.escape(name)} +{re.escape(recipe_summary(name))}$", shown, re.MULTILINE)
+        assert re.search(rf"^{re.escape(name)} +{re.escape(first_line(recipe_text(name)))}$", shown, re.MULTILINE)
 
 
 @pytest.mark.parametrize("name", RECIPES)

@@ -97,7 +97,7 @@ def test_an_error_is_one_clean_line_on_the_terminal(capsys):
 def test_captions_in_results_are_clean(capsys):
     from rich.console import Console
 
-    from fullbatch.results import print_measured
+    from fullbatch.cli.printing import print_measured
 
     example = {"caption": HOSTILE, "rank": 1, "nearest": [HOSTILE + "x" * 10_000, "[b]no markup[/b]"]}
     result = {"task": "t", "main": "mean_r1", "mean_r1": 0.5, "chance": 0.1, "size": 9, "examples": [example]}

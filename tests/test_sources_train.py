@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from fullbatch.cli import main
-from fullbatch.commands.train import train_config
+from fullbatch.cli.train import train_config
 from fullbatch.config.methods import METHODS
 from tests.data.making import captioned, jpeg, picture, write_coco, write_csv, write_images, write_shard
 

@@ -1,10 +1,14 @@
 """The shape of the house: imports go one way, one room talks to torch.distributed, names are public in one place."""
 
 import ast
+import graphlib
 import os
+import re
 import subprocess
 import sys
+from collections import defaultdict
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -13,44 +17,79 @@ import fullbatch as fb
 ROOT = Path(fb.__file__).parent
 ORDER = [  # a room imports from rooms before it
     "config", "distributed", "selection", "data", "models", "kernels", "objective", "theory", "training", "evaluation",
-    "recipes", "assembly", "run", "audit", "finetuning", "comparison", "search", "report", "results", "flags",
-    "commands", "cli", "__main__",
+    "recipes", "assembly", "run", "audit", "finetuning", "comparison", "search", "report", "cli", "__main__",
 ]  # fmt: skip
-FILES = sorted(ROOT.rglob("*.py"))
+FILES = {path: ast.parse(path.read_text()) for path in sorted(ROOT.rglob("*.py"))}
+MODULES = {
+    ".".join(path.relative_to(ROOT.parent).with_suffix("").parts).removesuffix(".__init__"): path for path in FILES
+}
+
+
+def names_in(node):
+    """The modules that an import statement names, as far as its words tell."""
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    if isinstance(node, ast.ImportFrom) and node.module:
+        inner = [f"{node.module}.{alias.name}" for alias in node.names]
+        return [name if name in MODULES or node.module == "fullbatch" else node.module for name in inner]
+    return []
 
 
 def imports(path):
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.ImportFrom) and node.module:
-            yield from [node.module] if node.module != "fullbatch" else [f"fullbatch.{a.name}" for a in node.names]
-        elif isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+    return [name for node in ast.walk(FILES[path]) for name in names_in(node)]
 
 
 def room(path):
     return path.relative_to(ROOT).with_suffix("").parts[0]
 
 
-@pytest.mark.parametrize("path", [f for f in FILES if room(f) != "__init__"], ids=lambda f: str(f.relative_to(ROOT)))
-def test_imports_go_up_the_list(path):
-    here = ORDER.index(room(path))
-    for module in imports(path):
-        if module.startswith("fullbatch."):
-            assert ORDER.index(module.split(".")[1]) <= here, f"{path.name} imports {module}"
+def test_imports_go_up_the_list():
+    height = {name: place for place, name in enumerate(ORDER)}
+    wrong = [
+        f"{path.relative_to(ROOT)} imports {module}"
+        for path in FILES
+        if room(path) != "__init__"
+        for module in imports(path)
+        if module.startswith("fullbatch.") and height.get(module.split(".")[1], len(ORDER)) > height.get(room(path), -1)
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_no_module_imports_itself_by_way_of_others():
+    """When modules are loaded; what a function imports, or only the type checker, is no part of it."""
+    needs = {name: {name for node in FILES[path].body for name in names_in(node)} for name, path in MODULES.items()}
+    try:
+        graphlib.TopologicalSorter({name: needs[name] & set(MODULES) for name in MODULES}).prepare()
+    except graphlib.CycleError as cycle:
+        pytest.fail(f"a circle of imports: {' <- '.join(cycle.args[1])}")
 
 
 def test_one_room_imports_torch_distributed():
-    found = {room(f) for f in FILES if any(m.startswith("torch.distributed") for m in imports(f))}
-    assert found == {"distributed"}
+    rooms = {room(path) for path in FILES if any(name.startswith("torch.distributed") for name in imports(path))}
+    assert rooms == {"distributed"}
+
+
+def test_no_two_public_classes_have_one_name():
+    # Each pair has still to be told apart by name.
+    twice = {
+        "Anchors", "Batch", "Block", "Crew", "Grid", "Identity", "Measure", "Member", "Objective", "Outcome", "Pace",
+        "Pairs", "Pool", "Row", "Rows", "Scale", "Walked",
+    }  # fmt: skip
+    places = defaultdict(list)
+    for path, tree in FILES.items():
+        for node in tree.body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places[node.name].append(str(path.relative_to(ROOT)))
+    wrong = {name: files for name, files in places.items() if len(files) > 1 and name not in twice}
+    assert not wrong
 
 
 def test_public_names_are_declared_once():
     assert sorted(fb.__all__) == sorted(set(fb.__all__))
     for name in fb.__all__:
-        assert getattr(fb, name) is not None
-    for path in FILES:
-        if path != ROOT / "__init__.py":
-            assert "__all__" not in path.read_text(), path
+        assert not isinstance(getattr(fb, name), ModuleType | None), name
+    elsewhere = [str(path) for path in FILES if path != ROOT / "__init__.py" and "__all__" in path.read_text()]
+    assert not elsewhere
 
 
 @pytest.mark.parametrize(("given", "wanted"), [(None, "PASSIVE"), ("ACTIVE", "ACTIVE")])
@@ -65,6 +104,7 @@ class Tell:
             sys.exit()
 sys.meta_path.insert(0, Tell())
 import fullbatch.__main__
+fullbatch.make_objective
 """
     environment = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
     environment |= {} if given is None else {"OMP_WAIT_POLICY": given}
@@ -77,9 +117,18 @@ def test_only_public_names_are_shown():
     assert dir(fb) == sorted(fb.__all__) and {"train", "finetune"} <= set(dir(fb))
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda f: str(f.relative_to(ROOT)))
-def test_files_can_be_held_in_the_head(path):
-    assert len(path.read_text().splitlines()) <= 450
+def test_files_can_be_held_in_the_head():
+    lengths = {str(path.relative_to(ROOT)): len(path.read_text().splitlines()) for path in FILES}
+    assert not {path: length for path, length in lengths.items() if length > 450}
+
+
+def test_the_readme_shows_the_house_as_it_is():
+    readme = (ROOT.parent / "README.md").read_text()
+    tree = re.search(r"^```\w*\nfullbatch/\n(.*?)^```", readme, re.MULTILINE | re.DOTALL)
+    assert tree, "README.md has no fenced block that begins with the line fullbatch/ and lists its folders"
+    shown = re.findall(r"^  (\w+)/", tree[1], re.MULTILINE)
+    there = {path.parent.relative_to(ROOT).parts[0] for path in FILES if path.parent != ROOT}
+    assert sorted(shown) == sorted(there)
 
 
 def test_versions_agree():

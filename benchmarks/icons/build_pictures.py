@@ -1,4 +1,4 @@
-"""Builds the second corpus: emoji of every vendor and the Open Clip Art Library's pictures, 64 pixels, with their names.
+"""Builds the second corpus: emoji of every vendor and pictures of the Open Clip Art Library, with their names.
 
     pip install pillow==13.0.0 resvg-py==0.5.0
     apt-get download openclipart-svg openclipart-png && for p in *.deb; do dpkg-deb -x $p CLIPART; done
@@ -45,7 +45,9 @@ CLIPART = IconSet(
 )
 # Folders whose pictures go by the name of their collection, and logos.
 UNNAMED = ("computer/icons", "logos", "special", "shapes/stars", "shapes/jigsaw", "recreation/games/cards", "unsorted")
-NOT_A_NAME = re.compile(r"\b(by|collection|theme|clip ?art|icons?|symbols?|gramastar|untitled|unnamed|svg|\d{4})\b", re.I)
+NOT_A_NAME = re.compile(
+    r"\b(by|collection|theme|clip ?art|icons?|symbols?|gramastar|untitled|unnamed|svg|\d{4})\b", re.IGNORECASE
+)
 MOST_WORDS = 6
 MOST_PIXELS = 20_000_000  # of a drawing as the library holds it; some are as large as a wall
 

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from fullbatch import cli
-from fullbatch.commands.compare import Compare, plan_values
+from fullbatch.cli.compare import Compare, plan_values
 from fullbatch.comparison import equal_time
 from fullbatch.comparison.equal_time import samples_in_equal_time
 from fullbatch.comparison.execute import Outcome

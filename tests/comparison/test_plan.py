@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from fullbatch.commands.compare import Compare, plan_values
-from fullbatch.commands.train import train_config
+from fullbatch.cli.compare import Compare, plan_values
+from fullbatch.cli.train import train_config
 from fullbatch.comparison.checks import check_begun, check_jobs, check_same_plan, check_same_time
 from fullbatch.comparison.plan import plan_from
 from fullbatch.comparison.race import _jobs

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 import fullbatch as fb
-from fullbatch.commands.finetune import FINETUNE
-from fullbatch.commands.train import train_config
+from fullbatch.cli.finetune import FINETUNE
+from fullbatch.cli.train import train_config
 
 TEXT = (Path(fb.__file__).parent.parent / "docs" / "how-to" / "finetune.md").read_text()
 COMMANDS = re.findall(r"^    fullbatch finetune (.*)$", TEXT, flags=re.MULTILINE)

@@ -7,7 +7,7 @@ import random
 from dataclasses import dataclass
 from typing import Any
 
-from fullbatch.commands.train import train_config
+from fullbatch.cli.train import train_config
 from fullbatch.config.tree import to_dict
 from fullbatch.search.phases import owed, slots_of
 from fullbatch.search.plan import SearchPlan, search_from

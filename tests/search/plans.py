@@ -6,7 +6,7 @@ import math
 import random
 from typing import Any
 
-from fullbatch.commands.train import train_config
+from fullbatch.cli.train import train_config
 from fullbatch.config.tree import to_dict
 from fullbatch.search.plan import SearchPlan, search_from
 from fullbatch.search.slots import PhaseName

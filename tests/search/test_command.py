@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from fullbatch import cli
-from fullbatch.commands.search import Search, plan_values
+from fullbatch.cli.search import Search, plan_values
 from fullbatch.config.run import RunConfig
 from fullbatch.config.tree import from_dict
 from fullbatch.search.plan import search_from

@@ -2,7 +2,7 @@
 
 import pytest
 
-from fullbatch.commands.train import train_config
+from fullbatch.cli.train import train_config
 from fullbatch.config.tree import to_dict
 from fullbatch.search.phases import NoWinner, owed, phases_of, slots_of
 from fullbatch.search.plan import search_from

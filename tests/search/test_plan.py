@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fullbatch.commands.train import train_config
+from fullbatch.cli.train import train_config
 from fullbatch.config.methods import METHODS, settings_of
 from fullbatch.config.optimization import OPTIMIZER_SETTINGS, OPTIMIZERS
 from fullbatch.config.tree import to_dict, write_values
@@ -305,5 +305,5 @@ def test_a_wrong_file_is_named(tmp_path, text, said):
 @pytest.mark.slow
 def test_a_plan_does_without_optuna():
     """It is a search's alone: a run must not wait for it, nor need it."""
-    code = "import sys, fullbatch.commands.train, fullbatch.search.checks; assert 'optuna' not in sys.modules"
+    code = "import sys, fullbatch.cli.train, fullbatch.search.checks; assert 'optuna' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)

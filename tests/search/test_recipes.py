@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from fullbatch.cli import main
-from fullbatch.commands.train import train_config
+from fullbatch.cli.train import train_config
 from fullbatch.config.tree import to_dict
 from fullbatch.recipes import RECIPES, SEARCHES, first_line, recipe_text, search_recipe, search_text
 from fullbatch.search.checks import check_search, tried

@@ -10,7 +10,7 @@ import pytest
 from optuna.storages import InMemoryStorage
 
 import fullbatch.search.trial
-from fullbatch.commands.search import Search, plan_values
+from fullbatch.cli.search import Search, plan_values
 from fullbatch.comparison.processes import OUTPUT
 from fullbatch.search.crew import WorkersDie
 from fullbatch.search.phases import phases_of

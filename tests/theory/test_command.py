@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from fullbatch.cli import main
-from fullbatch.commands import theory as command
+from fullbatch.cli import theory as command
 from fullbatch.report.page import fitting
 from fullbatch.report.theory_page import theory_page
 from fullbatch.theory.racing import AS_PUBLISHED, AS_WRITTEN

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from fullbatch.cli import Terminal
+from fullbatch.cli.command import Terminal
 from fullbatch.finetuning.finetune import finetune
 from fullbatch.training.display import Display
 from tests.finetuning.making import make_base, tuning_config

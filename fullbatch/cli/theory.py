@@ -61,7 +61,7 @@ def theory(arguments: list[str]) -> int:
 
 def _lines(done: Study) -> list[str]:
     """What came out, in a screenful."""
-    from fullbatch.commands.finetune import columns
+    from fullbatch.cli.printing import columns
     from fullbatch.theory.study import hitting_times
 
     lines: list[str] = []

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Literal
 
 import tyro
 
@@ -22,21 +22,15 @@ class _Audit:
     Writes audit.json into the run folder; docs/how-to/audit.md says what the numbers mean.
     """
 
-    run: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(help="a run folder, or one of its checkpoints")]
-    checkpoint: Annotated[
-        str | None, tyro.conf.arg(help="only this checkpoint: its step or folder; else all that are kept")
-    ] = None
-    anchors: Annotated[int, tyro.conf.arg(help="random samples whose normalizers are compared")] = 10_000
-    seed: Annotated[int, tyro.conf.arg(help="of the anchors and of the random batches")] = 0
+    run: tyro.conf.Positional[Path]  # a run folder, or one of its checkpoints
+    checkpoint: str | None = None  # only this checkpoint: its step or folder; else all that are kept
+    anchors: int = 10_000  # random samples whose normalizers are compared
+    seed: int = 0  # of the anchors and of the random batches
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    precision: Annotated[
-        Literal["fp32", "bf16", "fp16"] | None, tyro.conf.arg(help="of the towers; else that of the training")
-    ] = None
-    data: Annotated[tuple[str, ...], tyro.conf.arg(help="where the training data lies now, if it was moved")] = ()
-    workers: Annotated[int | None, tyro.conf.arg(help="processes that read images; else as in training")] = None
-    batch_losses: Annotated[
-        bool, tyro.conf.arg(help="also the losses of spectral batches beside uniform ones; the run's page draws them")
-    ] = False
+    precision: Literal["fp32", "bf16", "fp16"] | None = None  # of the towers; else that of the training
+    data: tuple[str, ...] = ()  # where the training data lies now, if it was moved
+    workers: int | None = None  # processes that read images; else as in training
+    batch_losses: bool = False  # also the losses of spectral batches beside uniform ones; the run's page draws them
 
 
 def audit(arguments: list[str]) -> int:
@@ -49,36 +43,37 @@ def audit(arguments: list[str]) -> int:
     first = int(os.environ.get("RANK", "0")) == 0
     console = Console(highlight=False)
     chosen = {name: value for name, value in vars(options).items() if name != "run"}
-    found = audit_run(options.run, Options(**chosen), partial(print_line, console) if first else lambda text: None)
+    result = audit_run(options.run, Options(**chosen), partial(print_line, console) if first else lambda text: None)
     if first:
         console.print("\nmean squared error of the log-normalizers, and bias (estimate - exact)")
-        for line in (*_lines(found), "", *_notes(found)):
+        for line in (*_lines(result), "", *_notes(result)):
             print_line(console, line)
     return 0
 
 
 def _lines(audit: Audit) -> list[str]:
-    """Plain columns, so that no number is cut, however narrow the terminal."""
+    from fullbatch.cli.printing import columns
+
     heads = ("step", "samples seen", "τ", "normalizer", "bias", "image", "text", "in use", "bias", "one batch", "bias")
-    rows: list[tuple[str, ...]] = [heads]
-    for each in audit.checkpoints:
-        numbers = each.numbers
+    rows: list[tuple[str, ...]] = [(*heads, "")]
+    for audited in audit.checkpoints:
+        numbers = audited.numbers
         directions = (_error(numbers.image.normalizer_error), _error(numbers.text.normalizer_error))
-        rows.append(_row(f"{each.step:,}", f"{each.samples_seen:,}", numbers.tau, vars(numbers.total), directions))
+        place = (f"{audited.step:,}", f"{audited.samples_seen:,}")
+        rows.append(_row(place, numbers.tau, vars(numbers.total), directions))
     if len(audit.checkpoints) > 1:
         mean = audit.mean()
-        rows.append(_row("mean", "", mean["tau"], mean, ("", "")))
-    widths = [max(len(row[column]) for row in rows) for column in range(len(heads))]
-    return ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
+        rows.append(_row(("mean", ""), mean["tau"], mean, ("", "")))
+    return columns(rows, left=0)
 
 
 def _row(
-    step: str, seen: str, tau: float, errors: Mapping[str, float | None], directions: tuple[str, str]
+    place: tuple[str, str], tau: float, errors: Mapping[str, float | None], directions: tuple[str, str]
 ) -> tuple[str, ...]:
     normalizer, in_use, batch = (
         (_error(errors[f"{name}_error"]), _bias(errors[f"{name}_bias"])) for name in ("normalizer", "in_use", "batch")
     )
-    return step, seen, f"{tau:.4f}", *normalizer, *directions, *in_use, *batch
+    return *place, f"{tau:.4f}", *normalizer, *directions, *in_use, *batch, ""
 
 
 def _error(value: float | None) -> str:
@@ -97,14 +92,14 @@ def _notes(audit: Audit) -> list[str]:
             f"{audit.method} has no normalizer: there is nothing to be wrong. What one batch would say at its "
             "temperature is given for comparison."
         )
-    unseen = [each.numbers.unseen for each in audit.checkpoints]
+    unseen = [audited.numbers.unseen for audited in audit.checkpoints]
     if any(unseen):
         counts = ", ".join(f"{count:,}" for count in unseen)
         notes.append(
             f"Anchors the moving average had not met yet, by checkpoint: {counts} of {last.anchors:,}. They are left "
             "out of 'normalizer' and its directions."
         )
-    worst = max(each.numbers.unreadable for each in audit.checkpoints)
+    worst = max(audited.numbers.unreadable for audited in audit.checkpoints)
     if worst > 0.0:
         notes.append(
             f"In up to {worst:.1%} of the estimates the constant that the method adds hides what it believes; see "

@@ -13,7 +13,7 @@ import tyro
 from rich.console import Console
 from tyro.conf import arg
 
-from fullbatch.commands.train import Command, train_config
+from fullbatch.cli.train import Command, train_config
 from fullbatch.config.checks import require, require_count, require_positive
 from fullbatch.config.run import RunConfig
 from fullbatch.config.tasks import parse_task

@@ -9,14 +9,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
+from fullbatch.cli.help import short_help
 from fullbatch.config.data import Source
 from fullbatch.config.layers import AXES, RIVALS, giving_way, layered
 from fullbatch.config.run import RunConfig
 from fullbatch.config.tree import from_dict, merged, read_yaml, to_dict
 from fullbatch.data.builtin import BUILTIN
-from fullbatch.flags import TRAIN, config_from_flags
 from fullbatch.recipes import DEFAULT_RECIPE, recipe_values
 
 
@@ -24,14 +22,16 @@ from fullbatch.recipes import DEFAULT_RECIPE, recipe_values
 class Command:
     """A command that takes a run's flags.
 
-    about    the first line of its help
+    about    the first lines of its help
     recipe   what it starts from where the user names neither recipe nor config; None: the demo's, where there is no
              data of the user's own
+    own      groups of flags beside a run's
     """
 
     name: str = "train"
-    about: str = TRAIN
+    about: str = "Train a CLIP-style model on pictures and their captions."
     recipe: str | None = None
+    own: tuple[Any, ...] = ()
 
 
 def train_config(
@@ -42,11 +42,33 @@ def train_config(
     Later wins: the defaults, the recipe, the config file (or the resumed run's config), the flags.
     ``values`` stand in a config file's place.
     """
+    base, chosen = _start(arguments, values, command)
+    from fullbatch.cli.flags import config_from_flags
+
+    config = config_from_flags(base, arguments, command.name, command.about, command.own)
+    if chosen.resume and (config.run.runs, config.run.name) != (base.run.runs, base.run.name):
+        raise ValueError(f"--resume goes on in {chosen.resume}; leave --name and --runs out.")
+    return config, chosen.resume
+
+
+def help_asked(arguments: Sequence[str], command: Command = Command()) -> bool:
+    """Print the short help, if it is asked for."""
+    if not {"-h", "--help"} & set(arguments):
+        return False
+    base, _ = _start([word for word in arguments if word not in ("-h", "--help")], None, command, demo=False)
+    print(short_help(command.name, command.about, base))
+    return True
+
+
+def _start(
+    arguments: Sequence[str], values: Mapping[str, Any] | None, command: Command, demo: bool = True
+) -> tuple[RunConfig, argparse.Namespace]:
+    """The config that the other flags change, and the flags that decide on it."""
     first = argparse.ArgumentParser(prog=f"fullbatch {command.name}", add_help=False, allow_abbrev=False)
     for name in ("recipe", "config", "resume", *AXES, *(name for names in RIVALS for name in names)):
         first.add_argument(f"--{name.replace('_', '-')}", f"--{name}", dest=name)
     first.add_argument("--data", nargs="+")
-    chosen, _ = first.parse_known_args([argument for argument in arguments if argument not in ("-h", "--help")])
+    chosen, _ = first.parse_known_args(arguments)
 
     if chosen.resume and (chosen.recipe or chosen.config):
         raise ValueError("--resume brings the run's own config; leave --recipe and --config out.")
@@ -54,7 +76,7 @@ def train_config(
         raise ValueError("--epochs and --samples both say how long to train; give one of them.")
     own_data = any(Source.parse(text).path not in BUILTIN for text in chosen.data or ())
     own_values = chosen.config or chosen.resume or values is not None
-    usual = command.recipe or (None if own_data else DEFAULT_RECIPE)
+    usual = command.recipe or (None if own_data or not demo else DEFAULT_RECIPE)
     recipe = chosen.recipe or (None if own_values else usual)
     values = layered(recipe_values(recipe) if recipe else {}, values or {})
     if chosen.config:
@@ -67,27 +89,7 @@ def train_config(
     lengths = {name: getattr(chosen, name) for names in RIVALS for name in names}
     over = {"objective": axes, "training": lengths, "schedule": lengths, "recovery": lengths, "evaluation": lengths}
     values = giving_way(values, over)
-    base = from_dict(RunConfig, merged(values, {"objective": axes}) if axes else values)
-    config = config_from_flags(
-        base, _without(arguments, ("--recipe", "--config", "--resume")), command.name, command.about
-    )
-    if chosen.resume and (config.run.runs, config.run.name) != (base.run.runs, base.run.name):
-        raise ValueError(f"--resume goes on in {chosen.resume}; leave --name and --runs out.")
-    return config, chosen.resume
-
-
-def _without(arguments: Sequence[str], flags: tuple[str, ...]) -> list[str]:
-    """The arguments but for these flags and their values."""
-    kept: list[str] = []
-    skip = False
-    for argument in arguments:
-        if skip:
-            skip = False
-        elif argument in flags:
-            skip = True
-        elif argument.split("=", 1)[0] not in flags:
-            kept.append(argument)
-    return kept
+    return from_dict(RunConfig, merged(values, {"objective": axes}) if axes else values), chosen
 
 
 def holding_out(config: RunConfig, say: Callable[[str], None] = lambda text: None) -> RunConfig:
@@ -120,20 +122,24 @@ def holding_out(config: RunConfig, say: Callable[[str], None] = lambda text: Non
 
 
 def train(arguments: list[str]) -> int:
+    if help_asked(arguments):
+        return 0
     config, resume = train_config(arguments)
+    from rich.console import Console
+
     from fullbatch import run
+    from fullbatch.cli.printing import print_results
     from fullbatch.finetuning.record import FILE
-    from fullbatch.results import print_results
     from fullbatch.training.display import Display, print_line
 
     if resume is not None and (Path(resume) / FILE).is_file():
         raise ValueError(f"{resume} fine-tunes a model; go on with `fullbatch finetune --resume {resume}`.")
     first = int(os.environ.get("RANK", "0")) == 0
     if resume is None:
-        said: list[str] = []
-        split = holding_out(config, said.append)
-        for line in said if split != config else ():
-            Display(first, quiet=True).say(f"{line}; --evaluate names other tasks, or none")
+        notes: list[str] = []
+        split = holding_out(config, notes.append)
+        for note in notes if split != config else ():
+            Display(first, quiet=True).say(f"{note}; --evaluate names other tasks, or none")
         config = split
     trained = run.train(config, resume)
     if first:

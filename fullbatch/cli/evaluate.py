@@ -1,69 +1,56 @@
-"""``fullbatch evaluate``: a model in, numbers out."""
+"""``fullbatch evaluate``: a model in, numbers out; ``fullbatch export``: a trained model for other programs."""
 
 from __future__ import annotations
 
 import json
+import sys
+import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import tyro
 
+from fullbatch.config.run import RunConfig
+
 if TYPE_CHECKING:
-    from fullbatch.config.run import RunConfig
     from fullbatch.evaluation.result import Gap, Result
     from fullbatch.models.load import Saved
     from fullbatch.models.towers import TwoTowers
-
-Flag = tyro.conf.arg
 
 
 @dataclass(frozen=True)
 class _Evaluate:
     """Zero-shot, retrieval and DataComp numbers of a model."""
 
-    model: Annotated[
-        tyro.conf.Positional[str],
-        Flag(help="a run folder, one of its checkpoints, what `fullbatch export` wrote, or an open_clip model's name"),
-    ]
-    tasks: Annotated[
-        tuple[str, ...],
-        Flag(
-            help="retrieval:SOURCE, zero_shot:SOURCE, imagenet:FOLDER, wds:FOLDER, datacomp:ROOT, views:SOURCE, "
-            "corrupted_views:SOURCE, knn:TRAIN|TEST, linear:TRAIN|TEST; default: the run's"
-        ),
-    ] = ()
-    pretrained: Annotated[str | None, Flag(help="an open_clip model's weights: a tag, or a checkpoint file")] = None
-    output: Annotated[
-        Path | None, Flag(help="the JSON file to write; default: evaluation.json in the run's folder")
-    ] = None
-    templates: Annotated[
-        tuple[str, ...] | None,
-        Flag(
-            help="prompts with {} for the class, or openai or simple; default: the task's own. DataComp keeps its own"
-        ),
-    ] = None
-    precision: Annotated[Literal["fp32", "bf16", "fp16"] | None, Flag(help="default: the run's, else fp32")] = None
-    batch_size: Annotated[int, Flag(help="images a rank embeds at a time")] = 256
-    workers: Annotated[int, Flag(help="processes that read and decode")] = 2
-    device: Annotated[Literal["auto", "cpu", "cuda"], Flag(help="where to compute")] = "auto"
-    cache: Annotated[str, Flag(help="the folder that keeps embeddings; auto: in the cache folder, none: nowhere")] = (
-        "auto"
-    )
-    average: Annotated[bool, Flag(help="the averaged weights, where the run kept an average")] = True
+    # a run folder, one of its checkpoints, what `fullbatch export` wrote, or an open_clip model's name
+    model: tyro.conf.Positional[str]
+    # retrieval:SOURCE, zero_shot:SOURCE, imagenet:FOLDER, wds:FOLDER, datacomp:ROOT, views:SOURCE,
+    # corrupted_views:SOURCE, knn:TRAIN|TEST, linear:TRAIN|TEST; default: the run's
+    tasks: tuple[str, ...] = ()
+    pretrained: str | None = None  # an open_clip model's weights: a tag, or a checkpoint file
+    output: Path | None = None  # the JSON file to write; default: evaluation.json in the run's folder
+    # prompts with {} for the class, or openai or simple; default: the task's own. DataComp keeps its own
+    templates: tuple[str, ...] | None = None
+    precision: Literal["fp32", "bf16", "fp16"] | None = None  # default: the run's, else fp32
+    batch_size: int = 256  # images a rank embeds at a time
+    workers: int = 2  # processes that read and decode
+    device: Literal["auto", "cpu", "cuda"] = "auto"  # where to compute
+    cache: str = "auto"  # the folder that keeps embeddings; auto: in the cache folder, none: nowhere
+    average: bool = True  # the averaged weights, where the run kept an average
 
 
 @dataclass(frozen=True)
 class _Opened:
     """name     what was evaluated, for the file
-    config   the run's; None where the model is of no run
+    config   the run's; of a model that is of no run the defaults, without tasks
     output   where the numbers go unless the user says; None: nowhere
     """
 
     model: TwoTowers
     name: dict[str, Any]
-    config: RunConfig | None
+    config: RunConfig
     output: Path | None
 
 
@@ -73,13 +60,12 @@ def evaluate(arguments: list[str]) -> int:
 
     from fullbatch import distributed
     from fullbatch.assembly import pick_device
-    from fullbatch.config.run import RunConfig
+    from fullbatch.cli.printing import print_measured
     from fullbatch.config.training import check_templates
     from fullbatch.evaluation.cache import EmbeddingCache
     from fullbatch.evaluation.embed import Embedder
     from fullbatch.evaluation.result import Result
     from fullbatch.evaluation.tasks import check_tasks, run_tasks, tasks_of
-    from fullbatch.results import print_measured
     from fullbatch.training.display import Display, print_line
     from fullbatch.training.run_folder import replace_text
 
@@ -89,49 +75,43 @@ def evaluate(arguments: list[str]) -> int:
     with distributed.ranks(device := pick_device(asked)) as world:
         opened = distributed.together(lambda: _open(options))
         config = opened.config
-        tasks = options.tasks or (tasks_of(config) if config is not None else ())
+        tasks = options.tasks or tasks_of(config)
         if not tasks:
             raise ValueError("--tasks says what to measure, such as retrieval:pairs.csv or imagenet:FOLDER.")
         distributed.together(lambda: check_tasks(tasks, read=False))  # a task that fails is a gap among numbers
         first, output = world.rank == 0, options.output or opened.output
         display = Display(first, quiet=False)
         distributed.together(lambda: _check_output(output) if first and output is not None else None)
-        precision = options.precision or ("fp32" if config is None else config.training.precision)
+        precision = options.precision or config.training.precision
         pick_device(RunConfig.of(device=options.device, precision=precision))
-        templates = options.templates or (None if config is None else config.evaluation.templates)
+        templates = options.templates or config.evaluation.templates
         model = opened.model.to(device).eval()
         cache = distributed.together(lambda: EmbeddingCache.of(options.cache, model, precision, device.type))
+        read = (options.batch_size, options.workers)
         embedder = Embedder(
-            model,
-            model.tokenize,
-            model.image_size,
-            device,
-            precision,
-            options.batch_size,
-            options.workers,
-            cache=cache,
-            watch=display.measured,
+            model, model.tokenize, model.image_size, device, precision, *read, cache=cache, watch=display.measured
         )
         console = Console(highlight=False)
         started = time.perf_counter()
 
         def say(answer: Result | Gap) -> None:
             if isinstance(answer, Result) and len(tasks) + sum(task.startswith("datacomp:") for task in tasks) > 1:
-                display.say(_progress(answer, time.perf_counter() - started))
+                elapsed = time.perf_counter() - started
+                display.say(f"{elapsed:7.0f} s  {answer.task}  {answer.main} {answer.value:.1%}")
 
         with display.bars():
             measured = run_tasks(tasks, embedder, templates, go_on=True, say=say)
     if not first:
         return 0
-    said = {**opened.name, "precision": precision, **measured.as_dict()}
+    numbers = {**opened.name, "precision": precision, **measured.as_dict()}
     unwritten: OSError | None = None
     if output is not None:  # first of all: the terminal may be a pipe that closes
         try:
             output.parent.mkdir(parents=True, exist_ok=True)
-            replace_text(output, json.dumps(_with_earlier(output, said), indent=1))
+            replace_text(output, json.dumps(_with_earlier(output, numbers), indent=1))
         except OSError as error:  # the disk may have filled up since; the numbers cost too much to lose
             unwritten = error
-    print_measured(said, console)
+    print_measured(numbers, console)
     if unwritten is not None:
         raise ValueError(f"The numbers above are in no file: {output} cannot be written ({unwritten}).")
     if output is not None:
@@ -140,31 +120,29 @@ def evaluate(arguments: list[str]) -> int:
     return 1 if any(gap.kind == "failed" for gap in measured.gaps) else 0
 
 
-def _with_earlier(output: Path, said: dict[str, Any]) -> dict[str, Any]:
+def _with_earlier(output: Path, numbers: dict[str, Any]) -> dict[str, Any]:
     """What was measured now, and of the same weights before: a task asked for today does not cost yesterday's."""
     try:
         before = json.loads(output.read_text(encoding="utf-8"))
-        same = all(before.get(key) == said.get(key) for key in ("model", "step", "pretrained", "precision"))
+        same = all(before.get(key) == numbers.get(key) for key in ("model", "step", "pretrained", "precision"))
         results, gaps = list(before["results"]), list(before.get("gaps", []))
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return said
+        return numbers
     if not same:
-        return said
-    measured = {result["task"] for result in said["results"]}
+        return numbers
+    measured = {result["task"] for result in numbers["results"]}
     kept = [result for result in results if result["task"] not in measured]
-    answered = measured | {result["task"] for result in kept} | {gap["task"] for gap in said["gaps"]}
+    answered = measured | {result["task"] for result in kept} | {gap["task"] for gap in numbers["gaps"]}
     return {
-        **said,
-        "results": [*kept, *said["results"]],
-        "gaps": [*(gap for gap in gaps if gap["task"] not in answered), *said["gaps"]],
-        "averages": said["averages"] or before.get("averages", []),
+        **numbers,
+        "results": [*kept, *numbers["results"]],
+        "gaps": [*(gap for gap in gaps if gap["task"] not in answered), *numbers["gaps"]],
+        "averages": numbers["averages"] or before.get("averages", []),
     }
 
 
 def _check_output(output: Path) -> None:
     """Before the work, by writing beside it what is gone at once: numbers that cannot be kept are work for nothing."""
-    import tempfile
-
     if output.exists() and not output.is_file():
         hint = (
             f"a folder; name a JSON file in it, such as {output / 'evaluation.json'}" if output.is_dir() else "no file"
@@ -178,10 +156,6 @@ def _check_output(output: Path) -> None:
         raise ValueError(f"{output} cannot be written ({error}); name another file with --output.") from None
 
 
-def _progress(answer: Result, seconds: float) -> str:
-    return f"{seconds:7.0f} s  {answer.task}  {answer.main} {answer.value:.1%}"
-
-
 def _open(options: _Evaluate) -> _Opened:
     """By what lies at the path, else by open_clip's name."""
     from fullbatch.config.model import Model
@@ -190,7 +164,7 @@ def _open(options: _Evaluate) -> _Opened:
     from fullbatch.training import checkpoint
     from fullbatch.training.run_folder import Folder
 
-    path = Path(options.model)
+    path, of_no_run = Path(options.model), RunConfig.of(evaluate=())
     is_checkpoint, is_run = (path / checkpoint.MANIFEST).is_file(), Folder(path).config.is_file()
     if (is_checkpoint or is_run or path.exists()) and options.pretrained is not None:
         raise ValueError(f"{options.model} brings its weights; --pretrained belongs to an open_clip model's name.")
@@ -206,7 +180,7 @@ def _open(options: _Evaluate) -> _Opened:
                 f"{options.model} holds weights without their design; "
                 f"name the model it belongs to: fullbatch evaluate ViT-B-32 --pretrained {options.model}."
             )
-        return _Opened(build_model(Model(pretrained=str(path))), {"model": options.model}, None, None)
+        return _Opened(build_model(Model(pretrained=str(path))), {"model": options.model}, of_no_run, None)
     if "/" in options.model and not options.model.startswith("ViT-"):
         raise ValueError(f"There is no run folder, checkpoint or exported model at {options.model!r}.")
     if options.pretrained is None:
@@ -220,7 +194,7 @@ def _open(options: _Evaluate) -> _Opened:
             f"{options.model!r} has no weights: add --pretrained with an open_clip tag or a checkpoint file."
         )
     model = build_model(Model(model=options.model, pretrained=options.pretrained))
-    return _Opened(model, {"model": options.model, "pretrained": options.pretrained}, None, None)
+    return _Opened(model, {"model": options.model, "pretrained": options.pretrained}, of_no_run, None)
 
 
 def _saved_at(path: Path) -> Saved | None:
@@ -234,3 +208,40 @@ def _saved_at(path: Path) -> Saved | None:
         return find_saved(path)
     except ValueError as error:
         raise ValueError(str(error).removeprefix("--pretrained ")) from None
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# fullbatch export
+
+
+@dataclass(frozen=True)
+class _Export:
+    """Write a trained model for other programs."""
+
+    run: tyro.conf.Positional[Path]  # a run folder, one of its checkpoints, or what was exported as safetensors
+    output: tyro.conf.Positional[Path]  # the file or folder to write
+    # open_clip: FILE.pt or a folder; huggingface: a folder; safetensors: either
+    format: Literal["open_clip", "huggingface", "safetensors"] = "open_clip"
+    average: bool = True  # the averaged weights, where the run kept an average
+    overwrite: bool = False  # replace a file, or an earlier export in the folder
+
+
+def export(arguments: list[str]) -> int:
+    options = tyro.cli(_Export, args=arguments, prog="fullbatch export")
+    from fullbatch.config.model import Model
+    from fullbatch.finetuning.base import open_model
+    from fullbatch.finetuning.record import FILE, result_of
+    from fullbatch.models.export import export as write
+    from fullbatch.models.load import EXPORTED
+    from fullbatch.run import export_run
+
+    if options.run.is_file() or (options.run / EXPORTED).is_file():
+        opened = open_model(Model(str(options.run)))
+        start = opened.temperature, opened.bias
+        print(write(opened.model, options.output, options.format, *start, options.overwrite))
+    else:
+        if (options.run / FILE).is_file() and (result := result_of(options.run)) is not None:
+            note = f"note: this is the last checkpoint of a fine-tuning; what came of it is {result}"
+            print(note, file=sys.stderr)
+        print(export_run(options.run, options.output, options.format, options.average, options.overwrite))
+    return 0

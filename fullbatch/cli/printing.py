@@ -1,8 +1,11 @@
-"""What a model can do, for the terminal: each task's number beside chance, what is missing, and a few answers."""
+"""What a model can do, for the terminal: each task's number beside chance, what is missing, and a few answers.
+
+Tables are plain columns: names are never cut, however narrow the terminal.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -80,12 +83,11 @@ def _print_examples(result: Mapping[str, Any], console: Console) -> None:
     console.print()
     print_line(console, f"The nearest captions to some images of {result['task']}")
     for example in result["examples"]:
-        said = f"{plain(example['caption'])} (rank {example['rank']} of {result['size']:,})"
-        print_line(console, f"  {said}:  {' | '.join(map(plain, example['nearest']))}")
+        caption = f"{plain(example['caption'])} (rank {example['rank']} of {result['size']:,})"
+        print_line(console, f"  {caption}:  {' | '.join(map(plain, example['nearest']))}")
 
 
 def _print_table(results: list[dict[str, Any]], console: Console) -> None:
-    """Plain columns: names are never cut, however narrow the terminal."""
     width = max(len(result["task"]) for result in results)
     rows = [("task", "metric", "value", "chance", "ratio", "among")]
     for result in results:
@@ -95,3 +97,13 @@ def _print_table(results: list[dict[str, Any]], console: Console) -> None:
     broad = max(9, *(len(row[1]) for row in rows))
     for task, metric, value, chance, ratio, among in rows:
         print_line(console, f"{task:{width}}  {metric:{broad}}  {value:>6}  {chance:>7}  {ratio:>7}  {among:>7}")
+
+
+def columns(rows: Sequence[Sequence[str]], left: int) -> list[str]:
+    """The first ``left`` columns begin together, the others end together, but for the last, a remark."""
+    widths = [max(map(len, cells)) for cells in zip(*rows, strict=True)]
+    sides = ["<"] * left + [">"] * (len(widths) - left - 1) + ["<"]
+    return [
+        "  ".join(f"{cell:{side}{width}}" for cell, side, width in zip(row, sides, widths, strict=True)).rstrip()
+        for row in rows
+    ]

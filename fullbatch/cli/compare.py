@@ -14,7 +14,7 @@ import yaml
 from rich.console import Console
 from tyro.conf import arg
 
-from fullbatch.commands.train import train_config
+from fullbatch.cli.train import train_config
 from fullbatch.config.checks import require, require_count, require_positive
 from fullbatch.config.methods import named_method, settings_of
 from fullbatch.config.tree import to_dict

@@ -1,0 +1,318 @@
+"""``fullbatch finetune``: measure a pretrained model, tune it, and say whether it became better;
+``fullbatch interpolate``: what the weights between a base and a tuned model are worth."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import tyro
+
+from fullbatch.cli.train import Command, help_asked, train_config
+from fullbatch.config.run import RunConfig
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from fullbatch.finetuning.finetune import Finetuned
+    from fullbatch.finetuning.interpolation import Curve, Point
+    from fullbatch.finetuning.record import Record
+
+
+@dataclass(frozen=True)
+class _Judging:
+    """What decides whether the tuned model is better.
+
+    metric      picks the best epoch: "mean" (of the tasks' main metrics) or "TASK METRIC"; None: mean
+    tolerance   the base is kept if a task falls by more than this share; None: 0.01
+    """
+
+    metric: str | None = None
+    tolerance: str | None = None
+
+
+ABOUT = (
+    "Fine-tune a pretrained CLIP-style model (TuneCLIP), and keep the base where tuning did harm. --model takes a run "
+    "folder, one of its checkpoints, what `fullbatch export` wrote, or an open_clip name with --pretrained."
+)
+FINETUNE = Command("finetune", ABOUT, "tuneclip", (_Judging(),))
+_BRING_DATA = ("--data", "--config", "--resume", "--help-all")  # a recipe names the paper's, which nobody has
+
+
+def finetune(arguments: list[str]) -> int:
+    if help_asked(arguments, FINETUNE):
+        return 0
+    own = argparse.ArgumentParser(prog="fullbatch finetune", add_help=False, allow_abbrev=False)
+    own.add_argument("--metric")
+    own.add_argument("--tolerance")
+    chosen, _ = own.parse_known_args(arguments)
+    if not any(word.split("=", 1)[0] in _BRING_DATA for word in arguments):
+        raise ValueError(
+            "--data says what to fine-tune on: tar shards, a CSV file, a folder, ...; see docs/reference/data.md."
+        )
+    config, resume = train_config(arguments, command=FINETUNE)
+    from rich.console import Console
+
+    from fullbatch.finetuning import finetune as tuning
+
+    metric = (
+        None if chosen.metric is None else _deciding(chosen.metric, tuning.measuring(config).evaluation.evaluate or ())
+    )
+    tuned = tuning.finetune(config, metric, _tolerance(chosen.tolerance), resume)
+    if int(os.environ.get("RANK", "0")) == 0:
+        _print_finetuned(tuned, Console(highlight=False))
+    return 0
+
+
+def _deciding(metric: str, tasks: Sequence[str]) -> str:
+    """ "mean", or the "TASK METRIC" that is meant; a name that no task gives is refused before anything is measured."""
+    from fullbatch.evaluation.named import metric_named, more_is_better
+
+    if metric == "mean":
+        return metric
+    named = metric_named(metric, tasks)
+    if not more_is_better(named):
+        raise ValueError(f"--metric {metric!r}: of a rank less is better; take one of the shares, such as mean_r1.")
+    return named
+
+
+def _tolerance(text: str | None) -> float | None:
+    try:
+        return None if text is None else float(text)
+    except ValueError:
+        raise ValueError(f"--tolerance must be a share such as 0.01, got {text!r}.") from None
+
+
+def _print_finetuned(tuned: Finetuned, console: Console) -> None:
+    """Epoch by epoch, task by task, what it cost, and what to do now."""
+    from fullbatch.cli.printing import print_cost
+    from fullbatch.training.display import print_line
+
+    def say(line: str = "") -> None:
+        print_line(console, line)
+
+    run, record = tuned.trained.folder, tuned.record
+    for line in (*_epoch_lines(record), "", *_change_lines(record)):
+        say(line)
+    print_cost(tuned.trained.results.get("cost", {}), console)
+    say()
+    best = record.best
+    if tuned.verdict.outcome == "tuned":
+        assert best is not None and best.score is not None and record.base is not None
+        gain = best.score - (record.base.score or 0.0)
+        say(f"The tuned model is better by {100 * gain:.2f} points ({record.metric}, epoch {best.epoch:g}).")
+        if fell := sum(change.change < 0.0 for change in record.changes):
+            say(f"{fell} of {len(record.changes)} numbers fell, none by more than the tolerance, {record.tolerance:g}.")
+        say(f"Take {tuned.model}.")
+    else:
+        say(f"THE BASE IS KEPT: {_why_kept(record)}.")
+        for reason in tuned.verdict.reasons:
+            say(f"  {reason}")
+        say(f"Take {tuned.model}, which is the model as it was.")
+        if best is not None:
+            say("Weights between the two often keep what was learned and lose less; measure them with")
+            say(f"  fullbatch interpolate {run}")
+    say("Measure it on other tasks, or write it for open_clip or transformers, with")
+    say(f"  fullbatch evaluate {tuned.model} --tasks TASK ...")
+    say(f"  fullbatch export {tuned.model} FOLDER --format open_clip")
+    say()
+    say(f"run folder: {run}")
+
+
+def _why_kept(record: Record) -> str:
+    base, best = (None if epoch is None else epoch.score for epoch in (record.base, record.best))
+    if base is None or best is None:
+        return "the tuned model could not be compared with it"
+    if best < base or any(change.regressed for change in record.changes):
+        return "the tuned model would leave you worse off"
+    return "the tuned model is no better"
+
+
+def _epoch_lines(record: Record) -> list[str]:
+    lines = [f"epoch      score ({record.metric})"]
+    for epoch in record.epochs:
+        mark = "  best epoch" if epoch.step == record.best_step else "  base" if epoch.epoch == 0 else ""
+        lines.append(f"{epoch.epoch:>5.3g}  {_score(epoch.score):>9}{mark}")
+    return lines
+
+
+def _score(value: float | None) -> str:
+    return "none" if value is None else f"{value:.2%}"
+
+
+def _change_lines(record: Record) -> list[str]:
+    from fullbatch.cli.printing import columns
+
+    rows: list[tuple[str, ...]] = [("task", "metric", "base", "tuned", "change", "chance", "")]
+    for change in record.changes:
+        chance = "" if change.chance is None else f"{change.chance:.2%}"
+        numbers = (f"{change.base:.2%}", f"{change.tuned:.2%}", f"{100 * change.change:+.2f}")
+        rows.append((change.task, change.metric, *numbers, chance, "REGRESSED" if change.regressed else ""))
+    return columns(rows, left=2) if record.changes else []
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# fullbatch interpolate
+
+
+@dataclass(frozen=True)
+class _Interpolate:
+    """Measure the models (1 - alpha) base + alpha tuned, and keep the best that lets no task fall (WiSE-FT)."""
+
+    # the folder of a `fullbatch finetune` run; or BASE TUNED: run folders, checkpoints, exports
+    models: tyro.conf.Positional[tuple[str, ...]]
+    alphas: tuple[float, ...] = ()  # from 0, the base, to 1, the tuned model; default: 0 0.1 ... 1
+    tasks: tuple[str, ...] = ()  # what to measure; default: the run's, else those of the built-in emoji
+    metric: str | None = None  # what the best one is best in: mean, or "TASK METRIC"; default: the run's, else mean
+    tolerance: str | None = None  # how far a task may fall below the base, a share; default: the run's, else 0.01
+    output: Path | None = None  # the folder for the best model; default: interpolated in the run's folder
+    templates: tuple[str, ...] | None = None  # prompts with {} for the class; default: the run's
+    precision: Literal["fp32", "bf16", "fp16"] | None = None  # default: the run's, else fp32
+    batch_size: int = 256  # images a rank embeds at a time
+    workers: int = 2  # processes that read and decode
+    device: Literal["auto", "cpu", "cuda"] = "auto"  # where to compute
+
+
+@dataclass(frozen=True)
+class _Ends:
+    """config   the run's; of two models that are of no run, the defaults
+    run      its folder, if there is one
+    """
+
+    base: str
+    tuned: str
+    config: RunConfig
+    metric: str
+    tolerance: float
+    run: Path | None
+
+
+def interpolate(arguments: list[str]) -> int:
+    options = tyro.cli(_Interpolate, args=arguments, prog="fullbatch interpolate")
+    from rich.console import Console
+
+    from fullbatch import distributed
+    from fullbatch.assembly import pick_device
+    from fullbatch.config.model import Model
+    from fullbatch.config.training import check_templates
+    from fullbatch.evaluation.embed import Embedder
+    from fullbatch.evaluation.tasks import BUILTIN_TASKS, check_tasks
+    from fullbatch.finetuning import interpolation
+    from fullbatch.finetuning.base import open_model, write_model
+    from fullbatch.finetuning.verdict import check_tolerance
+    from fullbatch.training.display import Display, print_line
+
+    if options.templates is not None:
+        check_templates(options.templates)
+    ends = _ends(options)
+    evaluation = ends.config.evaluation
+    check_tolerance(ends.tolerance)
+    alphas = interpolation.check_alphas(options.alphas or interpolation.ALPHAS)
+    tasks = options.tasks or evaluation.evaluate or BUILTIN_TASKS["emoji"]
+    ends = replace(ends, metric=_deciding(ends.metric, tasks))
+    precision = options.precision or ends.config.training.precision
+    if options.output is not None:
+        _require_new(options.output)
+    output = options.output or (None if ends.run is None else ends.run / interpolation.INTERPOLATED)
+    device = pick_device(RunConfig.of(device=options.device, precision=precision))
+    console = Console(highlight=False)
+    with distributed.ranks(device) as world:
+        first = world.rank == 0
+        distributed.together(lambda: check_tasks(tasks))
+        opened = [distributed.together(lambda name=name: open_model(Model(name))) for name in (ends.base, ends.tuned)]  # type: ignore[misc]
+        between = interpolation.Between(*opened)
+        model = between.model.to(device).eval()
+        size, pixels = model.image_size, ends.config.data.max_pixels
+        display = Display(first, quiet=False)
+        read = (options.batch_size, options.workers, pixels)
+        embedder = Embedder(model, model.tokenize, size, device, precision, *read, watch=display.measured)
+
+        def say(point: Point) -> None:
+            display.say(f"alpha {point.alpha:g}: {_score(point.score)}")
+
+        templates = options.templates or evaluation.templates
+        with display.bars():
+            curve = interpolation.measure_curve(
+                between, alphas, embedder, tasks, templates, ends.metric, ends.tolerance, say
+            )
+        written: str | None = None
+        if output is not None and curve.best.alpha > 0.0:
+            best, folder = between.at(curve.best.alpha), output
+            distributed.together(lambda: write_model(best, folder) if first else None)
+            written = output.name if ends.run is not None and output.parent == ends.run else str(output)
+        elif first and output is not None and options.output is None:
+            shutil.rmtree(output, ignore_errors=True)  # an earlier call's, which this curve does not speak of
+        place = ends.run or output
+        file = None if place is None else place / interpolation.FILE
+        if first and file is not None:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            interpolation.write_curve(file, curve, ends.base, ends.tuned, ends.metric, ends.tolerance, written)
+    if first:
+        for line in _curve_lines(curve, ends, output, written, file):
+            print_line(console, line)
+    return 0
+
+
+def _require_new(output: Path) -> None:
+    """Before the work: a folder that is there may hold something of the user's."""
+    if output.exists() and not (output.is_dir() and not any(output.iterdir())):
+        raise ValueError(f"--output {output} exists already; name a new folder.")
+    if output.suffix:
+        raise ValueError(f"--output {output} is to be a folder; `fullbatch export FOLDER FILE` then writes a file.")
+
+
+def _ends(options: _Interpolate) -> _Ends:
+    from fullbatch.finetuning.finetune import TOLERANCE
+    from fullbatch.finetuning.record import BASE, TUNED, read_record
+    from fullbatch.finetuning.verdict import MEAN
+    from fullbatch.training.run_folder import Folder
+
+    tolerance = _tolerance(options.tolerance)
+    if len(options.models) == 2:
+        base, tuned = options.models
+        return _Ends(
+            base, tuned, RunConfig(), options.metric or MEAN, TOLERANCE if tolerance is None else tolerance, None
+        )
+    if len(options.models) != 1:
+        raise ValueError(
+            f"interpolate takes the folder of a `fullbatch finetune` run, or two models, BASE TUNED; got "
+            f"{len(options.models)}."
+        )
+    run = Path(options.models[0])
+    try:
+        record = read_record(run)
+    except ValueError as error:
+        raise ValueError(f"{error} For any two models name both: fullbatch interpolate BASE TUNED.") from None
+    if not (run / TUNED).is_dir():
+        raise ValueError(
+            f"{run} has no tuned model yet: no epoch has been measured. Go on with `fullbatch finetune --resume {run}`."
+        )
+    metric, allowed = options.metric or record.metric, record.tolerance if tolerance is None else tolerance
+    return _Ends(str(run / BASE), str(run / TUNED), Folder(run).read_config(), metric, allowed, run)
+
+
+def _curve_lines(curve: Curve, ends: _Ends, output: Path | None, written: str | None, file: Path | None) -> list[str]:
+    from fullbatch.cli.printing import columns
+
+    names = list(curve.points[0].values)
+    heads = ("alpha", f"score ({ends.metric})", *(f"[{place + 1}]" for place in range(len(names))), "")
+    rows: list[tuple[str, ...]] = [heads]
+    for point in curve.points:
+        values = [_score(point.values.get(name)) for name in names]
+        fallen = [str(place + 1) for place, name in enumerate(names) if name.rsplit(" ", 1)[0] in point.regressed]
+        remark = "best" if point is curve.best else f"regressed: {', '.join(fallen)}" if fallen else ""
+        rows.append((f"{point.alpha:g}", _score(point.score), *values, remark))
+    lines = columns(rows, left=0)
+    lines += ["", *(f"[{place + 1}] {name}" for place, name in enumerate(names)), ""]
+    best = curve.best
+    if best.alpha == 0.0:
+        lines.append(f"Nothing in between is better than the base without letting a task fall: keep {ends.base}.")
+    else:
+        lines.append(f"The best is alpha {best.alpha:g}: no task falls by more than the tolerance, {ends.tolerance:g}.")
+        lines.append(f"written to {output}" if written else "Write it with --output FOLDER.")
+    return [*lines, *([f"the curve is in {file}"] if file is not None else [])]

@@ -1,0 +1,121 @@
+"""A run from the command line, going on with it, and how it is stopped."""
+
+import importlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from fullbatch.cli import main
+from fullbatch.config.run import RunConfig
+from fullbatch.config.tree import from_dict, read_yaml, to_dict
+from tests.cli.making import answer, config_of, plain, small
+
+
+def test_a_run_leaves_what_its_docstring_says(run_folder):
+    for name in ("config.yaml", "environment.json", "metrics.jsonl", "log.txt", "checkpoints/step-000000004"):
+        assert (run_folder / name).exists(), name
+    assert config_of("--config", f"{run_folder}/config.yaml").training.samples == 32
+    lines = [json.loads(line) for line in (run_folder / "metrics.jsonl").read_text().splitlines()]
+    assert lines[-1]["step"] == 4 and lines[-1]["samples"] == 32
+
+
+def test_a_run_folder_is_not_overwritten(place, run_folder, capsys):
+    status, _, err = answer(capsys, "train", *small(place), "--name", "done")
+    assert status == 1
+    assert f"The run folder {run_folder} exists already: go on with `--resume {run_folder}`" in err
+
+
+def test_a_run_goes_on(run_folder, tmp_path, capsys):
+    copy = shutil.copytree(run_folder, tmp_path / "copy")
+    status, out, _ = answer(capsys, "train", "--resume", str(copy), "--samples", "48")
+    assert status == 0 and f"run folder: {copy}" in out
+    assert (copy / "checkpoints" / "step-000000006").is_dir()
+    assert from_dict(RunConfig, read_yaml(copy / "config.yaml")).training.samples == 48
+
+
+def test_other_settings_than_the_checkpoints(run_folder, tmp_path, capsys):
+    copy = shutil.copytree(run_folder, tmp_path / "copy")
+    before = (copy / "config.yaml").read_text()
+    status, _, err = answer(capsys, "train", "--resume", str(copy), "--method", "sogclr")
+    assert status == 1 and "--resume cannot change --method (it was 'neuclip', now 'sogclr')" in err
+    assert (copy / "config.yaml").read_text() == before
+    assert answer(capsys, "train", "--resume", str(copy), "--samples", "40")[0] == 0
+
+
+def test_a_run_that_could_not_start_leaves_its_name_free(place, capsys):
+    assert answer(capsys, "train", *small(place), "--name", "again", "--batch-size", "25")[0] == 1
+    assert not (place / "runs" / "again").exists()
+    assert answer(capsys, "train", *small(place), "--name", "again")[0] == 0
+
+
+def test_every_checkpoint_is_damaged(run_folder, tmp_path, capsys):
+    copy = shutil.copytree(run_folder, tmp_path / "copy")
+    (copy / "checkpoints" / "step-000000004" / "model.pt").write_bytes(b"x")
+    status, _, err = answer(capsys, "train", "--resume", str(copy))
+    assert status == 1
+    assert f"fullbatch: Every checkpoint in {copy}/checkpoints is damaged; start a new run." in err
+    status, _, err = answer(capsys, "export", str(copy), str(tmp_path / "out"))
+    assert status == 1 and f"{copy} is neither a run folder with a good checkpoint nor a checkpoint." in err
+
+
+def test_export(run_folder, tmp_path, capsys):
+    status, out, _ = answer(capsys, "export", str(run_folder), str(tmp_path / "out"))
+    assert (status, out) == (0, f"{tmp_path / 'out'}\n")
+    assert (tmp_path / "out" / "open_clip_config.json").is_file()
+    status, _, err = answer(capsys, "export", str(run_folder), str(tmp_path / "out.pt"))
+    assert status == 1 and "open_clip knows no config by which to load out.pt" in err
+    status, _, err = answer(capsys, "export", str(run_folder), str(tmp_path / "x"), "--format", "onnx")
+    assert status == 2 and "onnx" in plain(err)
+    status, _, err = answer(capsys, "export", str(run_folder))
+    assert status == 2 and "the file or folder to write (required)" in plain(err)
+
+
+def test_settings_reach_the_run(run_folder):
+    config = from_dict(RunConfig, read_yaml(run_folder / "config.yaml"))
+    assert to_dict(config)["objective"]["settings"] == {"rho": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [("search", "go on with `fullbatch search --resume FOLDER`"), ("compare", "compare --resume"), ("report", "")],
+)
+def test_stopped_at_once(command, words, capsys, monkeypatch):
+    def stopped(arguments):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(importlib.import_module(f"fullbatch.cli.{command}"), command, stopped)
+    assert main([command]) == 130
+    told = capsys.readouterr().err
+    assert told.startswith("fullbatch: stopped at once.") and words in told and "first step" not in told
+
+
+@pytest.mark.slow
+def test_under_torchrun(place):
+    """Two ranks as a user starts them; one of them speaks."""
+    command = [
+        sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
+        "-m", "fullbatch", "train", *small(place), "--name", "ranks",
+    ]  # fmt: skip
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=300, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"}
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.count("run folder:") == 1
+    assert "on 2 ranks" in done.stderr
+    wrong = subprocess.run([*command, "--batch-size", "5"], capture_output=True, text=True, timeout=300, check=False)
+    assert wrong.returncode != 0
+    assert "cannot be shared evenly by 2 ranks" in wrong.stderr
+
+
+def test_going_on_with_a_run_that_is_further_already(run_folder, tmp_path, capsys):
+    copy = shutil.copytree(run_folder, tmp_path / "copy")
+    before = (copy / "config.yaml").read_text()
+    status, _, err = answer(capsys, "train", "--resume", str(copy), "--samples", "8")
+    assert status == 1 and "already, beyond the 1 that --epochs or --samples ask for" in err
+    status, _, err = answer(capsys, "train", "--resume", str(copy), "--name", "other")
+    assert status == 1 and "leave --name and --runs out" in err
+    assert (copy / "config.yaml").read_text() == before
