@@ -17,8 +17,7 @@ from typing import TextIO
 import torch
 
 import fullbatch
-from fullbatch.config.shown import MessageFormatter, message, without_password
-from fullbatch.config.words import listed, nearest
+from fullbatch.config.messages import MessageFormatter, listed, message, nearest, without_password
 
 USAGE = """\
 usage: fullbatch COMMAND [OPTIONS]

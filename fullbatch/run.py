@@ -15,8 +15,8 @@ from typing import Any
 
 from fullbatch import distributed
 from fullbatch.assembly import Parts, assemble, fresh_objective, periods_of, pick_device, view_maker
+from fullbatch.config.messages import MessageFormatter
 from fullbatch.config.run import RunConfig
-from fullbatch.config.shown import MessageFormatter
 from fullbatch.config.temperature import Constant
 from fullbatch.data.in_memory import InMemoryBatches
 from fullbatch.data.periods import Plans

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fullbatch.config.words import listed, nearest
+from fullbatch.config.messages import listed, nearest
 from fullbatch.recipes import RECIPES, SEARCHES, first_line, recipe_text, search_text
 
 _USAGE = "usage: fullbatch recipes [NAME | search NAME]"

@@ -9,7 +9,7 @@ from typing import Literal
 from urllib.parse import parse_qsl
 
 from fullbatch.config.checks import is_number, require, require_choice, require_count, require_positive
-from fullbatch.config.words import listed, nearest
+from fullbatch.config.messages import listed, nearest
 
 SourceKind = Literal["auto", "builtin", "tar", "csv", "parquet", "folder", "coco", "huggingface"]
 _KINDS: tuple[SourceKind, ...] = ("auto", "builtin", "tar", "csv", "parquet", "folder", "coco", "huggingface")

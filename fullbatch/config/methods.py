@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
+from fullbatch.config.messages import listed, nearest
 from fullbatch.config.method import PARTS, Method, Scale
 from fullbatch.config.normalizer import (
     Amortized,
@@ -29,7 +30,6 @@ from fullbatch.config.pairwise import (
     VarianceCovariance,
 )
 from fullbatch.config.temperature import Constant, LearnedScale, PerSample, Predicted, RobustGlobal
-from fullbatch.config.words import listed, nearest
 
 _CLIP = Scale(times_temperature=False, directions="mean", log_of_sum=True)
 _FASTCLIP = MovingAverage(gamma=0.2, gamma_epochs=16)

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fullbatch.config.checks import require, require_choice
+from fullbatch.config.messages import listed, nearest
 from fullbatch.config.method import Method
 from fullbatch.config.methods import NORMALIZERS, PAIRWISE, TEMPERATURES, method_with, named_method
-from fullbatch.config.words import listed, nearest
 
 
 @dataclass(frozen=True)

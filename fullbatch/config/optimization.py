@@ -16,7 +16,7 @@ from fullbatch.config.checks import (
     require_share,
     require_temperature,
 )
-from fullbatch.config.words import listed, nearest
+from fullbatch.config.messages import listed, nearest
 
 OPTIMIZERS: tuple[str, ...] = (
     "adamw", "adam", "radam", "novograd", "nvnovograd", "rmsprop", "sgd", "lamb", "lars", "lion", "muon", "adopt",

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fullbatch.config.data import Data
+from fullbatch.config.messages import listed, nearest
 from fullbatch.config.methods import METHODS, settings_of
 from fullbatch.config.model import Model
 from fullbatch.config.normalizer import Rolling
@@ -18,7 +19,6 @@ from fullbatch.config.selection import Selection
 from fullbatch.config.training import Evaluation, RunFolder, Training
 from fullbatch.config.tree import from_dict
 from fullbatch.config.views import Views
-from fullbatch.config.words import listed, nearest
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fullbatch.config.data import Source
-from fullbatch.config.words import nearest
+from fullbatch.config.messages import nearest
 
 TASK_RULE = (
     "name tasks as retrieval:SOURCE or zero_shot:SOURCE, imagenet:FOLDER, wds:FOLDER or datacomp:ROOT, "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib import resources
 
-from fullbatch.config.words import listed, nearest
+from fullbatch.config.messages import listed, nearest
 
 BUILTIN: dict[str, tuple[str, ...]] = {"emoji": ("train", "new_style", "new_concept")}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from fullbatch.config.words import nearest
+from fullbatch.config.messages import nearest
 from fullbatch.data.reading import caption_texts, check_index, checked_captions, fingerprint_of
 from fullbatch.data.sample import BadSample, RawSample
 from fullbatch.data.tables import choose_columns, image_of_field

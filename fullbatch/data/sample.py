@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from fullbatch.config.shown import plain
+from fullbatch.config.messages import plain
 
 
 class BadSample(Exception):

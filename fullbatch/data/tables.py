@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fullbatch.config.words import nearest
+from fullbatch.config.messages import nearest
 from fullbatch.data.reading import (
     PackedStrings,
     caption_texts,

@@ -8,6 +8,7 @@ from typing import Any
 
 from typing_extensions import assert_never
 
+from fullbatch.config.messages import listed, nearest
 from fullbatch.config.tasks import (
     BenchmarkFolder,
     CorruptedViews,
@@ -20,7 +21,6 @@ from fullbatch.config.tasks import (
     ZeroShot,
     parse_task,
 )
-from fullbatch.config.words import listed, nearest
 from fullbatch.evaluation.benchmark_folders import Captioned, open_benchmark
 from fullbatch.evaluation.class_count import count_classes
 from fullbatch.evaluation.corruptions import CORRUPTION_NAMES

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from fullbatch import distributed
 from fullbatch.assembly import pick_device
+from fullbatch.config.messages import listed
 from fullbatch.config.model import DEFAULT_MODEL, Model
 from fullbatch.config.run import RunConfig
-from fullbatch.config.words import listed
 from fullbatch.evaluation.tasks import BUILTIN_TASKS, check_tasks
 from fullbatch.finetuning.base import open_model, starting_from, write_model
 from fullbatch.finetuning.folders import settle

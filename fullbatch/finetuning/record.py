@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from fullbatch.config.words import listed
+from fullbatch.config.messages import listed
 from fullbatch.finetuning.verdict import MEAN, Change, Verdict, changes_between, score_of, verdict
 from fullbatch.training.run_folder import replace_text
 

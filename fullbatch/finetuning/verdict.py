@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from fullbatch.config.messages import listed, nearest
 from fullbatch.config.tasks import DataCompSuite, parse_task
-from fullbatch.config.words import listed, nearest
 from fullbatch.evaluation.result import Measured
 
 MEAN = "mean"  # of the main metric of every task

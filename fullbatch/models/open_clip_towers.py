@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from fullbatch.config.words import listed, nearest
+from fullbatch.config.messages import listed, nearest
 from fullbatch.models.design import OPENAI_MEAN, OPENAI_STD, OpenClipDesign
 from fullbatch.models.hub import fetched, first_line
 from fullbatch.models.weights import load_weights

@@ -13,8 +13,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from fullbatch.config.messages import listed, nearest
 from fullbatch.config.model import DEFAULT_PAIR_WIDTH, Model
-from fullbatch.config.words import listed, nearest
 from fullbatch.models.design import PairDesign
 from fullbatch.models.hub import fetched, require_transformers
 from fullbatch.models.tokenizers import Tokenizer

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fullbatch.config.messages import nearest
 from fullbatch.config.model import Model
-from fullbatch.config.words import nearest
 from fullbatch.models.design import ViewsDesign
 from fullbatch.models.pair import timm_tower
 from fullbatch.models.towers import TwoTowers

@@ -10,8 +10,8 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from fullbatch.config.messages import listed, nearest
 from fullbatch.config.tree import read_yaml
-from fullbatch.config.words import listed, nearest
 
 _FOLDER = Path(str(files(__package__ or "fullbatch.recipes")))
 
