@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fullbatch.config.data import Data
+from fullbatch.config.data import Data, Views
 from fullbatch.config.messages import listed, nearest
 from fullbatch.config.methods import METHODS, settings_of
 from fullbatch.config.model import Model
@@ -18,7 +18,6 @@ from fullbatch.config.recovery import Recovery
 from fullbatch.config.selection import Selection
 from fullbatch.config.training import Evaluation, RunFolder, Training
 from fullbatch.config.tree import from_dict
-from fullbatch.config.views import Views
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fullbatch.config.views import Views
+from fullbatch.config.data import Views
 from fullbatch.data.crops import Floats, random_boxes
 from fullbatch.data.order import Ints, key_of, uniforms
 from fullbatch.data.transforms import EvalTransform

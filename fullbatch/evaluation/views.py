@@ -24,8 +24,7 @@ import torch
 from torch import Tensor
 
 from fullbatch import distributed
-from fullbatch.config.data import Source
-from fullbatch.config.views import Views
+from fullbatch.config.data import Source, Views
 from fullbatch.data.loader import Batch
 from fullbatch.data.sample import Samples
 from fullbatch.data.sources import open_source

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from fullbatch.config.views import Views
+from fullbatch.config.data import Views
 from fullbatch.data.views import ViewMaker
 from fullbatch.run import train
 from tests.training.small import renamed, saved_state

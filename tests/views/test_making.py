@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from torchvision.transforms.v2 import functional as TF
 
-from fullbatch.config.views import Views
+from fullbatch.config.data import Views
 from fullbatch.data.decoded import decode_all, decoded_key
 from fullbatch.data.in_memory import InMemoryBatches, resident
 from fullbatch.data.loader import EvaluationBatches, Pool, TrainingBatches

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from fullbatch.audit import Options, audit_run
+from fullbatch.config.data import Views
 from fullbatch.config.model import Model
 from fullbatch.config.objective import Objective
 from fullbatch.config.optimization import Optimizer, Schedule
 from fullbatch.config.selection import Selection
-from fullbatch.config.views import Views
 from fullbatch.models.views import TwoViews
 from fullbatch.run import export_run, load_trained, train
 from tests.resume.test_resume import go_on_from, lines
