@@ -13,8 +13,7 @@ from fullbatch.config.methods import METHODS, settings_of
 from fullbatch.config.model import Model
 from fullbatch.config.normalizer import Rolling
 from fullbatch.config.objective import Objective
-from fullbatch.config.optimization import Optimizer, Schedule
-from fullbatch.config.recovery import Recovery
+from fullbatch.config.optimization import Optimizer, Recovery, Schedule
 from fullbatch.config.selection import Selection
 from fullbatch.config.training import Evaluation, RunFolder, Training
 from fullbatch.config.tree import from_dict

@@ -10,7 +10,7 @@ import torch
 
 from fullbatch.cli import main
 from fullbatch.config.model import Model
-from fullbatch.config.recovery import Recovery
+from fullbatch.config.optimization import Recovery
 from fullbatch.config.tree import write_yaml
 from fullbatch.evaluation.tasks import BUILTIN_TASKS
 from fullbatch.finetuning import keeper
