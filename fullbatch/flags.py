@@ -10,9 +10,9 @@ from typing import Annotated, Any, Literal, get_type_hints
 
 import tyro
 
+from fullbatch.config.checks import title
 from fullbatch.config.data import Source
-from fullbatch.config.method import PARTS
-from fullbatch.config.methods import METHODS, NORMALIZERS, PAIRWISE, TEMPERATURES
+from fullbatch.config.methods import METHODS, NORMALIZERS, PAIRWISE, PARTS, TEMPERATURES
 from fullbatch.config.optimization import OPTIMIZERS
 from fullbatch.config.run import RunConfig
 from fullbatch.config.tree import from_dict
@@ -166,7 +166,7 @@ def _flag_of_field() -> dict[str, str]:
     kinds: list[tuple[Any, str]] = [(type(group), "--") for group in vars(RunConfig()).values()]
     kinds += [(kind, "--settings.") for kinds in PARTS.values() for kind in kinds if dataclasses.is_dataclass(kind)]
     found = {
-        f"{kind.__name__}.{field.name}": lead + field.name.replace("_", "-")
+        f"{title(kind)}.{field.name}": lead + field.name.replace("_", "-")
         for kind, lead in [*kinds, (Source, "?")]
         for field in dataclasses.fields(kind)
     }

@@ -6,10 +6,15 @@ import math
 import numbers
 
 
+def title(kind: type) -> str:
+    """What a group of settings is called in messages: "Objective" for ``ObjectiveConfig``."""
+    return kind.__name__.removesuffix("Config")
+
+
 def require(holds: bool, owner: object, field: str, rule: str, hint: str = "") -> None:
     if not holds:
         advice = f"; {hint}" if hint else ""
-        raise ValueError(f"{type(owner).__name__}.{field} must {rule}, got {getattr(owner, field)!r}{advice}.")
+        raise ValueError(f"{title(type(owner))}.{field} must {rule}, got {getattr(owner, field)!r}{advice}.")
 
 
 def is_number(value: object) -> bool:

@@ -1,4 +1,4 @@
-"""What to train on: sources, how they are mixed, what happens to a broken sample, and how two views of an image are made."""
+"""What to train on: sources and their mix, what happens to a broken sample, and how two views of an image are made."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from fullbatch.config.objective import Objective
+from fullbatch.config.methods import ObjectiveConfig
 from fullbatch.config.tree import merged
 
 AXES = ("method", "pairwise", "normalizer", "temperature_rule")
@@ -32,7 +32,7 @@ def giving_way(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, An
         above = over.get(group)
         if not isinstance(fields, dict) or not isinstance(above, Mapping):
             continue
-        before = {"method": Objective().method, **fields}
+        before = {"method": ObjectiveConfig().method, **fields}
         if group == "objective" and any(above[axis] != before.get(axis) for axis in AXES if axis in above):
             fields.pop("settings", None)
         for names in RIVALS:

@@ -9,10 +9,9 @@ from typing import Any
 
 from fullbatch.config.data import Data, Views
 from fullbatch.config.messages import listed, nearest
-from fullbatch.config.methods import METHODS, settings_of
+from fullbatch.config.methods import METHODS, ObjectiveConfig, settings_of
 from fullbatch.config.model import Model
 from fullbatch.config.normalizer import Rolling
-from fullbatch.config.objective import Objective
 from fullbatch.config.optimization import Optimizer, Recovery, Schedule
 from fullbatch.config.selection import Selection
 from fullbatch.config.training import Evaluation, RunFolder, Training
@@ -23,7 +22,7 @@ from fullbatch.config.tree import from_dict
 class RunConfig:
     """Groups of settings; ``RunConfig.of(...)`` takes them flat, by the names they have on the command line."""
 
-    objective: Objective = Objective()
+    objective: ObjectiveConfig = ObjectiveConfig()
     data: Data = Data()
     model: Model = Model()
     views: Views = Views()

@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from fullbatch.config.checks import require, require_choice, require_count
 from fullbatch.config.layers import layered
 from fullbatch.config.messages import listed, nearest
-from fullbatch.config.method import Method
-from fullbatch.config.methods import named_method
+from fullbatch.config.methods import Method, named_method
 from fullbatch.config.optimization import OPTIMIZERS, Optimizer
 from fullbatch.config.run import RunConfig
 from fullbatch.config.tree import from_dict, merged, read_yaml

@@ -9,8 +9,8 @@ import torch
 
 from fullbatch.audit import Options, audit_run
 from fullbatch.config.data import Views
+from fullbatch.config.methods import ObjectiveConfig
 from fullbatch.config.model import Model
-from fullbatch.config.objective import Objective
 from fullbatch.config.optimization import Optimizer, Schedule
 from fullbatch.config.selection import Selection
 from fullbatch.models.views import TwoViews
@@ -41,10 +41,10 @@ def cache(tmp_path, monkeypatch):
 
 
 OTHERS = {
-    "simclr, across": Objective(method="simclr", negatives="across"),
-    "sogclr, both": Objective(method="sogclr", negatives="both", settings={"gamma": 0.9, "temperature": 0.1}),
-    "sogclr, across, one u": Objective(method="sogclr", settings={"shared": True}),
-    "mlp": Objective(normalizer="mlp", settings={"updates": 2, "restart_every": 7, "rho": 1.0}),
+    "simclr, across": ObjectiveConfig(method="simclr", negatives="across"),
+    "sogclr, both": ObjectiveConfig(method="sogclr", negatives="both", settings={"gamma": 0.9, "temperature": 0.1}),
+    "sogclr, across, one u": ObjectiveConfig(method="sogclr", settings={"shared": True}),
+    "mlp": ObjectiveConfig(normalizer="mlp", settings={"updates": 2, "restart_every": 7, "rho": 1.0}),
 }
 METHODS = ("sogclr", "sogclr_views", "fastclip_v3", "isogclr", "neuclip", "amorlip", "siglip", "vicreg")
 
