@@ -22,7 +22,7 @@ from torch import nn
 
 import fullbatch.run
 from fullbatch.assembly import Parts, assemble
-from fullbatch.config.layers import layered
+from fullbatch.config.run import layered
 from fullbatch.config.run import RunConfig
 from fullbatch.config.tree import from_dict
 from fullbatch.data.crops import cropped, random_boxes

@@ -12,8 +12,7 @@ from typing import Any
 from rich.console import Console
 
 from fullbatch.config.data import Source
-from fullbatch.config.layers import AXES, RIVALS, giving_way, layered
-from fullbatch.config.run import RunConfig
+from fullbatch.config.run import AXES, RIVALS, RunConfig, giving_way, layered
 from fullbatch.config.tree import from_dict, merged, read_yaml, to_dict
 from fullbatch.data.builtin import BUILTIN
 from fullbatch.flags import TRAIN, config_from_flags
