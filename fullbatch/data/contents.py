@@ -6,8 +6,7 @@ import os
 
 from fullbatch.config.data import Source
 from fullbatch.data.builtin import BUILTIN
-from fullbatch.data.reading import fingerprint_of
-from fullbatch.data.sample import BadSample, Samples
+from fullbatch.data.sample import BadSample, Samples, fingerprint_of
 from fullbatch.data.sources import expand_pattern
 
 _PROBED = 64

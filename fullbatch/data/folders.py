@@ -8,11 +8,13 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import Any
 
-from fullbatch.data.reading import (
+from fullbatch.data.sample import (
     IMAGE_EXTENSIONS,
     MAX_IMAGE_BYTES,
     MAX_TEXT_BYTES,
+    BadSample,
     PackedStrings,
+    RawSample,
     caption_texts,
     check_index,
     checked_captions,
@@ -22,7 +24,6 @@ from fullbatch.data.reading import (
     read_image,
     utf8,
 )
-from fullbatch.data.sample import BadSample, RawSample
 
 _TRIED = 16  # images that are looked for, to find the folder that all start from
 

@@ -6,8 +6,7 @@ import os
 from typing import Any
 
 from fullbatch.config.messages import nearest
-from fullbatch.data.reading import caption_texts, check_index, checked_captions, fingerprint_of
-from fullbatch.data.sample import BadSample, RawSample
+from fullbatch.data.sample import BadSample, RawSample, caption_texts, check_index, checked_captions, fingerprint_of
 from fullbatch.data.tables import choose_columns, image_of_field
 
 

@@ -7,8 +7,7 @@ from typing import Literal
 import numpy as np
 
 from fullbatch.data.order import Ints, key_of, shuffled
-from fullbatch.data.reading import check_index, fingerprint_of
-from fullbatch.data.sample import RawSample, Samples
+from fullbatch.data.sample import RawSample, Samples, check_index, fingerprint_of
 from fullbatch.data.tables import ByPicture, CsvTable
 
 _KEY, _HELD_OUT_KEY = key_of(0x5A4E), key_of(0x4E1D)

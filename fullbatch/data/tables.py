@@ -14,8 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fullbatch.config.messages import nearest
-from fullbatch.data.reading import (
+from fullbatch.data.sample import (
+    BadSample,
     PackedStrings,
+    RawSample,
     caption_texts,
     check_index,
     checked_captions,
@@ -24,7 +26,6 @@ from fullbatch.data.reading import (
     read_image,
     utf8,
 )
-from fullbatch.data.sample import BadSample, RawSample
 
 IMAGE_COLUMNS = ("image", "filepath", "file_path", "path", "image_path", "filename", "jpg")
 CAPTION_COLUMNS = ("caption", "captions", "text", "title", "txt", "TEXT")

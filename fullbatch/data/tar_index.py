@@ -30,7 +30,7 @@ from typing import IO
 import numpy as np
 from numpy.typing import NDArray
 
-from fullbatch.data.reading import IMAGE_EXTENSIONS
+from fullbatch.data.sample import IMAGE_EXTENSIONS
 
 Index = NDArray[np.int64]
 IMAGE, TXT, JSON = 0, 2, 4  # the column of a member's offset; its size is the next

@@ -24,16 +24,17 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fullbatch.data.reading import (
+from fullbatch.data.sample import (
     IMAGE_EXTENSIONS,
     MAX_TEXT_BYTES,
+    BadSample,
+    RawSample,
     check_image_size,
     check_index,
     checked_captions,
     fingerprint_of,
     utf8,
 )
-from fullbatch.data.sample import BadSample, RawSample
 from fullbatch.data.tar_index import split_key, walk_members
 
 _CLASSES, _TEMPLATES, _TYPE = "classnames.txt", "zeroshot_classification_templates.txt", "dataset_type.txt"

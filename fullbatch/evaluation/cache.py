@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fullbatch import distributed
-from fullbatch.data.reading import fingerprint_of
+from fullbatch.data.sample import fingerprint_of
 from fullbatch.data.tar_index import cache_folder, write_atomically
 from fullbatch.models.design import to_json
 from fullbatch.models.towers import TwoTowers
