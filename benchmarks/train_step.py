@@ -45,10 +45,10 @@ from fullbatch.config.methods import ObjectiveConfig
 from fullbatch.config.model import Model
 from fullbatch.config.run import RunConfig
 from fullbatch.config.training import RunFolder, Training
+from fullbatch.data.images import TrainTransform
 from fullbatch.data.loader import Batch, Pool, TrainingBatches
 from fullbatch.data.order import Order
 from fullbatch.data.sample import RawSample
-from fullbatch.data.transforms import TrainTransform
 from fullbatch.models.build import build_model
 from fullbatch.models.open_clip_towers import TINY
 from fullbatch.models.tokenizers import Tokenizer

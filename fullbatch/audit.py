@@ -21,9 +21,9 @@ from fullbatch.config import NoNormalizer
 from fullbatch.config.data import Data
 from fullbatch.config.run import RunConfig
 from fullbatch.config.training import Precision
+from fullbatch.data.images import EvalTransform, TrainTransform
 from fullbatch.data.loader import Batch, EvaluationBatches, Pool, TrainingBatches, load, open_pool
 from fullbatch.data.sources import open_source
-from fullbatch.data.transforms import EvalTransform, TrainTransform
 from fullbatch.evaluation.audit import EPSILON, AuditNumbers, mean_errors, normalizer_audit
 from fullbatch.evaluation.embed import Embedder, Tables
 from fullbatch.models.build import rebuild_model

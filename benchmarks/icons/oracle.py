@@ -25,7 +25,7 @@ from fullbatch.assembly import Parts, assemble
 from fullbatch.config.run import layered
 from fullbatch.config.run import RunConfig
 from fullbatch.config.tree import from_dict
-from fullbatch.data.crops import cropped, random_boxes
+from fullbatch.data.images import cropped, random_boxes
 from fullbatch.data.in_memory import InMemoryBatches
 from fullbatch.objective.newest import RollingNormalizer
 

@@ -18,8 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fullbatch.data.crops import Floats, cropped, random_boxes
 from fullbatch.data.decoded import Decoded, Pixels
+from fullbatch.data.images import Floats, cropped, random_boxes
 from fullbatch.data.loader import Batch, Pool, Tokenize
 from fullbatch.data.order import Ints, Order, key_of, uniforms
 from fullbatch.data.periods import Plans

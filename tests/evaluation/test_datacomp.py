@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch.nn.functional import normalize
 
-from fullbatch.data.transforms import EvalTransform
+from fullbatch.data.images import EvalTransform
 from fullbatch.evaluation.datacomp import ENTRIES, GROUPS, Average, averages
 from fullbatch.evaluation.embed import Embedder
 from fullbatch.evaluation.tasks import run_task, run_tasks

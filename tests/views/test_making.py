@@ -12,11 +12,11 @@ from torchvision.transforms.v2 import functional as TF
 
 from fullbatch.config.data import Views
 from fullbatch.data.decoded import decode_all, decoded_key
+from fullbatch.data.images import EvalTransform
 from fullbatch.data.in_memory import InMemoryBatches, resident
 from fullbatch.data.loader import EvaluationBatches, Pool, TrainingBatches
 from fullbatch.data.order import Order
 from fullbatch.data.sample import BadSample, RawSample
-from fullbatch.data.transforms import EvalTransform
 from fullbatch.data.views import (
     EVALUATION,
     ViewMaker,
