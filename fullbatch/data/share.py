@@ -8,7 +8,7 @@ import numpy as np
 
 from fullbatch.data.order import Ints, key_of, shuffled
 from fullbatch.data.sample import RawSample, Samples, check_index, fingerprint_of
-from fullbatch.data.tables import ByPicture, CsvTable
+from fullbatch.data.table_files import ByPicture, CsvTable
 
 _KEY, _HELD_OUT_KEY = key_of(0x5A4E), key_of(0x4E1D)
 HELD_OUT = 0.1  # of the pictures

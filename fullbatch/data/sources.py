@@ -12,10 +12,9 @@ from typing_extensions import assert_never
 from fullbatch.config.data import Source, SourceKind
 from fullbatch.data.builtin import BUILTIN, builtin_path
 from fullbatch.data.folders import CocoCaptions, ImageFolder
-from fullbatch.data.huggingface import HuggingFaceSet
 from fullbatch.data.sample import Samples
 from fullbatch.data.share import part_of
-from fullbatch.data.tables import CsvTable, ParquetTable
+from fullbatch.data.table_files import CsvTable, HuggingFaceSet, ParquetTable
 from fullbatch.data.tar_index import TAR_ENDINGS
 from fullbatch.data.tar_shards import TarShards
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fullbatch.data.sample import BadSample, RawSample, caption_texts, check_index, checked_captions, fingerprint_of
-from fullbatch.data.tables import image_of_field
+from fullbatch.data.table_files import image_of_field
 
 _PART = re.compile(r"(?:-\d+-of-(\d+))?\.arrow$")  # NAME-00000-of-00002.arrow: one of two files of a table
 _VERSION = re.compile(r"\d+\.\d+\.\d+")

@@ -28,7 +28,7 @@ from fullbatch.data.builtin import BUILTIN
 from fullbatch.data.folders import ImageFolder, images_below
 from fullbatch.data.sample import Samples
 from fullbatch.data.sources import open_source
-from fullbatch.data.tables import ByPicture, CsvTable
+from fullbatch.data.table_files import ByPicture, CsvTable
 from fullbatch.evaluation.arrow_folders import ArrowPairs
 from fullbatch.evaluation.benchmark_folders import open_benchmark
 from fullbatch.evaluation.class_count import MOST_READ, count

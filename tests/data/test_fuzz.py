@@ -8,7 +8,7 @@ import pytest
 
 from fullbatch.data.images import decode
 from fullbatch.data.sample import BadSample
-from fullbatch.data.tables import CsvTable
+from fullbatch.data.table_files import CsvTable
 from fullbatch.data.tar_shards import TarShards
 from tests.data.making import captioned, jpeg, read_all, write_images, write_members
 

@@ -5,7 +5,7 @@ import pytest
 
 from fullbatch.data import tables
 from fullbatch.data.sample import BadSample
-from fullbatch.data.tables import CsvTable, ParquetTable
+from fullbatch.data.table_files import CsvTable, ParquetTable
 from tests.data.making import jpeg, read_all, write_csv, write_images
 
 
