@@ -11,7 +11,7 @@ from typing_extensions import assert_never
 
 from fullbatch.config.data import Source, SourceKind
 from fullbatch.data.builtin import BUILTIN, builtin_path
-from fullbatch.data.folders import CocoCaptions, ImageFolder
+from fullbatch.data.image_folders import CocoCaptions, ImageFolder
 from fullbatch.data.sample import Samples
 from fullbatch.data.share import part_of
 from fullbatch.data.table_files import CsvTable, HuggingFaceSet, ParquetTable

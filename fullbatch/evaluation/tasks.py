@@ -25,7 +25,7 @@ from fullbatch.config.tasks import (
     parse_task,
 )
 from fullbatch.data.builtin import BUILTIN
-from fullbatch.data.folders import ImageFolder, images_below
+from fullbatch.data.image_folders import ImageFolder, images_below
 from fullbatch.data.sample import Samples
 from fullbatch.data.sources import open_source
 from fullbatch.data.table_files import ByPicture, CsvTable

@@ -2,7 +2,7 @@ import pytest
 
 from fullbatch.config.data import Source
 from fullbatch.data.builtin import BUILTIN, builtin_path
-from fullbatch.data.folders import CocoCaptions, ImageFolder
+from fullbatch.data.image_folders import CocoCaptions, ImageFolder
 from fullbatch.data.sources import expand_braces, expand_pattern, open_source
 from fullbatch.data.table_files import CsvTable, ParquetTable
 from fullbatch.data.tar_shards import TarShards

@@ -124,10 +124,10 @@ class CocoCaptions:
         return RawSample(label, read_image(label, self._root, file_name), checked)
 
 
-Captioned = tuple[object, list[object]]  # an image's path, and what is said of it
+PathAndCaptions = tuple[object, list[object]]  # an image's path, and what is said of it
 
 
-def _load_captions(path: str) -> list[Captioned]:
+def _load_captions(path: str) -> list[PathAndCaptions]:
     try:
         with open(path, encoding="utf-8-sig") as file:
             record = json.load(file)
@@ -152,7 +152,7 @@ def _load_captions(path: str) -> list[Captioned]:
     ]
 
 
-def _of_list(entries: list[Any]) -> list[Captioned]:
+def _of_list(entries: list[Any]) -> list[PathAndCaptions]:
     """Entries of the same image are one."""
     captions_of: dict[str, list[object]] = {}
     for entry in entries:
@@ -165,7 +165,7 @@ def _is_entry(entry: object) -> bool:
     return isinstance(entry, dict) and all(isinstance(entry.get(k), str | int | None) for k in ("id", "image_id"))
 
 
-def _root_of(path: str, rows: list[Captioned]) -> str:
+def _root_of(path: str, rows: list[PathAndCaptions]) -> str:
     """Where the images are: below the file's folder or the one above, or in a folder there that the file's name names,
     as COCO has annotations/captions_val2017.json beside val2017/.  The first place that holds one of the first few."""
     own = os.path.dirname(os.path.abspath(path))
