@@ -19,7 +19,7 @@ from fullbatch.config.messages import nearest
 from fullbatch.config.run import RunConfig
 from fullbatch.config.tasks import parse_task
 from fullbatch.config.tree import to_dict
-from fullbatch.data.builtin import BUILTIN
+from fullbatch.data.sources import BUILTIN
 from fullbatch.recipes import search_recipe
 
 DEFAULT = "quick"

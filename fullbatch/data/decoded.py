@@ -19,10 +19,10 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from fullbatch.config.data import Source
-from fullbatch.data.contents import fingerprint_of_samples
 from fullbatch.data.images import EvalTransform
 from fullbatch.data.loader import Pool
 from fullbatch.data.sample import BadSample
+from fullbatch.data.sources import fingerprint_of_samples
 from fullbatch.data.tar_index import cache_folder, write_atomically
 from fullbatch.data.workers import read_ahead
 

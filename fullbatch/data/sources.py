@@ -1,4 +1,4 @@
-"""From the description of a source to its samples."""
+"""From the description of a source to its samples, to a part of them, and to a fingerprint of what they hold."""
 
 from __future__ import annotations
 
@@ -6,17 +6,38 @@ import glob
 import os
 import re
 from collections.abc import Iterator
+from importlib import resources
+from typing import Literal
 
+import numpy as np
 from typing_extensions import assert_never
 
 from fullbatch.config.data import Source, SourceKind
-from fullbatch.data.builtin import BUILTIN, builtin_path
+from fullbatch.config.messages import listed, nearest
 from fullbatch.data.image_folders import CocoCaptions, ImageFolder
-from fullbatch.data.sample import Samples
-from fullbatch.data.share import part_of
-from fullbatch.data.table_files import CsvTable, HuggingFaceSet, ParquetTable
+from fullbatch.data.order import Ints, key_of, shuffled
+from fullbatch.data.sample import BadSample, RawSample, Samples, check_index, fingerprint_of
+from fullbatch.data.table_files import ByPicture, CsvTable, HuggingFaceSet, ParquetTable
 from fullbatch.data.tar_index import TAR_ENDINGS
 from fullbatch.data.tar_shards import TarShards
+
+BUILTIN: dict[str, tuple[str, ...]] = {"emoji": ("train", "new_style", "new_concept")}
+
+
+def builtin_path(name: str, split: str = "train") -> str:
+    """The packed tar file of a split."""
+    if name not in BUILTIN:
+        raise ValueError(f"There is no built-in set {name!r}{nearest(name, BUILTIN)} There are {listed(BUILTIN)}.")
+    if split not in BUILTIN[name]:
+        guess = nearest(split, BUILTIN[name])
+        raise ValueError(f"The built-in set {name!r} has no split {split!r}{guess} It has {listed(BUILTIN[name])}.")
+    path = resources.files("fullbatch.data") / name / f"{split}.tar.xz"
+    if not path.is_file():
+        raise ValueError(
+            f"The built-in set {name!r} is missing from this installation ({path}); install fullbatch again."
+        )
+    return str(path)
+
 
 _TABLE_ENDINGS = (".csv", ".tsv")
 _HUGGING_FACE_FILES = ("dataset_info.json", "state.json", "dataset_dict.json")
@@ -194,3 +215,101 @@ def _written_out(text: str) -> Iterator[str]:
     for word in words:
         for rest in _written_out(after):
             yield before + word + rest
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# parts of a source: the same samples for every seed, method and rank
+
+
+_SHARE_KEY, _HELD_OUT_KEY = key_of(0x5A4E), key_of(0x4E1D)
+HELD_OUT = 0.1  # of the pictures
+FEWEST, MOST_HELD_OUT = 50, 1000  # pictures a source must have; pictures it gives
+LARGE = 1_000_000  # samples; nobody splits a larger source without being asked: the list of its parts takes memory
+
+
+class Share:
+    """Some samples of a source in their order, under numbers of their own: a data set to everything behind it.
+
+    Its fingerprint is its own, since a memory per sample goes by these numbers; ``described`` says which they are.
+    """
+
+    def __init__(self, whole: Samples, ids: Ints, *described: object) -> None:
+        self.whole, self.name, self.ids = whole, whole.name, np.sort(ids)
+        self.fingerprint = fingerprint_of("share", whole.fingerprint, *described)
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def read(self, index: int) -> RawSample:
+        check_index(index, len(self), self.name)
+        return self.whole.read(int(self.ids[index]))
+
+
+def share_of(samples: Samples, share: float) -> Samples:
+    """All of them for 1; ValueError where nothing is left.
+
+    They are the first ones of a shuffle that depends on the source's length alone, so a smaller share of a source is a
+    part of a larger one.
+    """
+    if share == 1.0 or not len(samples):
+        return samples
+    count = round(share * len(samples))
+    if count == len(samples):
+        return samples
+    if count == 0:
+        raise ValueError(
+            f"--data-share {share:g} leaves none of the {len(samples)} samples of {samples.name!r}; take a larger one."
+        )
+    return Share(samples, shuffled(np.arange(count), len(samples), _SHARE_KEY), count)
+
+
+def part_of(samples: Samples, part: Literal["all", "train", "held_out"]) -> Samples:
+    return samples if part == "all" else parts_of(samples)[part == "held_out"]
+
+
+def parts_of(samples: Samples) -> tuple[Share, Share]:
+    """What is trained on, and what is held out: whole pictures.  Of a table with a row a caption, no picture is in
+    both, and rows that are held out are joined."""
+    pictures = ByPicture(samples) if isinstance(samples, CsvTable) else samples
+    count = len(pictures)
+    held = min(round(HELD_OUT * count), MOST_HELD_OUT) if count >= FEWEST else 0
+    ids = shuffled(np.arange(count), count, _HELD_OUT_KEY)
+    rows = pictures.rows_of(ids[held:]) if isinstance(pictures, ByPicture) else ids[held:]
+    return Share(samples, rows, "train"), Share(pictures, ids[:held], "held_out")
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# what a source holds, not only what its samples are called: for whatever is kept in the cache folder
+
+
+_PROBED = 64
+
+
+def fingerprint_of_samples(samples: Samples, source: Source | None) -> str:
+    """The samples' own fingerprint says what they are called; this also looks at sizes, times and some of the bytes.
+
+    A data set whose pictures were replaced under their old names gives another one.
+    """
+    parts: list[object] = [samples.fingerprint, len(samples)]
+    if source is not None and source.kind != "builtin" and source.path not in BUILTIN:
+        parts += [part for path in expand_pattern(source.path) for part in _sizes_and_times(path)]
+    for index in range(0, len(samples), max(1, len(samples) // _PROBED)):
+        try:
+            sample = samples.read(index)
+            parts += [sample.image, *sample.captions]
+        except BadSample as error:
+            parts.append(error.reason)
+    return fingerprint_of(*parts)
+
+
+def _sizes_and_times(path: str) -> list[object]:
+    if not os.path.isdir(path):
+        status = os.stat(path)
+        return [os.path.basename(path), status.st_size, status.st_mtime_ns]
+    found: list[object] = []
+    for folder, subfolders, files in os.walk(path, followlinks=True):
+        subfolders.sort()
+        for name in sorted(files):
+            status = os.stat(os.path.join(folder, name))
+            found += [os.path.relpath(folder, path), name, status.st_size, status.st_mtime_ns]
+    return found

@@ -16,11 +16,10 @@ from torch import Tensor, nn
 from fullbatch import distributed
 from fullbatch.config.data import Source
 from fullbatch.config.training import Precision
-from fullbatch.data.contents import fingerprint_of_samples
 from fullbatch.data.images import EvalTransform
 from fullbatch.data.loader import Batch, EvaluationBatches, Pool, load
 from fullbatch.data.sample import Samples
-from fullbatch.data.sources import open_source
+from fullbatch.data.sources import fingerprint_of_samples, open_source
 from fullbatch.data.views import ViewMaker, no_tokens
 from fullbatch.evaluation.cache import EmbeddingCache
 from fullbatch.models.precision import in_precision

@@ -24,10 +24,9 @@ from fullbatch.config.tasks import (
     ZeroShot,
     parse_task,
 )
-from fullbatch.data.builtin import BUILTIN
 from fullbatch.data.image_folders import ImageFolder, images_below
 from fullbatch.data.sample import Samples
-from fullbatch.data.sources import open_source
+from fullbatch.data.sources import BUILTIN, open_source
 from fullbatch.data.table_files import ByPicture, CsvTable
 from fullbatch.evaluation.arrow_folders import ArrowPairs
 from fullbatch.evaluation.benchmark_folders import open_benchmark
