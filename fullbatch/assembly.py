@@ -20,7 +20,7 @@ from fullbatch.data.in_memory import InMemoryBatches, resident
 from fullbatch.data.loader import Pool, TrainingBatches, open_pool
 from fullbatch.data.order import Order
 from fullbatch.data.periods import Periods
-from fullbatch.data.views import ViewMaker, WholeSquare, no_tokens
+from fullbatch.data.two_views import ViewMaker, WholeSquare, no_tokens
 from fullbatch.distributed import towers
 from fullbatch.models.build import build_model, rebuild_model
 from fullbatch.models.towers import TwoTowers, batch_norm_names

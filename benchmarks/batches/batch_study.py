@@ -191,7 +191,7 @@ def corrupt_piece(test: str, piece: int) -> int:
     from fullbatch.config.data import Data
     from fullbatch.data.images import EvalTransform
     from fullbatch.data.loader import EvaluationBatches, open_pool
-    from fullbatch.data.views import no_tokens
+    from fullbatch.data.two_views import no_tokens
     from fullbatch.evaluation.views import every_corruption
 
     batches = EvaluationBatches(open_pool(Data(data=(test,)))[0], EVAL_BATCH, EvalTransform(PIXELS), no_tokens)

@@ -26,7 +26,7 @@ from fullbatch.data.order import Ints, Order, key_of
 from fullbatch.data.periods import Plans
 from fullbatch.data.sample import BadSample, RawSample, Samples
 from fullbatch.data.sources import open_source, share_of
-from fullbatch.data.views import EVALUATION, ViewMaker, WholeSquare
+from fullbatch.data.two_views import EVALUATION, ViewMaker, WholeSquare
 from fullbatch.data.workers import read_ahead
 from fullbatch.distributed import World
 

@@ -20,7 +20,7 @@ from fullbatch.data.images import EvalTransform
 from fullbatch.data.loader import Batch, EvaluationBatches, Pool, load
 from fullbatch.data.sample import Samples
 from fullbatch.data.sources import fingerprint_of_samples, open_source
-from fullbatch.data.views import ViewMaker, no_tokens
+from fullbatch.data.two_views import ViewMaker, no_tokens
 from fullbatch.evaluation.cache import EmbeddingCache
 from fullbatch.models.precision import in_precision
 

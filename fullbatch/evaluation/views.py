@@ -29,7 +29,7 @@ from fullbatch.data.loader import Batch
 from fullbatch.data.sample import Samples
 from fullbatch.data.sources import open_source
 from fullbatch.data.tar_index import cache_folder, write_atomically
-from fullbatch.data.views import EVALUATION, ViewMaker
+from fullbatch.data.two_views import EVALUATION, ViewMaker
 from fullbatch.evaluation.corrupted_folders import published_corruptions
 from fullbatch.evaluation.corruptions import CORRUPTION_NAMES, CORRUPTIONS, Pixels, corrupted
 from fullbatch.evaluation.embed import Embedder, Walked
