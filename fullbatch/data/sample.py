@@ -1,5 +1,4 @@
-"""A sample on its way from a source to a batch, and what every source does with one: check its captions and its image, find
-its file, hash what defines it."""
+"""A sample on its way from a source to a batch, and what every source checks of one."""
 
 from __future__ import annotations
 

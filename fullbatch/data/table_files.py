@@ -1,4 +1,4 @@
-"""Tables of images and captions: CSV, TSV, parquet, and what Hugging Face's ``datasets`` saved with ``save_to_disk``."""
+"""Tables of images and captions: CSV, TSV, parquet, and sets that Hugging Face's ``datasets`` saved to disk."""
 
 from __future__ import annotations
 
