@@ -11,10 +11,9 @@ from typing import Any
 
 from rich.console import Console
 
-from fullbatch.config.data import Source
+from fullbatch.config.data import BUILTIN, Source
 from fullbatch.config.run import AXES, RIVALS, RunConfig, giving_way, layered
 from fullbatch.config.tree import from_dict, merged, read_yaml, to_dict
-from fullbatch.data.sources import BUILTIN
 from fullbatch.flags import TRAIN, config_from_flags
 from fullbatch.recipes import DEFAULT_RECIPE, recipe_values
 

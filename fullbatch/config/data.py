@@ -11,6 +11,9 @@ from urllib.parse import parse_qsl
 from fullbatch.config.checks import is_number, require, require_choice, require_count, require_positive
 from fullbatch.config.messages import listed, nearest
 
+# Sets inside the package and their splits, so that a first run needs no download.
+BUILTIN: dict[str, tuple[str, ...]] = {"emoji": ("train", "new_style", "new_concept")}
+
 SourceKind = Literal["auto", "builtin", "tar", "csv", "parquet", "folder", "coco", "huggingface"]
 _KINDS: tuple[SourceKind, ...] = ("auto", "builtin", "tar", "csv", "parquet", "folder", "coco", "huggingface")
 

@@ -12,7 +12,7 @@ from typing import Literal
 import numpy as np
 from typing_extensions import assert_never
 
-from fullbatch.config.data import Source, SourceKind
+from fullbatch.config.data import BUILTIN, Source, SourceKind
 from fullbatch.config.messages import listed, nearest
 from fullbatch.data.image_folders import CocoCaptions, ImageFolder
 from fullbatch.data.order import Ints, key_of, shuffled
@@ -20,8 +20,6 @@ from fullbatch.data.sample import BadSample, RawSample, Samples, check_index, fi
 from fullbatch.data.table_files import ByPicture, CsvTable, HuggingFaceSet, ParquetTable
 from fullbatch.data.tar_index import TAR_ENDINGS
 from fullbatch.data.tar_shards import TarShards
-
-BUILTIN: dict[str, tuple[str, ...]] = {"emoji": ("train", "new_style", "new_concept")}
 
 
 def builtin_path(name: str, split: str = "train") -> str:

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from fullbatch.evaluation.result import Average
+
 MainMetric = Literal[
     "accuracy", "mean_per_class", "f1_macro", "worst_group", "worst_group_top5", "mean_r1", "jaccard_10_12"
 ]
@@ -104,26 +106,6 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "Retrieval": _PAIRED,
     "Fairness": ("fairness/dollar_street", "fairness/geode"),
 }
-
-
-@dataclass(frozen=True)
-class Average:
-    """The mean of the main metrics of the ``found`` tasks among the ``of`` that belong to it; None where none was."""
-
-    name: str
-    value: float | None
-    found: int
-    of: int
-
-    def __str__(self) -> str:
-        """
-        >>> str(Average("VTAB", 0.213, 3, 7))
-        '21.3 (3 of 7 tasks)'
-        """
-        if self.value is None:
-            return f"none of {self.of} tasks"
-        whole = f"{self.of} task{'s' if self.of > 1 else ''}"
-        return f"{100.0 * self.value:.1f} ({whole if self.found == self.of else f'{self.found} of {whole}'})"
 
 
 def averages(main_of_key: Mapping[str, float], groups: Mapping[str, Sequence[str]] = GROUPS) -> tuple[Average, ...]:

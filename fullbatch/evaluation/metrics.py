@@ -4,9 +4,6 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -45,23 +42,3 @@ def macro_f1_of_guessing(labels_N: Tensor, classes: int) -> float:
     prevalence_C = labels_N.bincount().double().numpy() / len(labels_N)
     there_C = prevalence_C[prevalence_C > 0]
     return float(np.mean(2.0 * there_C / (classes * there_C + 1.0)))
-
-
-def jaccard(similarities: Sequence[float], right: Sequence[bool]) -> float:
-    """Take as many of the most similar as are right; what both have in common over what they have together.
-
-    Of equally similar ones the first is taken.
-    """
-    count = sum(right)
-    taken = sorted(range(len(right)), key=lambda place: -similarities[place])[:count]
-    common = sum(right[place] for place in taken)
-    return common / (2 * count - common)
-
-
-def jaccard_of_guessing(candidates: int, right: int) -> float:
-    """Its mean over all choices of ``right`` among ``candidates``."""
-    ways = math.comb(candidates, right)
-    return sum(
-        math.comb(right, common) * math.comb(candidates - right, right - common) / ways * common / (2 * right - common)
-        for common in range(1, right + 1)
-    )

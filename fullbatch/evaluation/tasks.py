@@ -10,7 +10,7 @@ import torch
 from typing_extensions import assert_never
 
 from fullbatch import distributed
-from fullbatch.config.data import Source
+from fullbatch.config.data import BUILTIN, Source
 from fullbatch.config.run import RunConfig
 from fullbatch.config.tasks import (
     BenchmarkFolder,
@@ -26,7 +26,7 @@ from fullbatch.config.tasks import (
 )
 from fullbatch.data.image_folders import ImageFolder, images_below
 from fullbatch.data.sample import Samples
-from fullbatch.data.sources import BUILTIN, open_source
+from fullbatch.data.sources import open_source
 from fullbatch.data.table_files import ByPicture, CsvTable
 from fullbatch.evaluation.arrow_folders import ArrowPairs
 from fullbatch.evaluation.benchmark_folders import open_benchmark

@@ -4,12 +4,13 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from pathlib import Path
 
 from fullbatch import distributed
 from fullbatch.evaluation.arrow_folders import CandidateImages
 from fullbatch.evaluation.embed import Embedder
-from fullbatch.evaluation.metrics import jaccard, jaccard_of_guessing
 from fullbatch.evaluation.result import Result
 
 
@@ -58,3 +59,23 @@ def associations(task: str, folder: Path, embedder: Embedder) -> Result:
 
 def _mean(scores: list[tuple[float, float]]) -> float:
     return sum(score for score, _ in scores) / len(scores)
+
+
+def jaccard(similarities: Sequence[float], right: Sequence[bool]) -> float:
+    """Take as many of the most similar as are right; what both have in common over what they have together.
+
+    Of equally similar ones the first is taken.
+    """
+    count = sum(right)
+    taken = sorted(range(len(right)), key=lambda place: -similarities[place])[:count]
+    common = sum(right[place] for place in taken)
+    return common / (2 * count - common)
+
+
+def jaccard_of_guessing(candidates: int, right: int) -> float:
+    """Its mean over all choices of ``right`` among ``candidates``."""
+    ways = math.comb(candidates, right)
+    return sum(
+        math.comb(right, common) * math.comb(candidates - right, right - common) / ways * common / (2 * right - common)
+        for common in range(1, right + 1)
+    )

@@ -6,8 +6,9 @@ import torch
 from torch.nn.functional import normalize
 
 from fullbatch.data.images import EvalTransform
-from fullbatch.evaluation.datacomp import ENTRIES, GROUPS, Average, averages
+from fullbatch.evaluation.datacomp import ENTRIES, GROUPS, averages
 from fullbatch.evaluation.embed import Embedder
+from fullbatch.evaluation.result import Average
 from fullbatch.evaluation.tasks import run_task, run_tasks
 from fullbatch.evaluation.winogavil import prompt_of_cue
 from tests.data.making import encoded, picture, png, write_members
