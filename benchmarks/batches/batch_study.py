@@ -192,7 +192,7 @@ def corrupt_piece(test: str, piece: int) -> int:
     from fullbatch.data.images import EvalTransform
     from fullbatch.data.loader import EvaluationBatches, open_pool
     from fullbatch.data.two_views import no_tokens
-    from fullbatch.evaluation.views import every_corruption
+    from fullbatch.evaluation.view_retrieval import every_corruption
 
     batches = EvaluationBatches(open_pool(Data(data=(test,)))[0], EVAL_BATCH, EvalTransform(PIXELS), no_tokens)
     return sum(len(images) for images in every_corruption(batches[piece], keep=True))

@@ -31,7 +31,6 @@ from fullbatch.data.table_files import ByPicture, CsvTable
 from fullbatch.evaluation.arrow_folders import ArrowPairs
 from fullbatch.evaluation.benchmark_folders import open_benchmark
 from fullbatch.evaluation.class_count import MOST_READ, count
-from fullbatch.evaluation.corrupted_folders import published_corruptions
 from fullbatch.evaluation.datacomp import ENTRIES, Entry, averages
 from fullbatch.evaluation.embed import Embedder
 from fullbatch.evaluation.measure import benchmark, class_folders, classified, imagenet, require_imagenet, retrieved
@@ -39,7 +38,7 @@ from fullbatch.evaluation.probes import labelled_features, linear_probe, neighbo
 from fullbatch.evaluation.prompts import PLAIN_TEMPLATES
 from fullbatch.evaluation.result import Gap, Measured, Result
 from fullbatch.evaluation.retrieval import equal_captions, own_captions
-from fullbatch.evaluation.views import corrupted_views, other_view
+from fullbatch.evaluation.view_retrieval import corrupted_views, other_view, published_corruptions
 from fullbatch.evaluation.winogavil import associations
 
 VIEW_TASKS = "take views:SOURCE, corrupted_views:SOURCE, knn:TRAIN|TEST or linear:TRAIN|TEST"
