@@ -75,8 +75,7 @@ def evaluate(arguments: list[str]) -> int:
     from fullbatch.assembly import pick_device
     from fullbatch.config.run import RunConfig
     from fullbatch.config.training import check_templates
-    from fullbatch.evaluation.cache import EmbeddingCache
-    from fullbatch.evaluation.embed import Embedder
+    from fullbatch.evaluation.embed import Embedder, EmbeddingCache
     from fullbatch.evaluation.result import Result
     from fullbatch.evaluation.tasks import check_tasks, run_tasks, tasks_of
     from fullbatch.results import print_measured
