@@ -12,9 +12,9 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from fullbatch.evaluation.embed import Embedder
-from fullbatch.evaluation.gallery import Gallery
 from fullbatch.evaluation.metrics import mean_per_class, share
 from fullbatch.evaluation.prompts import prompted
+from fullbatch.evaluation.retrieval import Gallery
 
 FEWEST_FOR_TOP5 = 5  # classes
 _ENTRIES = 1 << 24  # similarities held at a time
