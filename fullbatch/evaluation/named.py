@@ -25,7 +25,7 @@ from fullbatch.evaluation.benchmark_folders import Captioned, open_benchmark
 from fullbatch.evaluation.class_count import count_classes
 from fullbatch.evaluation.corruptions import CORRUPTION_NAMES
 from fullbatch.evaluation.datacomp import ENTRIES, averages
-from fullbatch.evaluation.zero_shot import FEWEST_FOR_TOP5
+from fullbatch.evaluation.measure import FEWEST_FOR_TOP5
 
 log = logging.getLogger("fullbatch")
 

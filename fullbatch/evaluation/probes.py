@@ -15,7 +15,7 @@ from fullbatch import distributed
 from fullbatch.config.data import Source
 from fullbatch.data.sources import open_source
 from fullbatch.evaluation.embed import Embedder
-from fullbatch.evaluation.metrics import mean_per_class, share
+from fullbatch.evaluation.measure import mean_per_class, share
 from fullbatch.evaluation.result import Result
 
 NEIGHBOURS, TEMPERATURE = 200, 0.07  # Wu et al. 2018

@@ -33,9 +33,16 @@ from fullbatch.evaluation.benchmark_folders import open_benchmark
 from fullbatch.evaluation.class_count import MOST_READ, count
 from fullbatch.evaluation.datacomp import ENTRIES, Entry, averages
 from fullbatch.evaluation.embed import Embedder
-from fullbatch.evaluation.measure import benchmark, class_folders, classified, imagenet, require_imagenet, retrieved
+from fullbatch.evaluation.measure import (
+    PLAIN_TEMPLATES,
+    benchmark,
+    class_folders,
+    classified,
+    imagenet,
+    require_imagenet,
+    retrieved,
+)
 from fullbatch.evaluation.probes import labelled_features, linear_probe, neighbours
-from fullbatch.evaluation.prompts import PLAIN_TEMPLATES
 from fullbatch.evaluation.result import Gap, Measured, Result
 from fullbatch.evaluation.retrieval import equal_captions, own_captions
 from fullbatch.evaluation.view_retrieval import corrupted_views, other_view, published_corruptions

@@ -11,10 +11,9 @@ from torch.utils.data import DataLoader
 
 from fullbatch.data.images import EvalTransform
 from fullbatch.evaluation.benchmark_folders import open_benchmark
-from fullbatch.evaluation.prompts import written_out
+from fullbatch.evaluation.measure import accuracies, class_embeddings, guesses, written_out
 from fullbatch.evaluation.retrieval import own_captions, recalls
 from fullbatch.evaluation.tasks import run_task
-from fullbatch.evaluation.zero_shot import accuracies, class_embeddings, guesses
 from tests.conftest import unit_rows
 from tests.data.making import encoded
 from tests.evaluation.making import (
