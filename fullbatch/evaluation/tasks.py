@@ -28,10 +28,9 @@ from fullbatch.data.image_folders import ImageFolder, images_below
 from fullbatch.data.sample import Samples
 from fullbatch.data.sources import open_source
 from fullbatch.data.table_files import ByPicture, CsvTable
-from fullbatch.evaluation.arrow_folders import ArrowPairs
 from fullbatch.evaluation.benchmark_folders import open_benchmark
 from fullbatch.evaluation.class_count import MOST_READ, count
-from fullbatch.evaluation.datacomp import ENTRIES, Entry, averages
+from fullbatch.evaluation.datacomp import ENTRIES, ArrowPairs, Entry, associations, averages
 from fullbatch.evaluation.embed import Embedder
 from fullbatch.evaluation.measure import (
     PLAIN_TEMPLATES,
@@ -46,7 +45,6 @@ from fullbatch.evaluation.probes import labelled_features, linear_probe, neighbo
 from fullbatch.evaluation.result import Gap, Measured, Result
 from fullbatch.evaluation.retrieval import equal_captions, own_captions
 from fullbatch.evaluation.view_retrieval import corrupted_views, other_view, published_corruptions
-from fullbatch.evaluation.winogavil import associations
 
 VIEW_TASKS = "take views:SOURCE, corrupted_views:SOURCE, knn:TRAIN|TEST or linear:TRAIN|TEST"
 # What is measured after training on a built-in set, unless the user says otherwise.

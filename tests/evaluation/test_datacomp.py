@@ -6,11 +6,10 @@ import torch
 from torch.nn.functional import normalize
 
 from fullbatch.data.images import EvalTransform
-from fullbatch.evaluation.datacomp import ENTRIES, GROUPS, averages
+from fullbatch.evaluation.datacomp import ENTRIES, GROUPS, averages, prompt_of_cue
 from fullbatch.evaluation.embed import Embedder
 from fullbatch.evaluation.result import Average
 from fullbatch.evaluation.tasks import run_task, run_tasks
-from fullbatch.evaluation.winogavil import prompt_of_cue
 from tests.data.making import encoded, picture, png, write_members
 from tests.evaluation.making import (
     CLASSES,

@@ -4,6 +4,7 @@ import pytest
 import torch
 from sklearn.metrics import balanced_accuracy_score, f1_score, jaccard_score
 
+from fullbatch.evaluation.datacomp import jaccard, jaccard_of_guessing
 from fullbatch.evaluation.measure import (
     accuracies,
     guesses,
@@ -13,7 +14,6 @@ from fullbatch.evaluation.measure import (
     share,
     worst_group,
 )
-from fullbatch.evaluation.winogavil import jaccard, jaccard_of_guessing
 from tests.conftest import unit_rows
 
 LABELS = torch.tensor([0, 0, 0, 0, 1, 1, 3, 3])
