@@ -20,9 +20,8 @@ from fullbatch.config.run import RunConfig
 from fullbatch.config.temperature import Constant
 from fullbatch.data.in_memory import InMemoryBatches
 from fullbatch.data.periods import Plans
-from fullbatch.evaluation.asked import Metric
 from fullbatch.evaluation.embed import Embedder
-from fullbatch.evaluation.named import metric_named
+from fullbatch.evaluation.metric_names import Metric, metric_named
 from fullbatch.evaluation.probe import Probe, plan_audits
 from fullbatch.evaluation.result import Measured
 from fullbatch.evaluation.tasks import check_captions_unneeded, check_tasks, run_tasks, tasks_of

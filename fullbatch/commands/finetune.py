@@ -48,7 +48,7 @@ def finetune(arguments: list[str]) -> int:
 
 def deciding(metric: str, tasks: Sequence[str]) -> str:
     """ "mean", or the "TASK METRIC" that is meant; a name that no task gives is refused before anything is measured."""
-    from fullbatch.evaluation.named import metric_named, more_is_better
+    from fullbatch.evaluation.metric_names import metric_named, more_is_better
 
     if metric == "mean":
         return metric

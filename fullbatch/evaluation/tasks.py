@@ -29,7 +29,6 @@ from fullbatch.data.sample import Samples
 from fullbatch.data.sources import open_source
 from fullbatch.data.table_files import ByPicture, CsvTable
 from fullbatch.evaluation.benchmark_folders import open_benchmark
-from fullbatch.evaluation.class_count import MOST_READ, count
 from fullbatch.evaluation.datacomp import ENTRIES, ArrowPairs, Entry, associations, averages
 from fullbatch.evaluation.embed import Embedder
 from fullbatch.evaluation.measure import (
@@ -41,6 +40,7 @@ from fullbatch.evaluation.measure import (
     require_imagenet,
     retrieved,
 )
+from fullbatch.evaluation.metric_names import MOST_READ, count
 from fullbatch.evaluation.probes import labelled_features, linear_probe, neighbours
 from fullbatch.evaluation.result import Gap, Measured, Result
 from fullbatch.evaluation.retrieval import equal_captions, own_captions

@@ -20,7 +20,7 @@ from fullbatch.config.methods import Method, named_method
 from fullbatch.config.optimization import OPTIMIZERS, Optimizer
 from fullbatch.config.run import RunConfig, layered
 from fullbatch.config.tree import from_dict, merged, read_yaml
-from fullbatch.evaluation.asked import Metric, parse_metrics
+from fullbatch.evaluation.metric_names import Metric, parse_metrics
 from fullbatch.evaluation.tasks import tasks_of
 from fullbatch.search.plan_parts import CHOSEN, Choices, Fine, Phase, Take, all_different
 from fullbatch.search.plan_parts import Finals as Finals

@@ -6,8 +6,7 @@ from fullbatch.comparison.race import _short
 from fullbatch.comparison.statistics import Guessing
 from fullbatch.comparison.summary import guessing_of
 from fullbatch.evaluation import class_count
-from fullbatch.evaluation.class_count import Counted, count_classes
-from fullbatch.evaluation.named import metric_named
+from fullbatch.evaluation.metric_names import Counted, count_classes, metric_named
 from tests.data.making import png
 
 

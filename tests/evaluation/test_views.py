@@ -11,7 +11,7 @@ from fullbatch.config.tasks import CorruptedViews, OtherView, parse_task
 from fullbatch.evaluation import views
 from fullbatch.evaluation.corruptions import CORRUPTION_NAMES, CORRUPTIONS, corrupted
 from fullbatch.evaluation.embed import Embedder
-from fullbatch.evaluation.named import CORRUPTED, VIEWS, metric_named
+from fullbatch.evaluation.metric_names import CORRUPTED, VIEWS, metric_named
 from fullbatch.evaluation.tasks import check_tasks, run_task, run_tasks
 from tests.conftest import unit_rows
 from tests.data.making import png
