@@ -31,6 +31,7 @@ from fullbatch.data.table_files import ByPicture, CsvTable
 from fullbatch.evaluation.benchmark_folders import open_benchmark
 from fullbatch.evaluation.datacomp import ENTRIES, ArrowPairs, Entry, associations, averages
 from fullbatch.evaluation.embed import Embedder
+from fullbatch.evaluation.frozen_features import labelled_features, linear_probe, neighbours
 from fullbatch.evaluation.measure import (
     PLAIN_TEMPLATES,
     benchmark,
@@ -41,7 +42,6 @@ from fullbatch.evaluation.measure import (
     retrieved,
 )
 from fullbatch.evaluation.metric_names import MOST_READ, count
-from fullbatch.evaluation.probes import labelled_features, linear_probe, neighbours
 from fullbatch.evaluation.result import Gap, Measured, Result
 from fullbatch.evaluation.retrieval import equal_captions, own_captions
 from fullbatch.evaluation.view_retrieval import corrupted_views, other_view, published_corruptions
