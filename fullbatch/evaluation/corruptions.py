@@ -1,6 +1,6 @@
 """The 19 corruptions of CIFAR-10-C at severity 1 (Hendrycks and Dietterich 2019), for square images of any size.
 
-The parameters are those of their code for 32 pixels.  The code is ours, over a batch at a time; what an image turns into
+The parameters are those of their code for 32 pixels.  The code is ours, over a batch at a time; what becomes of an image
 depends on the seed, its number and the kind alone.  Results are rounded to whole levels, where theirs are cut.
 
 Two corruptions differ from theirs.  Frost is a texture made here (ridges of two noise fields) in place of their
@@ -8,7 +8,7 @@ photographs, which are not ours to pass on.  The rims of the drops in ``spatter`
 Canny's edges, which are nearly the same where a drop is a step from 0 to 178 levels and more.
 """
 
-# N: images   H, W: pixels, H = W = S   C: channels   I, O: pixels of a row that goes in, that comes out   L: grey levels
+# N: images   H, W: pixels, H = W = S   C: channels   I, O: pixels of a row that goes in, comes out   L: grey levels
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A model and a source in, tables of embeddings out; the ranks share the work, and a cache folder may keep the tables."""
+"""A model and a source in, tables of embeddings out; the ranks share the work, and a cache folder may keep them."""
 
 # N, n: samples   T: captions   B: rows of a batch   D: width
 

@@ -1,5 +1,7 @@
-"""A number that is looked at, a task and one of its metrics, written "TASK METRIC"; and what a search is after or a training
-is judged by: such a number, the mean of several, or the seconds of training."""
+"""A number that is looked at, a task and one of its metrics, is written "TASK METRIC".
+
+A search is after such a number, or a training is judged by it; or by the mean of several, or the seconds of training.
+"""
 
 from __future__ import annotations
 

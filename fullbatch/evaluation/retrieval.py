@@ -1,7 +1,7 @@
 """Retrieval: for each image the rank of the best of its captions among all captions, and the other way round."""
 
 # N: images   T: captions   S: different things said   E: pairs of an image and what describes it   D: width
-# A: anchors   C: anchors at a time   B: gallery   U: its different rows   P: right pairs of anchors at hand and gallery rows
+# A: anchors   C: anchors at a time   B: gallery   U: its different rows   P: right pairs of anchors and gallery rows
 
 from __future__ import annotations
 
