@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fullbatch.config.model import Model
-from fullbatch.models.hub import require_peft
+from fullbatch.models.weights import require_peft
 
 _LISTS = (nn.ModuleList, nn.Sequential)
 _BASE, _DOWN, _UP = ".base_layer.", ".lora_A.default.weight", ".lora_B.default.weight"  # in peft's names

@@ -13,7 +13,6 @@ from typing_extensions import assert_never
 from fullbatch.config.model import DEFAULT_MODEL, Model
 from fullbatch.models.adapters import add_adapters
 from fullbatch.models.design import Design, OpenClipDesign, PairDesign, ViewsDesign
-from fullbatch.models.hub import first_line
 from fullbatch.models.load import Saved, check_design, find_saved
 from fullbatch.models.open_clip_towers import START_SCALE, build_open_clip, design_named, load_open_clip, tag_weights
 from fullbatch.models.pair import build_pair, pair_design
@@ -26,7 +25,7 @@ from fullbatch.models.tokenizers import (
 )
 from fullbatch.models.towers import TwoTowers
 from fullbatch.models.views import TwoViews, build_views, views_design
-from fullbatch.models.weights import load_weights
+from fullbatch.models.weights import first_line, load_weights
 
 
 def build_model(config: Model, image_size: int | None = None) -> TwoTowers:

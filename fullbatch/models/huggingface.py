@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from fullbatch.models.design import OPENAI_MEAN, OPENAI_STD, OpenClipDesign, ViewsDesign
-from fullbatch.models.hub import require_transformers
 from fullbatch.models.tokenizers import CLIP_VOCABULARY, Tokenizer
 from fullbatch.models.towers import TwoTowers
+from fullbatch.models.weights import require_transformers
 
 # Fields of an open_clip config that CLIPModel has too, or that change nothing in a trained model.
 _VISION = ("layers", "width", "head_width", "mlp_ratio", "patch_size", "image_size", "patch_dropout")

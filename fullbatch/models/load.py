@@ -10,11 +10,10 @@ from typing import Any
 from torch import Tensor
 
 from fullbatch.models.design import OPENAI_MEAN, OPENAI_STD, Design, OpenClipDesign, from_json
-from fullbatch.models.hub import first_line
 from fullbatch.models.huggingface import clip_design, from_clip_state
 from fullbatch.models.open_clip_towers import read_config
 from fullbatch.models.tokenizers import CLIP_VOCABULARY
-from fullbatch.models.weights import read_weights
+from fullbatch.models.weights import first_line, read_weights
 
 EXPORTED = "fullbatch.safetensors"  # in an exported folder
 DESIGN = "design.json"  # in a run's folder: the architecture alone, for its checkpoints

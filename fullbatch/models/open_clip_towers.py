@@ -13,8 +13,7 @@ from torch import Tensor, nn
 
 from fullbatch.config.messages import listed, nearest
 from fullbatch.models.design import OPENAI_MEAN, OPENAI_STD, OpenClipDesign
-from fullbatch.models.hub import fetched, first_line
-from fullbatch.models.weights import load_weights
+from fullbatch.models.weights import fetched, first_line, load_weights
 
 TINY = Path(__file__).with_name("tiny.json")
 _REQUIRED = ("embed_dim", "vision_cfg", "text_cfg")

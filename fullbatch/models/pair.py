@@ -16,9 +16,8 @@ from torch import Tensor, nn
 from fullbatch.config.messages import listed, nearest
 from fullbatch.config.model import DEFAULT_PAIR_WIDTH, Model
 from fullbatch.models.design import PairDesign
-from fullbatch.models.hub import fetched, require_transformers
 from fullbatch.models.tokenizers import Tokenizer
-from fullbatch.models.weights import load_weights, read_weights
+from fullbatch.models.weights import fetched, load_weights, read_weights, require_transformers
 
 DEFAULT_CONTEXT = 77
 _POOLING = "1_Pooling/config.json"

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fullbatch.models.hub import fetched, require_transformers
+from fullbatch.models.weights import fetched, require_transformers
 
 CLIP_VOCABULARY = 49408
 
