@@ -26,7 +26,7 @@ from fullbatch.data.sources import fingerprint_of_samples, open_source
 from fullbatch.data.tar_index import cache_folder, write_atomically
 from fullbatch.data.two_views import ViewMaker, no_tokens
 from fullbatch.models.design import to_json
-from fullbatch.models.precision import in_precision
+from fullbatch.models.execution import in_precision
 from fullbatch.models.towers import TwoTowers
 
 log = logging.getLogger("fullbatch")
