@@ -28,8 +28,7 @@ from fullbatch.evaluation.tasks import check_captions_unneeded, check_tasks, run
 from fullbatch.evaluation.whole_table import whole_table
 from fullbatch.models.adapters import plain_state
 from fullbatch.models.build import rebuild_model
-from fullbatch.models.export import Format, export, write_design
-from fullbatch.models.load import check_design
+from fullbatch.models.saved import Format, check_design, export, write_design
 from fullbatch.models.towers import TwoTowers
 from fullbatch.models.views import TwoViews
 from fullbatch.training import checkpoint
@@ -392,6 +391,6 @@ def _temperature(config: RunConfig, model: TwoTowers, parts: Mapping[str, Any]) 
 
 
 def export_run(run: Path, output: Path, format: Format, average: bool = True, overwrite: bool = False) -> Path:
-    """Write a trained model for other programs; see ``fullbatch.models.export``."""
+    """Write a trained model for other programs; see ``fullbatch.models.saved``."""
     loaded = load_trained(run, average)
     return export(loaded.model, output, format, loaded.temperature, loaded.bias, overwrite)

@@ -13,7 +13,7 @@ import tyro
 if TYPE_CHECKING:
     from fullbatch.config.run import RunConfig
     from fullbatch.evaluation.result import Gap, Result
-    from fullbatch.models.load import Saved
+    from fullbatch.models.saved import Saved
     from fullbatch.models.towers import TwoTowers
 
 Flag = tyro.conf.arg
@@ -223,7 +223,7 @@ def _open(options: _Evaluate) -> _Opened:
 
 
 def _saved_at(path: Path) -> Saved | None:
-    from fullbatch.models.load import find_saved
+    from fullbatch.models.saved import find_saved
     from fullbatch.training.run_folder import Folder
 
     runs = sorted(run for run in path.iterdir() if Folder(run).config.is_file()) if path.is_dir() else []

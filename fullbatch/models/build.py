@@ -13,9 +13,9 @@ from typing_extensions import assert_never
 from fullbatch.config.model import DEFAULT_MODEL, Model
 from fullbatch.models.adapters import add_adapters
 from fullbatch.models.design import Design, OpenClipDesign, PairDesign, ViewsDesign
-from fullbatch.models.load import Saved, check_design, find_saved
 from fullbatch.models.open_clip_towers import START_SCALE, build_open_clip, design_named, load_open_clip, tag_weights
 from fullbatch.models.pair import build_pair, pair_design
+from fullbatch.models.saved import Saved, check_design, find_saved
 from fullbatch.models.tokenizers import (
     NoText,
     Tokenizer,

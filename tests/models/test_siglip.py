@@ -11,7 +11,7 @@ from fullbatch.config.methods import ObjectiveConfig
 from fullbatch.config.model import Model
 from fullbatch.config.optimization import Optimizer
 from fullbatch.models.build import build_model
-from fullbatch.models.export import export
+from fullbatch.models.saved import export
 from fullbatch.run import export_run, load_trained, train
 from tests.models.conftest import some_images
 from tests.models.siglip import CAPTIONS, write_siglip
