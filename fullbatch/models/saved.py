@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from typing_extensions import assert_never
 
+from fullbatch.models.clip_model import clip_design, from_clip_state, write_clip_model
 from fullbatch.models.design import OPENAI_MEAN, OPENAI_STD, Design, OpenClipDesign, ViewsDesign, from_json, to_json
-from fullbatch.models.huggingface import clip_design, from_clip_state, write_clip_model
 from fullbatch.models.open_clip_towers import read_config, registered_name
 from fullbatch.models.tokenizers import CLIP_VOCABULARY
 from fullbatch.models.towers import TwoTowers
