@@ -29,8 +29,8 @@ from fullbatch.evaluation.whole_table import whole_table
 from fullbatch.models.adapters import plain_state
 from fullbatch.models.build import rebuild_model
 from fullbatch.models.saved import Format, check_design, export, write_design
+from fullbatch.models.timm_towers import TwoViews
 from fullbatch.models.towers import TwoTowers
-from fullbatch.models.views import TwoViews
 from fullbatch.training import checkpoint
 from fullbatch.training.best import BEST, SCORE, Best
 from fullbatch.training.cost import cost_of

@@ -14,8 +14,8 @@ from fullbatch.config.model import DEFAULT_MODEL, Model
 from fullbatch.models.adapters import add_adapters
 from fullbatch.models.design import Design, OpenClipDesign, PairDesign, ViewsDesign
 from fullbatch.models.open_clip_towers import START_SCALE, build_open_clip, design_named, load_open_clip, tag_weights
-from fullbatch.models.pair import build_pair, pair_design
 from fullbatch.models.saved import Saved, check_design, find_saved
+from fullbatch.models.timm_towers import TwoViews, build_pair, build_views, pair_design, views_design
 from fullbatch.models.tokenizers import (
     NoText,
     Tokenizer,
@@ -24,7 +24,6 @@ from fullbatch.models.tokenizers import (
     tokenizer_of_config,
 )
 from fullbatch.models.towers import TwoTowers
-from fullbatch.models.views import TwoViews, build_views, views_design
 from fullbatch.models.weights import first_line, load_weights
 
 
