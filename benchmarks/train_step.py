@@ -52,7 +52,7 @@ from fullbatch.data.sample import RawSample
 from fullbatch.models.build import build_model
 from fullbatch.models.open_clip_towers import TINY
 from fullbatch.models.tokenizers import Tokenizer
-from fullbatch.models.towers import TwoTowers
+from fullbatch.models.two_towers import TwoTowers
 from fullbatch.training.display import Display
 from fullbatch.training.run_folder import Folder, Metrics
 from fullbatch.training.stages import Stages

@@ -24,7 +24,7 @@ from fullbatch.data.two_views import ViewMaker, WholeSquare, no_tokens
 from fullbatch.distributed import towers
 from fullbatch.models.build import build_model, rebuild_model
 from fullbatch.models.timm_towers import TwoViews
-from fullbatch.models.towers import TwoTowers, batch_norm_names
+from fullbatch.models.two_towers import TwoTowers, batch_norm_names
 from fullbatch.objective.objective import Objective
 from fullbatch.objective.parts import Context
 from fullbatch.training.average import WeightAverage

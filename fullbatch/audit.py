@@ -27,7 +27,7 @@ from fullbatch.data.sources import open_source
 from fullbatch.evaluation.audit import EPSILON, AuditNumbers, mean_errors, normalizer_audit
 from fullbatch.evaluation.embed import Embedder, Tables
 from fullbatch.models.build import rebuild_model
-from fullbatch.models.towers import TwoTowers
+from fullbatch.models.two_towers import TwoTowers
 from fullbatch.objective.objective import Objective
 from fullbatch.selection.ordered import losses_at
 from fullbatch.selection.spectral import spectral_order

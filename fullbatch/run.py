@@ -30,7 +30,7 @@ from fullbatch.models.adapters import plain_state
 from fullbatch.models.build import rebuild_model
 from fullbatch.models.saved import Format, check_design, export, write_design
 from fullbatch.models.timm_towers import TwoViews
-from fullbatch.models.towers import TwoTowers
+from fullbatch.models.two_towers import TwoTowers
 from fullbatch.training import checkpoint
 from fullbatch.training.best import BEST, SCORE, Best
 from fullbatch.training.cost import cost_of

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from fullbatch.config.run import RunConfig
     from fullbatch.evaluation.result import Gap, Result
     from fullbatch.models.saved import Saved
-    from fullbatch.models.towers import TwoTowers
+    from fullbatch.models.two_towers import TwoTowers
 
 Flag = tyro.conf.arg
 

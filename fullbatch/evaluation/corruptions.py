@@ -1,7 +1,7 @@
 """The 19 corruptions of CIFAR-10-C at severity 1 (Hendrycks and Dietterich 2019), for square images of any size.
 
-The parameters are those of their code for 32 pixels.  The code is ours, over a batch at a time; what becomes of an image
-depends on the seed, its number and the kind alone.  Results are rounded to whole levels, where theirs are cut.
+The parameters are those of their code for 32 pixels.  The code is ours, over a batch at a time; what becomes of an
+image depends on the seed, its number and the kind alone.  Results are rounded to whole levels, where theirs are cut.
 
 Two corruptions differ from theirs.  Frost is a texture made here (ridges of two noise fields) in place of their
 photographs, which are not ours to pass on.  The rims of the drops in ``spatter`` are those of the mask, in place of

@@ -27,7 +27,7 @@ from fullbatch.data.tar_index import cache_folder, write_atomically
 from fullbatch.data.two_views import ViewMaker, no_tokens
 from fullbatch.models.design import to_json
 from fullbatch.models.execution import in_precision
-from fullbatch.models.towers import TwoTowers
+from fullbatch.models.two_towers import TwoTowers
 
 log = logging.getLogger("fullbatch")
 

@@ -10,7 +10,7 @@ from fullbatch.finetuning.folders import replace_folder
 from fullbatch.models.build import build_model, require_temperature
 from fullbatch.models.open_clip_towers import design_named
 from fullbatch.models.saved import export, find_saved
-from fullbatch.models.towers import TwoTowers
+from fullbatch.models.two_towers import TwoTowers
 from fullbatch.run import load_trained
 from fullbatch.training import checkpoint
 from fullbatch.training.run_folder import Folder

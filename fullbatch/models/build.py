@@ -23,7 +23,7 @@ from fullbatch.models.tokenizers import (
     hugging_face_tokenizer,
     tokenizer_of_config,
 )
-from fullbatch.models.towers import TwoTowers
+from fullbatch.models.two_towers import TwoTowers
 from fullbatch.models.weights import first_line, load_weights
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fullbatch.models.design import OPENAI_MEAN, OPENAI_STD, OpenClipDesign, ViewsDesign
 from fullbatch.models.tokenizers import CLIP_VOCABULARY, Tokenizer
-from fullbatch.models.towers import TwoTowers
+from fullbatch.models.two_towers import TwoTowers
 from fullbatch.models.weights import require_transformers
 
 # Fields of an open_clip config that CLIPModel has too, or that change nothing in a trained model.

@@ -17,7 +17,7 @@ from fullbatch.models.clip_model import clip_design, from_clip_state, write_clip
 from fullbatch.models.design import OPENAI_MEAN, OPENAI_STD, Design, OpenClipDesign, ViewsDesign, from_json, to_json
 from fullbatch.models.open_clip_towers import read_config, registered_name
 from fullbatch.models.tokenizers import CLIP_VOCABULARY
-from fullbatch.models.towers import TwoTowers
+from fullbatch.models.two_towers import TwoTowers
 from fullbatch.models.weights import PICKLED, first_line, read_weights
 
 EXPORTED = "fullbatch.safetensors"  # in an exported folder

@@ -18,7 +18,7 @@ from fullbatch.config.messages import listed, nearest
 from fullbatch.config.model import DEFAULT_PAIR_WIDTH, Model
 from fullbatch.models.design import PairDesign, ViewsDesign
 from fullbatch.models.tokenizers import Tokenizer
-from fullbatch.models.towers import TwoTowers
+from fullbatch.models.two_towers import TwoTowers
 from fullbatch.models.weights import fetched, load_weights, read_weights, require_transformers
 
 DEFAULT_CONTEXT = 77

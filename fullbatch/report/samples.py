@@ -23,7 +23,7 @@ from fullbatch.data.loader import EvaluationBatches, Part, Pool, load
 from fullbatch.data.sample import BadSample, RawSample
 from fullbatch.models.build import build_model
 from fullbatch.models.execution import in_precision
-from fullbatch.models.towers import TwoTowers
+from fullbatch.models.two_towers import TwoTowers
 from fullbatch.run import load_trained
 from fullbatch.training.run_folder import Folder
 
