@@ -15,8 +15,7 @@ from fullbatch.config.messages import listed
 from fullbatch.config.model import DEFAULT_MODEL, Model
 from fullbatch.config.run import RunConfig
 from fullbatch.evaluation.tasks import BUILTIN_TASKS, check_tasks
-from fullbatch.finetuning.base import open_model, starting_from, write_model
-from fullbatch.finetuning.folders import settle
+from fullbatch.finetuning.base import open_model, settle, starting_from, write_model
 from fullbatch.finetuning.keeper import Keeper
 from fullbatch.finetuning.record import BASE, FILE, TUNED, Record, read_record, write_record
 from fullbatch.finetuning.verdict import MEAN, Verdict, check_metric, check_tolerance

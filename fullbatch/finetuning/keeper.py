@@ -14,7 +14,7 @@ from fullbatch import distributed
 from fullbatch.assembly import Parts
 from fullbatch.config.run import RunConfig
 from fullbatch.distributed import towers
-from fullbatch.finetuning.folders import replace_folder
+from fullbatch.finetuning.base import replace_folder
 from fullbatch.finetuning.record import MEASURED, TUNED, Epoch, Record, write_record
 from fullbatch.finetuning.verdict import values_of
 from fullbatch.models.saved import export

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from fullbatch.config.messages import listed
-from fullbatch.finetuning.verdict import MEAN, Change, Verdict, changes_between, score_of, verdict
+from fullbatch.finetuning.verdict import MEAN, Change, Verdict, changes_between, judged, score_of
 from fullbatch.training.run_folder import replace_text
 
 BASE, TUNED = "base", "tuned"  # folders
@@ -111,7 +111,7 @@ class Record:
 
     def verdict(self) -> Verdict:
         base, best = (None if each is None else each.score for each in (self.base, self.best))
-        return verdict(base, best, self.changes, self.tolerance)
+        return judged(base, best, self.changes, self.tolerance)
 
 
 def write_record(

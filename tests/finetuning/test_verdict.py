@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fullbatch.finetuning.folders import replace_folder, settle
+from fullbatch.finetuning.base import replace_folder, settle
 from fullbatch.finetuning.record import Epoch, Record
 from fullbatch.finetuning.verdict import changes_between, check_metric, score_of
 
