@@ -82,7 +82,7 @@ def interpolate(arguments: list[str]) -> int:
         measure_curve,
         write_curve,
     )
-    from fullbatch.finetuning.verdict import check_tolerance
+    from fullbatch.finetuning.record import check_tolerance
     from fullbatch.training.display import Display, print_line
 
     if options.templates is not None:
@@ -144,8 +144,7 @@ def _require_new(output: Path) -> None:
 def _ends(options: _Interpolate) -> _Ends:
     from fullbatch.commands.finetune import number_of
     from fullbatch.finetuning.finetune import TOLERANCE
-    from fullbatch.finetuning.record import BASE, TUNED, read_record
-    from fullbatch.finetuning.verdict import MEAN
+    from fullbatch.finetuning.record import BASE, MEAN, TUNED, read_record
     from fullbatch.training.run_folder import Folder
 
     tolerance = number_of(options.tolerance)

@@ -17,8 +17,18 @@ from fullbatch.config.run import RunConfig
 from fullbatch.evaluation.tasks import BUILTIN_TASKS, check_tasks
 from fullbatch.finetuning.base import open_model, settle, starting_from, write_model
 from fullbatch.finetuning.keeper import Keeper
-from fullbatch.finetuning.record import BASE, FILE, TUNED, Record, read_record, write_record
-from fullbatch.finetuning.verdict import MEAN, Verdict, check_metric, check_tolerance
+from fullbatch.finetuning.record import (
+    BASE,
+    FILE,
+    MEAN,
+    TUNED,
+    Record,
+    Verdict,
+    check_metric,
+    check_tolerance,
+    read_record,
+    write_record,
+)
 from fullbatch.run import Trained, train
 from fullbatch.training import checkpoint
 from fullbatch.training.display import Display

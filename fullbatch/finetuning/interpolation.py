@@ -20,7 +20,7 @@ from torch import Tensor
 from fullbatch.evaluation.embed import Embedder
 from fullbatch.evaluation.tasks import run_tasks
 from fullbatch.finetuning.base import Opened
-from fullbatch.finetuning.verdict import changes_between, score_of, values_of
+from fullbatch.finetuning.record import changes_between, score_of, values_of
 from fullbatch.models.design import OpenClipDesign
 from fullbatch.models.open_clip_towers import START_SCALE
 from fullbatch.training.run_folder import replace_text

@@ -15,8 +15,7 @@ from fullbatch.assembly import Parts
 from fullbatch.config.run import RunConfig
 from fullbatch.distributed import towers
 from fullbatch.finetuning.base import replace_folder
-from fullbatch.finetuning.record import MEASURED, TUNED, Epoch, Record, write_record
-from fullbatch.finetuning.verdict import values_of
+from fullbatch.finetuning.record import MEASURED, TUNED, Epoch, Record, values_of, write_record
 from fullbatch.models.saved import export
 from fullbatch.run import Evaluated, as_loaded
 from fullbatch.training.run_folder import Folder
