@@ -16,7 +16,6 @@ from fullbatch.config.model import DEFAULT_MODEL, Model
 from fullbatch.config.run import RunConfig
 from fullbatch.evaluation.tasks import BUILTIN_TASKS, check_tasks
 from fullbatch.finetuning.base import open_model, settle, starting_from, write_model
-from fullbatch.finetuning.keeper import Keeper
 from fullbatch.finetuning.record import (
     BASE,
     FILE,
@@ -29,6 +28,7 @@ from fullbatch.finetuning.record import (
     read_record,
     write_record,
 )
+from fullbatch.finetuning.recorder import Keeper
 from fullbatch.run import Trained, train
 from fullbatch.training import checkpoint
 from fullbatch.training.display import Display

@@ -23,7 +23,7 @@ from fullbatch.training.run_folder import Folder
 log = logging.getLogger("fullbatch")
 
 
-class Keeper:
+class EpochRecorder:
     """Called after each evaluation, on every rank, while the model holds the weights that were measured."""
 
     def __init__(self, folder: Folder, config: RunConfig, record: Record) -> None:
