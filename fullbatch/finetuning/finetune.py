@@ -28,7 +28,7 @@ from fullbatch.finetuning.record import (
     read_record,
     write_record,
 )
-from fullbatch.finetuning.recorder import Keeper
+from fullbatch.finetuning.recorder import EpochRecorder
 from fullbatch.run import Trained, train
 from fullbatch.training import checkpoint
 from fullbatch.training.display import Display
@@ -93,14 +93,14 @@ def finetune(
             if resume is None:
                 distributed.together(lambda: _write_base(config, folder, record) if first else None)
             config = replace(config, model=starting_from(config.model, folder.path / BASE))
-            keeper = Keeper(folder, config, record)
-            trained = train(config, resume, keeper, command="finetune")
-        ended = keeper.record.verdict()
+            recorder = EpochRecorder(folder, config, record)
+            trained = train(config, resume, recorder, command="finetune")
+        ended = recorder.record.verdict()
         if first:
-            write_record(folder.path, keeper.record, ended, trained.results.get("cost"))
+            write_record(folder.path, recorder.record, ended, trained.results.get("cost"))
         distributed.host_barrier()
     model = folder.path / (TUNED if ended.outcome == "tuned" else BASE)
-    return Finetuned(trained, keeper.record, ended, model)
+    return Finetuned(trained, recorder.record, ended, model)
 
 
 def measuring(config: RunConfig) -> RunConfig:
