@@ -8,14 +8,21 @@ from dataclasses import dataclass
 from typing import Literal
 from urllib.parse import parse_qsl
 
-from fullbatch.config.checks import is_number, require, require_choice, require_count, require_positive
+from fullbatch.config.checks import (
+    is_number,
+    require,
+    require_chance,
+    require_choices,
+    require_counts,
+    require_crop,
+    require_positive,
+)
 from fullbatch.config.messages import listed, nearest
 
 # Sets inside the package and their splits, so that a first run needs no download.
 BUILTIN: dict[str, tuple[str, ...]] = {"emoji": ("train", "new_style", "new_concept")}
 
 SourceKind = Literal["auto", "builtin", "tar", "csv", "parquet", "folder", "coco", "huggingface"]
-_KINDS: tuple[SourceKind, ...] = ("auto", "builtin", "tar", "csv", "parquet", "folder", "coco", "huggingface")
 
 
 @dataclass(frozen=True)
@@ -43,9 +50,8 @@ class Source:
     part: Literal["all", "train", "held_out"] = "all"
 
     def __post_init__(self) -> None:
+        require_choices(self)
         require(isinstance(self.path, str) and bool(self.path), self, "path", "name a file, folder, pattern or set")
-        require_choice(self, "kind", _KINDS)
-        require_choice(self, "part", ("all", "train", "held_out"))
         require_positive(self, "weight")
 
     @classmethod
@@ -110,28 +116,19 @@ class Data:
     max_bad: float = 0.05
 
     def __post_init__(self) -> None:
+        require_choices(self)
         listed_sources = isinstance(self.data, (tuple, list)) and all(isinstance(text, str) for text in self.data)
         require(listed_sources and bool(self.data), self, "data", "be a list of at least one source")
         require(is_number(self.data_share) and 0.0 < self.data_share <= 1.0, self, "data_share", "lie in (0, 1]")
-        require_count(self, "workers", 0)
-        if self.image_size is not None:
-            require_count(self, "image_size", 8)
-        low, high = self.crop if len(self.crop) == 2 else (0.0, 0.0)
-        good = is_number(low) and is_number(high) and 0.0 < low <= high <= 1.0
-        require(good, self, "crop", "be two shares of the area, 0 < least <= most <= 1")
-        require_choice(self, "flip", (True, False))
-        require_choice(self, "in_memory", (True, False))
-        require_count(self, "max_pixels", 1)
-        require(is_number(self.max_bad) and 0.0 <= self.max_bad <= 1.0, self, "max_bad", "lie in [0, 1]")
+        require_counts(self, workers=0, image_size=8, max_pixels=1)
+        require_crop(self, "crop")
+        require_chance(self, "max_bad")
         for text in self.data:
             Source.parse(text)
 
     @property
     def sources(self) -> tuple[Source, ...]:
         return tuple(Source.parse(text) for text in self.data)
-
-
-_CHANCES = ("view_flip", "view_jitter_chance", "view_grey", "view_blur")
 
 
 @dataclass(frozen=True)
@@ -154,12 +151,8 @@ class Views:
     view_blur: float = 0.0
 
     def __post_init__(self) -> None:
-        low, high = self.view_crop if len(self.view_crop) == 2 else (0.0, 0.0)
-        good = is_number(low) and is_number(high) and 0.0 < low <= high <= 1.0
-        require(good, self, "view_crop", "be two shares of the area, 0 < least <= most <= 1")
-        for field in _CHANCES:
-            chance = getattr(self, field)
-            require(is_number(chance) and 0.0 <= chance <= 1.0, self, field, "lie in [0, 1]")
+        require_crop(self, "view_crop")
+        require_chance(self, "view_flip", "view_jitter_chance", "view_grey", "view_blur")
         moves = self.view_jitter
         good = len(moves) == 4 and all(is_number(move) and 0.0 <= move <= 1.0 for move in moves) and moves[3] <= 0.5
         require(good, self, "view_jitter", "be four numbers in [0, 1], the last, for the hue, at most 0.5")

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Literal, get_args
 
-from fullbatch.config.checks import require, require_choice
+from fullbatch.config.checks import require, require_choice, require_choices
 from fullbatch.config.messages import listed, nearest
 from fullbatch.config.normalizer import (
     Amortized,
@@ -51,10 +51,7 @@ class Scale:
     rho_terms: Literal["each", "once"] = "each"
 
     def __post_init__(self) -> None:
-        require_choice(self, "times_temperature", (True, False))
-        require_choice(self, "directions", ("sum", "mean"))
-        require_choice(self, "log_of_sum", (True, False))
-        require_choice(self, "rho_terms", ("each", "once"))
+        require_choices(self)
 
 
 AVERAGES = (MovingAverage, Scent)  # one number a sample and direction
