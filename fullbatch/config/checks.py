@@ -36,8 +36,8 @@ def _annotations(kind: type) -> dict[str, tuple[Any, ...]]:
     return {name: get_args(hint) if get_origin(hint) in unions else (hint,) for name, hint in hints.items()}
 
 
-def _left_out(owner: object, field: str) -> bool:
-    return getattr(owner, field) is None and type(None) in _annotations(type(owner))[field]
+def _left_out(owner: Any, field: str) -> bool:
+    return getattr(owner, field) is None and type(None) in _annotations(owner.__class__)[field]
 
 
 def _require_or_none(owner: object, field: str, good: bool, rule: str, hint: str = "") -> None:
@@ -96,9 +96,9 @@ def require_choice(owner: object, field: str, allowed: tuple[object, ...]) -> No
     require(value in same_kind, owner, field, f"be one of {', '.join(map(repr, allowed))}")
 
 
-def require_choices(owner: object) -> None:
+def require_choices(owner: Any) -> None:
     """Every field that is annotated as a bool or a Literal holds one of its values."""
-    for field, options in _annotations(type(owner)).items():
+    for field, options in _annotations(owner.__class__).items():
         allowed = next((get_args(option) for option in options if get_origin(option) is Literal), ())
         allowed = (True, False) if options == (bool,) else allowed
         if allowed and not _left_out(owner, field):

@@ -57,8 +57,8 @@ def decode_all(pool: Pool, key: str, transform: EvalTransform, workers: int) -> 
     """From the cache folder if it was done before under this key, else by ``workers`` processes."""
     folder = cache_folder()
     name = f"decoded-{key}"
-    if folder is not None and (found := _read(folder / name, len(pool), transform.size)) is not None:
-        return found
+    if folder is not None and (kept := _read(folder / name, len(pool), transform.size)) is not None:
+        return kept
     decoded = _decode(pool, transform, workers)
     if folder is not None:
         try:
@@ -99,30 +99,30 @@ def _decode(pool: Pool, transform: EvalTransform, workers: int) -> Decoded:
     pixels = np.empty((len(pool), 3, size, size), np.uint8)
     captions: list[list[str]] = []
     bad: list[str] = []
-    for rows, said, spoilt in read_ahead(pieces, [range(len(pieces))], min(workers, len(pieces))):
-        pixels[len(captions) : len(captions) + len(said)] = rows.numpy()
-        captions += said
-        bad += spoilt
+    for rows, captions_of_piece, errors in read_ahead(pieces, [range(len(pieces))], min(workers, len(pieces))):
+        pixels[len(captions) : len(captions) + len(captions_of_piece)] = rows.numpy()
+        captions += captions_of_piece
+        bad += errors
     return Decoded(pixels, captions, tuple(bad))
 
 
 def _write(path: Path, decoded: Decoded) -> None:
     """The pixels first: where the captions lie, the pixels lie too."""
     write_atomically(path.with_suffix(".npy"), lambda file: np.save(file, decoded.pixels_nCHW))
-    said = json.dumps({"captions": decoded.captions, "bad": decoded.bad}).encode()
+    texts = json.dumps({"captions": decoded.captions, "bad": decoded.bad}).encode()
 
     def write(file: IO[bytes]) -> None:
-        file.write(said)
+        file.write(texts)
 
     write_atomically(path.with_suffix(".json"), write)
 
 
 def _read(path: Path, count: int, size: int) -> Decoded | None:
     try:
-        said = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
+        texts = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
         pixels = np.load(path.with_suffix(".npy"), mmap_mode="c", allow_pickle=False)
-        if pixels.shape == (count, 3, size, size) and pixels.dtype == np.uint8 and len(said["captions"]) == count:
-            return Decoded(pixels, said["captions"], tuple(said["bad"]))
+        if pixels.shape == (count, 3, size, size) and pixels.dtype == np.uint8 and len(texts["captions"]) == count:
+            return Decoded(pixels, texts["captions"], tuple(texts["bad"]))
     except (OSError, ValueError, KeyError, TypeError):
         pass
     return None

@@ -38,9 +38,8 @@ class ImageFolder:
     def __init__(self, path: str, name: str = "", bare: bool = False, uncaptioned: bool = False) -> None:
         self.name, self._bare, self._uncaptioned = name or path, bare, uncaptioned
         self._root = os.path.abspath(path)
-        found = sorted(os.fsencode(image) for image in images_below(self._root))
-        self._images = PackedStrings(found)
-        if not found:
+        self._images = PackedStrings(sorted(os.fsencode(image) for image in images_below(self._root)))
+        if not len(self._images):
             endings = ", ".join(f".{extension}" for extension in IMAGE_EXTENSIONS)
             raise ValueError(f"The folder {path!r} holds no images ({endings}); name one that does.")
         self.fingerprint = fingerprint_of("folder", *self._images)

@@ -116,10 +116,10 @@ def file_below(name: str, root: str, path: str) -> str:
     if os.path.isabs(path):
         return path
     real_root = os.path.realpath(root)
-    found = os.path.realpath(os.path.join(real_root, path))
-    if os.path.commonpath([real_root, found]) != real_root:
+    real_path = os.path.realpath(os.path.join(real_root, path))
+    if os.path.commonpath([real_root, real_path]) != real_root:
         raise BadSample(name, f"{path!r} leads out of the folder {root!r}; say where images start with ?root=FOLDER")
-    return found
+    return real_path
 
 
 def read_file(name: str, path: str, limit: int) -> bytes:

@@ -63,9 +63,9 @@ def _opened(source: Source) -> Samples:
             files = _files(paths, (".parquet",))
             return ParquetTable(files, source.image, source.captions, source.root, source.path)
         case "folder":
-            said = source.captions
-            _refuse_options(source, said not in ((), ("folder",), ("none",)), "captions=folder or captions=none")
-            return ImageFolder(_only(paths, source.path), source.path, said == ("folder",), said == ("none",))
+            captions = source.captions
+            _refuse_options(source, captions not in ((), ("folder",), ("none",)), "captions=folder or captions=none")
+            return ImageFolder(_only(paths, source.path), source.path, captions == ("folder",), captions == ("none",))
         case "coco":
             _refuse_options(source, bool(source.captions), "root")
             return CocoCaptions(_only(paths, source.path), source.root, source.path)
@@ -163,15 +163,15 @@ def _expand_part(part: str) -> list[str]:
         if os.path.exists(path):
             paths.append(path)
             continue
-        found = sorted(glob.glob(path, recursive=True)) if glob.has_magic(path) else []
-        if not found:
+        matches = sorted(glob.glob(path, recursive=True)) if glob.has_magic(path) else []
+        if not matches:
             folder = os.path.dirname(path) or "."
             while glob.has_magic(folder):
                 folder = os.path.dirname(folder) or "."
             missing = "Nothing matches" if glob.has_magic(path) else "There is no"
             of = f" (of {part!r})" if path != part else ""
             raise ValueError(f"{missing} {path!r}{of}; {_what_is_in(folder)}.")
-        paths += found
+        paths += matches
     return paths
 
 
@@ -304,10 +304,10 @@ def _sizes_and_times(path: str) -> list[object]:
     if not os.path.isdir(path):
         status = os.stat(path)
         return [os.path.basename(path), status.st_size, status.st_mtime_ns]
-    found: list[object] = []
+    parts: list[object] = []
     for folder, subfolders, files in os.walk(path, followlinks=True):
         subfolders.sort()
         for name in sorted(files):
             status = os.stat(os.path.join(folder, name))
-            found += [os.path.relpath(folder, path), name, status.st_size, status.st_mtime_ns]
-    return found
+            parts += [os.path.relpath(folder, path), name, status.st_size, status.st_mtime_ns]
+    return parts

@@ -131,8 +131,8 @@ class ByPicture:
         check_index(index, len(self), self.name)
         first, *others = self._rows[index]
         raw = self._table.read(first)
-        said = [*raw.captions, *(caption for row in others for caption in self._table.captions(row))]
-        return RawSample(raw.name, raw.image, tuple(dict.fromkeys(said)))
+        captions = [*raw.captions, *(caption for row in others for caption in self._table.captions(row))]
+        return RawSample(raw.name, raw.image, tuple(dict.fromkeys(captions)))
 
 
 def _csv_rows(path: str, image: str, captions: tuple[str, ...]) -> Iterator[tuple[bytes, ...]]:
@@ -332,18 +332,18 @@ def _load(path: str, split: str) -> Any:
     except ImportError:
         raise ValueError(f'Reading {path!r} needs datasets: pip install "fullbatch[huggingface]".') from None
     try:
-        found = datasets.load_from_disk(path)
+        loaded = datasets.load_from_disk(path)
     except Exception as error:  # of many kinds, some of them datasets' own
         raise ValueError(f"{path!r} is not a data set that save_to_disk wrote: {error}") from error
-    if not isinstance(found, datasets.DatasetDict):
-        return found
-    if split not in found:
-        there = list(found)
+    if not isinstance(loaded, datasets.DatasetDict):
+        return loaded
+    if split not in loaded:
+        there = list(loaded)
         raise ValueError(
             f"{path!r} has no split {split!r}{nearest(split, there)} "
             f"Its splits are {', '.join(there)}; say which with PATH?split=NAME."
         )
-    return found[split]
+    return loaded[split]
 
 
 def _undecoded(rows: Any, image: str) -> Any:

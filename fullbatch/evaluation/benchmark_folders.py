@@ -112,16 +112,16 @@ def _size_and_time(path: Path) -> tuple[int, int]:
 
 
 def _walk(shard: Path) -> dict[str, dict[str, Member]]:
-    found: dict[str, dict[str, Member]] = {}
+    members_of_key: dict[str, dict[str, Member]] = {}
     file = os.open(shard, os.O_RDONLY | os.O_CLOEXEC)
     try:
         for name, offset, size in walk_members(file, os.fstat(file).st_size, str(shard)):
             key, extension = split_key(name) or ("", "")
             if key:
-                found.setdefault(key, {}).setdefault(extension, Member(offset, size))
+                members_of_key.setdefault(key, {}).setdefault(extension, Member(offset, size))
     finally:
         os.close(file)
-    return found
+    return members_of_key
 
 
 @dataclass(frozen=True)
@@ -148,9 +148,9 @@ def open_benchmark(folder: Path, kind: str = "") -> Classified | Captioned:
     written = _lines(folder / _TYPE)[0].lower() if (folder / _TYPE).is_file() else "classification"
     kind = kind or written
     if kind == "retrieval":
-        found = ShardSamples(folder.name, shards, None)
-        _require_samples(found, folder)
-        return Captioned(found)
+        captioned = ShardSamples(folder.name, shards, None)
+        _require_samples(captioned, folder)
+        return Captioned(captioned)
     if kind != "classification":
         raise ValueError(f"{folder / _TYPE} says {kind!r}; this program knows 'retrieval' and 'classification'.")
     classes = tuple(_lines(folder / _CLASSES, blank=True))

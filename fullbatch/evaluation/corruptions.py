@@ -67,12 +67,12 @@ def streaked(x_NHWC: Floats, radius: float, sigma: float, degrees_N: Floats) -> 
     count, height, width, _ = x_NHWC.shape
     angle_N11 = np.deg2rad(degrees_N)[:, None, None]
     image, row, column = np.ogrid[:count, :height, :width]
-    found = np.zeros_like(x_NHWC)
+    blurred_NHWC = np.zeros_like(x_NHWC)
     for step, weight in zip(steps, weights, strict=True):
         down = np.ceil(step * np.sin(angle_N11) - 0.5).astype(np.int64)
         across = np.ceil(step * np.cos(angle_N11) - 0.5).astype(np.int64)
-        found += weight * x_NHWC[image, (row + down).clip(0, height - 1), (column + across).clip(0, width - 1)]
-    return found
+        blurred_NHWC += weight * x_NHWC[image, (row + down).clip(0, height - 1), (column + across).clip(0, width - 1)]
+    return blurred_NHWC
 
 
 def plasma(draws: Draws, size: int, decay: float, what: int = 0) -> Floats:
@@ -240,11 +240,11 @@ def motion_blur(x_NHWC: Floats, draws: Draws) -> Floats:
 
 def zoom_blur(x_NHWC: Floats, draws: Draws) -> Floats:
     """The mean of the image, twice, and of it enlarged by 1 to 5 %."""
-    found = 2.0 * x_NHWC
+    total_NHWC = 2.0 * x_NHWC
     for percent in range(1, 6):
         enlarge_OI = _enlarging(x_NHWC.shape[1], 1.0 + percent / 100.0)
-        found = found + np.einsum("oi,nijc,pj->nopc", enlarge_OI, x_NHWC, enlarge_OI, optimize=True)
-    return np.asarray(found / 7.0, np.float32)
+        total_NHWC = total_NHWC + np.einsum("oi,nijc,pj->nopc", enlarge_OI, x_NHWC, enlarge_OI, optimize=True)
+    return np.asarray(total_NHWC / 7.0, np.float32)
 
 
 def _gaussian(x_NHWC: Floats, sigma: float) -> Floats:
@@ -367,5 +367,5 @@ def corrupted(images_NHWC: Pixels, ids: Sequence[int], kind: int, seed: int) -> 
     _, height, width, _ = images_NHWC.shape
     assert height == width and height >= 8, "square images of some size"
     draws = Draws(key_of(seed, kind), tuple(ids))
-    found = CORRUPTIONS[kind](images_NHWC.astype(np.float32) / np.float32(255.0), draws)
-    return np.rint(found.clip(0.0, 1.0) * 255.0).astype(np.uint8)
+    changed_NHWC = CORRUPTIONS[kind](images_NHWC.astype(np.float32) / np.float32(255.0), draws)
+    return np.rint(changed_NHWC.clip(0.0, 1.0) * 255.0).astype(np.uint8)

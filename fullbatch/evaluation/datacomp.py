@@ -175,14 +175,14 @@ class ArrowRows:
 def files_of_test_split(folder: Path) -> list[Path]:
     """Of one table: the test split, by the file's name (NAME-test.arrow) or its folder's (test/), and the newest of
     several cached revisions.  ValueError where several remain: together they would be another test."""
-    found = [path for path in folder.rglob("*.arrow") if not path.name.startswith("cache-")]
-    found = sorted(path for path in found if not path.parent.name.endswith(".incomplete"))  # a download cut off
-    if not found:
+    files = [path for path in folder.rglob("*.arrow") if not path.name.startswith("cache-")]
+    files = sorted(path for path in files if not path.parent.name.endswith(".incomplete"))  # a download cut off
+    if not files:
         raise ValueError(f"The folder {str(folder)!r} holds no .arrow file of a test split.")
-    named = [path for path in found if _PART.sub("", path.name).endswith("-test")]
-    inside = [path for path in found if "test" in path.relative_to(folder).parent.parts]
+    named = [path for path in files if _PART.sub("", path.name).endswith("-test")]
+    inside = [path for path in files if "test" in path.relative_to(folder).parent.parts]
     tables: dict[tuple[Path, str], list[Path]] = {}
-    for path in named or inside or found:
+    for path in named or inside or files:
         part = _PART.search(path.name)
         of = part[1] if part is not None and part[1] else "1"
         tables.setdefault((path.parent, f"{_PART.sub('', path.name)} of {of}"), []).append(path)
@@ -283,11 +283,11 @@ def associations(task: str, folder: Path, embedder: Embedder) -> Result:
         similarities = (images.image_ND[there] @ text_QD[question]).tolist()
         guessing = jaccard_of_guessing(len(candidates), sum(is_right))
         scores.setdefault(len(candidates), []).append((jaccard(similarities, is_right), guessing))
-    many = [score for size, found in scores.items() if size >= 10 for score in found]
+    many = [score for size, of_size in scores.items() if size >= 10 for score in of_size]
     if not many:
         raise ValueError(f"{str(folder)!r} holds no question with ten or more candidates, which are those that count.")
-    few = [score for size, found in scores.items() if size <= 6 for score in found]
-    every = [score for found in scores.values() for score in found]
+    few = [score for size, of_size in scores.items() if size <= 6 for score in of_size]
+    every = [score for of_size in scores.values() for score in of_size]
     metrics = {"jaccard_10_12": _mean(many), "jaccard": _mean(every)}
     if few:
         metrics["jaccard_5_6"] = _mean(few)

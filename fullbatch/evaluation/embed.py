@@ -33,7 +33,7 @@ log = logging.getLogger("fullbatch")
 
 
 @dataclass(frozen=True)
-class Pairs:
+class EmbeddedPairs:
     """The embedded samples of a source, in its order; float32 on the host."""
 
     ids: Tensor
@@ -56,7 +56,7 @@ class Images:
 
 
 @dataclass(frozen=True)
-class Walked:
+class SourceRows:
     """What a pass over a source gave for each of its images, in its order; on the host, the same on every rank."""
 
     ids: Tensor
@@ -92,24 +92,23 @@ class Embedder:
     views: ViewMaker | None = None  # what stands in for captions, where one encoder sees two views of each image
     watch: Callable[[str, int, int], None] = lambda source, done, total: None
 
-    def pairs(self, source: Source) -> Pairs:
+    def pairs(self, source: Source) -> EmbeddedPairs:
         """Every sample of a source with its first caption, on every rank; bad samples are named in the log."""
-        found = self._pass(open_source(source), source, with_text=True)
-        assert found.text_ND is not None
-        captions = [of_image[0] for of_image in found.images.captions]
-        return Pairs(found.images.ids, found.images.image_ND, found.text_ND, captions)
+        images = self.images(source)
+        captions = [of_image[0] for of_image in images.captions]
+        return EmbeddedPairs(images.ids, images.image_ND, self.captions(captions), captions)
 
     @torch.no_grad()
     def tables(self, batches: Iterable[Batch]) -> Tables:
         """Every rank brings equally many batches, some of which may be empty."""
-        found: tuple[list[Tensor], ...] = ([], [], [])
+        columns: tuple[list[Tensor], ...] = ([], [], [])
         with _evaluating(self.model):
             for batch in batches:
                 here = batch.to(self.device)
-                for table, part in zip(found, (here.ids, *self._rows(here)), strict=True):
-                    assert part is not None
-                    table.append(part)
-        ids_n, image_nD, text_nD = (distributed.gather_uneven(torch.cat(parts)) for parts in found)
+                there = self._present(here, self.tokenize)
+                for table, part in zip(columns, (here.ids, *self._embed(there.images, there.tokens)), strict=True):
+                    table.append(part[: len(here.ids)])
+        ids_n, image_nD, text_nD = (distributed.gather_uneven(torch.cat(parts)) for parts in columns)
         order = ids_n.argsort()
         return Tables(ids_n[order], image_nD[order], text_nD[order])
 
@@ -118,16 +117,16 @@ class Embedder:
         named = source if isinstance(source, Source) else None
         samples = open_source(source) if isinstance(source, Source) else source
         if self.cache is None:
-            return self._pass(samples, named or samples.name, with_text=False).images
+            return self._images(samples, named or samples.name)
         path = self.cache.path("images", self.max_pixels, fingerprint_of_samples(samples, named))
         kept = self.cache.load(path)
         if kept is not None:
             tensors, (left_out, *captions) = kept
             return Images(tensors["ids"], tensors["image"], [tuple(of) for of in captions], tuple(left_out))
-        found = self._pass(samples, named or samples.name, with_text=False).images
-        texts = [list(found.left_out), *map(list, found.captions)]
-        self.cache.save(path, {"ids": found.ids, "image": found.image_ND}, texts)
-        return found
+        images = self._images(samples, named or samples.name)
+        texts = [list(images.left_out), *map(list, images.captions)]
+        self.cache.save(path, {"ids": images.ids, "image": images.image_ND}, texts)
+        return images
 
     @torch.no_grad()
     def captions(self, captions: list[str]) -> Tensor:
@@ -142,42 +141,31 @@ class Embedder:
         if kept is not None:
             return kept[0]["text"]
         world, rows = distributed.world(), self.batch_size
-        found = []
+        turns_here = []
         with _evaluating(self.model):
             for start in range(0, len(captions), rows * world.size):  # every rank joins in every turn
                 mine = captions[start + world.rank * rows : start + (world.rank + 1) * rows]
                 text_BD = self._embed(None, self.tokenize(mine or [""]).to(self.device))[1]
-                found.append(text_BD[: len(mine)])
-        turns = [distributed.gather_uneven(text_BD).cpu() for text_BD in found]  # a turn has the captions in order
+                turns_here.append(text_BD[: len(mine)])
+        turns = [distributed.gather_uneven(text_BD).cpu() for text_BD in turns_here]  # a turn has the captions in order
         text_TD = torch.cat(turns)
         _check_finite(text_TD, captions, "captions")
         if self.cache is not None and path is not None:
             self.cache.save(path, {"text": text_TD}, [])
         return text_TD
 
-    def _pass(self, samples: Samples, source: Source | str, with_text: bool) -> _Found:
-        def rows(batch: Batch) -> tuple[Tensor, ...]:
-            image_BD, text_BD = self._rows(batch, with_text)
-            return (image_BD,) if text_BD is None else (image_BD, text_BD)
-
-        found = self.walk(samples, source, rows, self.tokenize if with_text else no_tokens)
-        image_ND, *text_ND = found.tables
-        return _Found(Images(found.ids, image_ND, found.captions, found.left_out), text_ND[0] if text_ND else None)
+    def _images(self, samples: Samples, source: Source | str) -> Images:
+        walked = self.walk(samples, source, lambda batch: (self.image_rows(batch.images),))
+        return Images(walked.ids, walked.tables[0], walked.captions, walked.left_out)
 
     @torch.no_grad()
-    def walk(
-        self,
-        samples: Samples,
-        source: Source | str,
-        rows: Callable[[Batch], tuple[Tensor, ...]],
-        tokenize: Callable[[list[str]], Tensor] = no_tokens,
-    ) -> Walked:
+    def walk(self, samples: Samples, source: Source | str, rows: Callable[[Batch], tuple[Tensor, ...]]) -> SourceRows:
         """Whatever ``rows`` makes of a batch, a row a sample, over all samples; the model is in evaluation mode.
 
         Every rank calls ``rows`` equally often: with a batch of one black image where its share is used up.
         """
         transform = EvalTransform(self.image_size, self.max_pixels)
-        batches = EvaluationBatches(Pool([samples]), self.batch_size, transform, tokenize, distributed.world())
+        batches = EvaluationBatches(Pool([samples]), self.batch_size, transform, no_tokens, distributed.world())
         ids: list[Tensor] = []
         parts: list[tuple[Tensor, ...]] = []
         captions: dict[int, tuple[str, ...]] = {}
@@ -186,28 +174,27 @@ class Embedder:
         with _evaluating(self.model):
             for number, batch in enumerate(load(batches, range(len(batches)), self.workers, self.device), start=1):
                 ids.append(batch.ids)
-                parts.append(tuple(part[: len(batch.ids)] for part in rows(self._present(batch, tokenize))))
+                parts.append(tuple(part[: len(batch.ids)] for part in rows(self._present(batch, no_tokens))))
                 captions.update(zip(batch.ids.tolist(), batch.every_caption, strict=True))
                 bad += [str(error) for error in batch.bad]
                 self.watch(str(source), number, len(batches))
-        said: dict[int, tuple[str, ...]] = {}
+        captions_of_id: dict[int, tuple[str, ...]] = {}
         left_out: list[str] = []
-        for theirs, broken in distributed.gather_objects((captions, bad)):
-            said.update(theirs)
-            left_out += broken
+        for captions_there, bad_there in distributed.gather_objects((captions, bad)):
+            captions_of_id.update(captions_there)
+            left_out += bad_there
         for error in left_out:
             log.info("left a bad sample out of the evaluation: %s", error)
-        if not said:
+        if not captions_of_id:
             raise ValueError(f"No sample of {source} can be evaluated ({left_out[0] if left_out else 'it is empty'}).")
         tables_of_parts: list[tuple[Tensor, ...]] = [tuple(ids), *zip(*parts, strict=True)]
         gathered = [distributed.gather_uneven(torch.cat(table)).cpu() for table in tables_of_parts]
         order = gathered[0].argsort()
         ids_N, *tables = (rows_N[order] for rows_N in gathered)
-        names = [said[sample] for sample in ids_N.tolist()]
-        for place, rows_ND in enumerate(tables):
-            what = "captions" if place and tokenize is not no_tokens else "images"
-            _check_finite(rows_ND, [repr(of[0]) for of in names], f"{what} of {source}")
-        return Walked(ids_N, tuple(tables), names, tuple(left_out))
+        names = [captions_of_id[sample] for sample in ids_N.tolist()]
+        for rows_ND in tables:
+            _check_finite(rows_ND, [repr(of[0]) for of in names], f"images of {source}")
+        return SourceRows(ids_N, tuple(tables), names, tuple(left_out))
 
     def image_rows(self, images_BCSS: Tensor) -> Tensor:
         """The embeddings of these images, (B, D)."""
@@ -222,12 +209,6 @@ class Embedder:
             features_BF: Tensor = bare.features(images_BCSS)
         return features_BF
 
-    def _rows(self, batch: Batch, with_text: bool = True) -> tuple[Tensor, Tensor | None]:
-        rows = len(batch.ids)
-        there = self._present(batch, self.tokenize if with_text else no_tokens)
-        image_BD, text_BD = self._embed(there.images, there.tokens if with_text else None)
-        return image_BD[:rows], text_BD[:rows] if with_text else None
-
     def _present(self, batch: Batch, tokenize: Callable[[list[str]], Tensor]) -> Batch:
         """Sharded towers need every rank's presence at every batch, also when its share is used up."""
         if len(batch.ids):
@@ -240,12 +221,6 @@ class Embedder:
         with in_precision(self.precision, self.device):
             embedded: tuple[Tensor, Tensor] = self.model(images, tokens)
         return embedded
-
-
-@dataclass(frozen=True)
-class _Found:
-    images: Images
-    text_ND: Tensor | None
 
 
 def _check_finite(table_ND: Tensor, names: list[str], what: str) -> None:
@@ -318,9 +293,9 @@ class EmbeddingCache:
 
     def load(self, path: Path) -> tuple[dict[str, Tensor], list[list[str]]] | None:
         """The tensors and texts under a name; None unless every rank has them whole."""
-        found = _read(path)
-        (lacking,) = distributed.any_rank(found is None)
-        return None if lacking else found
+        kept = _read(path)
+        (lacking,) = distributed.any_rank(kept is None)
+        return None if lacking else kept
 
     def save(self, path: Path, tensors: dict[str, Tensor], texts: list[list[str]]) -> None:
         """All or nothing: a file appears under its name when it is complete."""

@@ -41,7 +41,7 @@ class Labelled:
 
 def labelled_features(task: str, train: Source, test: Source, embedder: Embedder) -> tuple[Labelled, Labelled]:
     """Both sets on the embedder's device; classes are those of the training set."""
-    found = [
+    walks = [
         embedder.walk(
             distributed.together(lambda source=source: open_source(source)),  # type: ignore[misc]
             source,
@@ -49,22 +49,22 @@ def labelled_features(task: str, train: Source, test: Source, embedder: Embedder
         )
         for source in (train, test)
     ]
-    names = [[of_image[0] for of_image in walked.captions] for walked in found]
+    names = [[of_image[0] for of_image in walked.captions] for walked in walks]
     classes = tuple(sorted(set(names[0])))
     _require_classes(task, classes, names[1])
     number = {name: place for place, name in enumerate(classes)}
     return tuple(  # type: ignore[return-value]
-        Labelled(walked.tables[0], torch.tensor([number[name] for name in said]), classes, len(walked.left_out)).to(
+        Labelled(walked.tables[0], torch.tensor([number[name] for name in own]), classes, len(walked.left_out)).to(
             embedder.device
         )
-        for walked, said in zip(found, names, strict=True)
+        for walked, own in zip(walks, names, strict=True)
     )
 
 
-def _require_classes(task: str, classes: Sequence[str], said: Sequence[str]) -> None:
+def _require_classes(task: str, classes: Sequence[str], test_names: Sequence[str]) -> None:
     if len(classes) < 2:
         raise ValueError(f"The task {task!r} has one class ({classes[0]!r}): any model would be right.")
-    if unknown := sorted(set(said) - set(classes)):
+    if unknown := sorted(set(test_names) - set(classes)):
         raise ValueError(f"The task {task!r}: no training image is of the class {unknown[0]!r}.")
 
 

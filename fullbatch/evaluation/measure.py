@@ -165,10 +165,10 @@ def retrieved(task: str, images: Images, answers: Answers, embedder: Embedder) -
         raise ValueError(f"The task {task!r} has {what}: any model would be right.")
     captions = [caption for of_image in images.captions for caption in of_image]
     text_TD = embedder.captions(captions)
-    found = recalls(images.image_ND.to(embedder.device), text_TD.to(embedder.device), answers)
+    metrics = recalls(images.image_ND.to(embedder.device), text_TD.to(embedder.device), answers)
     counts = {"images": len(images.ids), "captions": len(captions), "left_out": len(images.left_out)}
     shown = _examples(images, text_TD, captions)
-    return Result(task, found, "mean_r1", chance, len(captions), shown, counts, _left_out(images))
+    return Result(task, metrics, "mean_r1", chance, len(captions), shown, counts, left_out_note(images.left_out))
 
 
 def _examples(images: Images, text_TD: Tensor, captions: list[str]) -> tuple[dict[str, Any], ...]:
@@ -213,7 +213,7 @@ def classified(
             metrics["worst_group_without_other"] = worst_group(guessed.hit_N[inside_N], groups_N[inside_N])
     counts = {"images": len(images.ids), "classes": len(classes), "left_out": len(images.left_out)}
     chance = _chance(main, labels_N, len(classes))
-    return Result(task, metrics, main, chance, len(classes), counts=counts, notes=_left_out(images))
+    return Result(task, metrics, main, chance, len(classes), counts=counts, notes=left_out_note(images.left_out))
 
 
 def _chance(main: MainMetric, labels_N: Tensor, classes: int) -> float:
@@ -262,20 +262,20 @@ def benchmark(
     kind: str = "",
     main: MainMetric = "accuracy",
 ) -> Result:
-    found = distributed.together(lambda: open_benchmark(path, kind))
-    images = embedder.images(found.samples)
-    match found:
+    opened = distributed.together(lambda: open_benchmark(path, kind))
+    images = embedder.images(opened.samples)
+    match opened:
         case Captioned():
             return retrieved(task, images, own_captions([len(of) for of in images.captions]), embedder)
         case Classified():
-            groups_N = None if found.groups_NM is None else found.groups_NM[images.ids, 0]
-            prompts, labels_N = templates or found.templates or PLAIN_TEMPLATES, found.labels_N[images.ids]
-            return classified(task, images, labels_N, found.classes, prompts, embedder, groups_N, main)
+            groups_N = None if opened.groups_NM is None else opened.groups_NM[images.ids, 0]
+            prompts, labels_N = templates or opened.templates or PLAIN_TEMPLATES, opened.labels_N[images.ids]
+            return classified(task, images, labels_N, opened.classes, prompts, embedder, groups_N, main)
         case _:
-            assert_never(found)
+            assert_never(opened)
 
 
-def _left_out(images: Images) -> tuple[str, ...]:
-    if not images.left_out:
+def left_out_note(left_out: Sequence[str]) -> tuple[str, ...]:
+    if not left_out:
         return ()
-    return (f"{len(images.left_out):,} samples could not be read and are left out (first: {images.left_out[0]})",)
+    return (f"{len(left_out):,} samples could not be read and are left out (first: {left_out[0]})",)

@@ -12,8 +12,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from typing_extensions import assert_never
-
 from fullbatch.config.messages import listed, nearest
 from fullbatch.config.tasks import (
     BenchmarkFolder,
@@ -51,18 +49,16 @@ class Counted:
 
 def count_classes(text: str, enough: int) -> Counted:
     """The classes of a task of classification; ``enough``: there is no need to count further."""
-    match task := parse_task(text):
+    match parse_task(text):
         case ZeroShot(source) | Neighbours(source) | LinearProbe(source):
             return count(open_source(source), enough)
         case ImageNetFolder(path):
             return count(open_source(class_folders(path)), enough)
         case BenchmarkFolder(path):
-            found = open_benchmark(path)
-            return Counted(len(found.classes) if isinstance(found, Classified) else 0, whole=True)
-        case Retrieval() | DataCompSuite() | OtherView() | CorruptedViews():
-            return Counted(0, whole=True)
+            opened = open_benchmark(path)
+            return Counted(len(opened.classes) if isinstance(opened, Classified) else 0, whole=True)
         case _:
-            assert_never(task)
+            return Counted(0, whole=True)
 
 
 def count(
@@ -106,6 +102,15 @@ VIEWS = (
 CORRUPTED = ("mean_r1", "first_to_second_r1", "second_to_first_r1", *(f"r1_{name}" for name in CORRUPTION_NAMES))
 NEIGHBOURS = ("accuracy", "accuracy_20", "mean_per_class")
 LINEAR = ("accuracy", "mean_per_class")
+_METRICS: Mapping[type, tuple[str, ...]] = {
+    Retrieval: RETRIEVAL,
+    ZeroShot: CLASSIFICATION,
+    ImageNetFolder: CLASSIFICATION,
+    OtherView: VIEWS,
+    CorruptedViews: CORRUPTED,
+    Neighbours: NEIGHBOURS,
+    LinearProbe: LINEAR,
+}
 NOT_METRICS = ("chance", "size")  # numbers of a result that are not
 
 
@@ -138,38 +143,26 @@ def _has_enough_classes(metric: str) -> bool:
     task, _, name = metric.rpartition(" ")
     if name != "accuracy_top5":
         return True
-    found = count_classes(task, FEWEST_FOR_TOP5)
-    if found.classes < FEWEST_FOR_TOP5 and not found.whole:
+    counted = count_classes(task, FEWEST_FOR_TOP5)
+    if counted.classes < FEWEST_FOR_TOP5 and not counted.whole:
         words = "%s: a part of its samples has %d classes only; with fewer than %d in all there will be no %s"
-        log.warning(words, task, found.classes, FEWEST_FOR_TOP5, name)
-    return found.classes >= FEWEST_FOR_TOP5 or not found.whole
+        log.warning(words, task, counted.classes, FEWEST_FOR_TOP5, name)
+    return counted.classes >= FEWEST_FOR_TOP5 or not counted.whole
 
 
 def _names(text: str) -> Iterator[str]:
-    match task := parse_task(text):
-        case Retrieval():
-            yield from (f"{text} {name}" for name in RETRIEVAL)
-        case ZeroShot() | ImageNetFolder():
-            yield from (f"{text} {name}" for name in CLASSIFICATION)
-        case OtherView():
-            yield from (f"{text} {name}" for name in VIEWS)
-        case CorruptedViews():
-            yield from (f"{text} {name}" for name in CORRUPTED)
-        case Neighbours():
-            yield from (f"{text} {name}" for name in NEIGHBOURS)
-        case LinearProbe():
-            yield from (f"{text} {name}" for name in LINEAR)
-        case BenchmarkFolder(path):
-            names = RETRIEVAL if isinstance(open_benchmark(path), Captioned) else CLASSIFICATION
-            yield from (f"{text} {name}" for name in names)
-        case DataCompSuite(root):
-            there = [entry for entry in ENTRIES if entry.find(root)]
-            made = [one for one in averages(dict.fromkeys([entry.key for entry in there], 0.0)) if one.found]
-            made.sort(key=lambda one: one.name != "DataComp average")
-            yield from (average_name(one.name, one.found, one.of) for one in made)
-            yield from (f"datacomp:{entry.key} {entry.main}" for entry in there)
-        case _:
-            assert_never(task)
+    task = parse_task(text)
+    if isinstance(task, DataCompSuite):
+        there = [entry for entry in ENTRIES if entry.find(task.path)]
+        made = [average for average in averages(dict.fromkeys([entry.key for entry in there], 0.0)) if average.found]
+        made.sort(key=lambda average: average.name != "DataComp average")
+        yield from (average_name(average.name, average.found, average.of) for average in made)
+        yield from (f"datacomp:{entry.key} {entry.main}" for entry in there)
+    elif isinstance(task, BenchmarkFolder):
+        names = RETRIEVAL if isinstance(open_benchmark(task.path), Captioned) else CLASSIFICATION
+        yield from (f"{text} {name}" for name in names)
+    else:
+        yield from (f"{text} {name}" for name in _METRICS[type(task)])
 
 
 def average_name(name: str, found: int, of: int) -> str:
@@ -184,16 +177,16 @@ def average_name(name: str, found: int, of: int) -> str:
 
 def named_numbers(results: Mapping[str, Any]) -> dict[str, float]:
     """Every number of an evaluation, as results.json has it, under "TASK METRIC"."""
-    found = {
+    numbers = {
         f"{result['task']} {name}": float(value)
         for result in results.get("results", ())
         for name, value in result.items()
         if isinstance(value, (int, float)) and not isinstance(value, bool) and name not in NOT_METRICS
     }
-    for one in results.get("averages", ()):
-        if one["value"] is not None:
-            found[average_name(one["name"], one["found"], one["of"])] = one["value"]
-    return found
+    for average in results.get("averages", ()):
+        if average["value"] is not None:
+            numbers[average_name(average["name"], average["found"], average["of"])] = average["value"]
+    return numbers
 
 
 def is_share(metric: str) -> bool:
@@ -289,11 +282,11 @@ def parse_metrics(texts: Sequence[str], tasks: Sequence[str]) -> tuple[Metric, .
     """At least one, none twice."""
     if isinstance(texts, str) or not texts:
         raise ValueError(f"{_FIELD} must be a list of at least one metric, got {texts!r}.")
-    found = tuple(Metric.parse(text, tasks) for text in texts)
-    for place, metric in enumerate(found):
-        if any(sorted(metric.parts) == sorted(other.parts) for other in found[:place]):
+    metrics = tuple(Metric.parse(text, tasks) for text in texts)
+    for place, metric in enumerate(metrics):
+        if any(sorted(metric.parts) == sorted(other.parts) for other in metrics[:place]):
             raise ValueError(f"{_FIELD}: {metric.name!r} is there twice.")
-    return found
+    return metrics
 
 
 def worst_of(metrics: Sequence[Metric]) -> tuple[float, ...] | None:

@@ -104,10 +104,10 @@ def own_captions(counts: Sequence[int]) -> Answers:
 def equal_captions(captions: Sequence[Sequence[str]]) -> Answers:
     """Right for an image is every caption that says what one of its own does."""
     numbers: dict[str, int] = {}
-    said = [[numbers.setdefault(caption, len(numbers)) for caption in of_image] for of_image in captions]
-    pairs = sorted({(image, number) for image, of_image in enumerate(said) for number in of_image})
+    sayings = [[numbers.setdefault(caption, len(numbers)) for caption in of_image] for of_image in captions]
+    pairs = sorted({(image, number) for image, of_image in enumerate(sayings) for number in of_image})
     edges = torch.tensor(pairs)
-    return Answers(torch.tensor([number for of_image in said for number in of_image]), edges[:, 0], edges[:, 1])
+    return Answers(torch.tensor([number for of_image in sayings for number in of_image]), edges[:, 0], edges[:, 1])
 
 
 @dataclass(frozen=True)
@@ -148,7 +148,7 @@ def ranks(
     chunk = chunk or max(1, min(1024, _ENTRIES // len(gallery_BD)))
     first, last = count * world.rank // world.size, count * (world.rank + 1) // world.size
     gallery = Gallery.of(gallery_BD)
-    found = [torch.empty((0, 3), dtype=torch.int64, device=device)]
+    places = [torch.empty((0, 3), dtype=torch.int64, device=device)]
     for start in range(first, last, chunk):
         stop = min(start + chunk, last)
         sim_CB = gallery.similarities(anchors_AD[start:stop])
@@ -159,8 +159,8 @@ def ranks(
         right_level_C.index_add_(0, row_P, (right_P == best_C[row_P]).long())
         ahead_C = (sim_CB > best_C[:, None]).sum(dim=1)  # no right row among them
         level_C = (sim_CB == best_C[:, None]).sum(dim=1) - right_level_C
-        found.append(torch.stack([ahead_C, level_C, right_level_C], dim=1))
-    return Ranks(*distributed.gather_uneven(torch.cat(found)).cpu().unbind(dim=1))
+        places.append(torch.stack([ahead_C, level_C, right_level_C], dim=1))
+    return Ranks(*distributed.gather_uneven(torch.cat(places)).cpu().unbind(dim=1))
 
 
 def recalls(image_ND: Tensor, text_TD: Tensor, answers: Answers, chunk: int | None = None) -> dict[str, float]:
@@ -170,10 +170,10 @@ def recalls(image_ND: Tensor, text_TD: Tensor, answers: Answers, chunk: int | No
         ("text_to_image", ranks(text_TD, image_ND, answers.of_captions, chunk)),
     )
     results = {}
-    for name, found in directions:
+    for name, places in directions:
         for k in (1, 5, 10):
-            results[f"{name}_r{k}"] = found.hits(k).mean().item()
-        results[f"{name}_median_rank"] = found.median()
+            results[f"{name}_r{k}"] = places.hits(k).mean().item()
+        results[f"{name}_median_rank"] = places.median()
     results["mean_r1"] = 0.5 * (results["image_to_text_r1"] + results["text_to_image_r1"])
     return results
 

@@ -107,14 +107,14 @@ def _require(
     samples = open_source(source)
     if len(samples) == 0:
         raise ValueError(f"The task {text!r} has no sample in {source}.")
-    found = count(samples, least, of) if least else None
-    if found is not None and found.classes == 0:
+    counted = count(samples, least, of) if least else None
+    if counted is not None and counted.classes == 0:
         tried = min(len(samples), MOST_READ)
         raise ValueError(
-            f"The task {text!r}: none of {tried:,} samples can be read (first: {found.problem}). If its images lie "
+            f"The task {text!r}: none of {tried:,} samples can be read (first: {counted.problem}). If its images lie "
             "elsewhere, add ?root=FOLDER."
         )
-    if found is not None and found.classes < least and found.whole:
+    if counted is not None and counted.classes < least and counted.whole:
         raise ValueError(f"The task {text!r} has {fewer}: any model would be right.")
     return samples
 
@@ -150,9 +150,9 @@ def run_tasks(
         task = parse_task(text)
         if isinstance(task, DataCompSuite):
             suites += 1
-            distributed.together(lambda root=task.root: _require_suite(root))  # type: ignore[misc]
+            distributed.together(lambda root=task.path: _require_suite(root))  # type: ignore[misc]
             for entry in ENTRIES:
-                answer = _entry(entry, task.root, embedder)
+                answer = _entry(entry, task.path, embedder)
                 keep(answer)
                 if isinstance(answer, Result):
                     main_of_key[entry.key] = answer.value

@@ -66,8 +66,8 @@ def _built(named: Model, image_size: int | None, temperature: float | None) -> O
     model = build_model(_bare(named), image_size)
     own = model.initial_temperature
     given = own if own is not None else temperature
-    found = given if given is not None else require_temperature(model, str(named.pretrained))
-    return Opened(model.eval(), found, model.initial_bias)
+    chosen = given if given is not None else require_temperature(model, str(named.pretrained))
+    return Opened(model.eval(), chosen, model.initial_bias)
 
 
 def _bare(named: Model) -> Model:

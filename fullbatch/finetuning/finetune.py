@@ -85,8 +85,8 @@ def finetune(
         else:
             distributed.together(lambda: _check_resumed(folder, config))
             distributed.together(lock)
-            found = distributed.together(lambda: _resumed(folder, metric, tolerance) if first else None)
-            record = distributed.from_first_rank(found)
+            resumed = distributed.together(lambda: _resumed(folder, metric, tolerance) if first else None)
+            record = distributed.from_first_rank(resumed)
         if not (config.recovery.recovery_epochs or config.recovery.recovery_steps):
             Display(first, config.run.quiet).say("no recovery: the optimizer starts cold")
         with _swept(folder, first):

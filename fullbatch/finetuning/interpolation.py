@@ -110,19 +110,19 @@ def _mixed_bias(base: float | None, tuned: float | None, alpha: float) -> float 
 
 
 def _require_alike(base: Opened, tuned: Opened) -> None:
-    one, other = base.model, tuned.model
+    start, end = base.model, tuned.model
     shapes = [{name: tuple(value.shape) for name, value in _named(opened)} for opened in (base, tuned)]
     differing = [name for name in sorted({*shapes[0], *shapes[1]}) if shapes[0].get(name) != shapes[1].get(name)]
     if differing:
         first = differing[0]
         raise ValueError(
-            f"The two models are of different architectures ({one.design.name} and {other.design.name}): they differ "
+            f"The two models are of different architectures ({start.design.name} and {end.design.name}): they differ "
             f"in {len(differing)} weights, first {first}: {shapes[0].get(first)} and {shapes[1].get(first)}. "
             "Only a model and what was tuned from it have weights in between."
         )
-    if _plain_design(one.design) != _plain_design(other.design):
+    if _plain_design(start.design) != _plain_design(end.design):
         raise ValueError(
-            f"The two models have the same weights but another design ({one.design.name} and {other.design.name}): "
+            f"The two models have the same weights but another design ({start.design.name} and {end.design.name}): "
             "their activations or normalisation differ, so that nothing in between means anything."
         )
 
@@ -170,7 +170,7 @@ def write_curve(
     path: Path, curve: Curve, base: str, tuned: str, metric: str, tolerance: float, written: str | None
 ) -> None:
     points = [asdict(replace(point, values=dict(point.values))) for point in curve.points]
-    said = {
+    content = {
         "base": base,
         "tuned": tuned,
         "metric": metric,
@@ -179,4 +179,4 @@ def write_curve(
         "best_alpha": curve.best.alpha,
         "written": written,
     }
-    replace_text(path, json.dumps(said, indent=1) + "\n")
+    replace_text(path, json.dumps(content, indent=1) + "\n")

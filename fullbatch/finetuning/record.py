@@ -90,10 +90,10 @@ def values_of(measured: Measured, metric: str) -> dict[str, float]:
 def score_of(values: Mapping[str, float | None], metric: str, base: Mapping[str, float | None]) -> float | None:
     """The number that decides.  None where a task that the base was measured on gave none: a mean over fewer tasks
     compares with nothing, and nobody knows whether the others fell."""
-    found = {name: value for name in base if (value := values.get(name)) is not None and math.isfinite(value)}
-    if not found or len(found) < len(base):
+    finite = {name: value for name in base if (value := values.get(name)) is not None and math.isfinite(value)}
+    if not finite or len(finite) < len(base):
         return None
-    return sum(found.values()) / len(found) if metric == MEAN else found.get(metric)
+    return sum(finite.values()) / len(finite) if metric == MEAN else finite.get(metric)
 
 
 def changes_between(
@@ -103,14 +103,14 @@ def changes_between(
     tolerance: float,
 ) -> tuple[Change, ...]:
     """Of the values that both have.  A fall of exactly the tolerance is within it."""
-    found = []
+    changes = []
     for name, before in base.items():
         after = tuned.get(name)
         if before is not None and after is not None:
             task, metric = name.rsplit(" ", 1)
             fell = before - after > tolerance + 1e-9  # shares are sums of roundings
-            found.append(Change(task, metric, before, after, after - before, chances.get(name), fell))
-    return tuple(found)
+            changes.append(Change(task, metric, before, after, after - before, chances.get(name), fell))
+    return tuple(changes)
 
 
 def judged(base_score: float | None, best_score: float | None, changes: Sequence[Change], tolerance: float) -> Verdict:
@@ -170,11 +170,11 @@ class Record:
 
     @property
     def base(self) -> Epoch | None:
-        return next((each for each in self.epochs if each.epoch == 0), None)
+        return next((known for known in self.epochs if known.epoch == 0), None)
 
     @property
     def best(self) -> Epoch | None:
-        return next((each for each in self.epochs if each.step == self.best_step and each.epoch > 0), None)
+        return next((known for known in self.epochs if known.step == self.best_step and known.epoch > 0), None)
 
     def beats(self, epoch: Epoch) -> bool:
         """Whether its weights belong in tuned/: the first that has a score, then whatever scores higher."""
@@ -190,8 +190,8 @@ class Record:
         """
         if self.best is not None and epoch.step == self.best.step and not best:
             return self
-        others = [each for each in self.epochs if each.step != epoch.step]
-        epochs = tuple(sorted([*others, epoch], key=lambda each: each.step))
+        others = [known for known in self.epochs if known.step != epoch.step]
+        epochs = tuple(sorted([*others, epoch], key=lambda known: known.step))
         return replace(self, epochs=epochs, best_step=epoch.step if best else self.best_step)
 
     def by(self, metric: str) -> Record:
@@ -209,7 +209,7 @@ class Record:
 
     def until(self, step: int) -> Record:
         """Without the epochs that a run which goes on from ``step`` will do again."""
-        kept = tuple(each for each in self.epochs if each.step <= step or each.step == self.best_step)
+        kept = tuple(known for known in self.epochs if known.step <= step or known.step == self.best_step)
         return replace(self, epochs=kept)
 
     def epoch_of(self, step: int, epoch: float, values: Mapping[str, float]) -> Epoch:
@@ -223,7 +223,7 @@ class Record:
         return changes_between(self.base.values, self.best.values, self.chances, self.tolerance)
 
     def verdict(self) -> Verdict:
-        base, best = (None if each is None else each.score for each in (self.base, self.best))
+        base, best = (None if known is None else known.score for known in (self.base, self.best))
         return judged(base, best, self.changes, self.tolerance)
 
 
@@ -231,11 +231,11 @@ def write_record(
     run: Path, record: Record, ended: Verdict | None = None, cost: Mapping[str, Any] | None = None
 ) -> None:
     outcome = None if ended is None else ended.outcome
-    said = {
+    content = {
         "model": record.model,
         "metric": record.metric,
         "tolerance": record.tolerance,
-        "epochs": [asdict(each) for each in record.epochs],
+        "epochs": [asdict(epoch) for epoch in record.epochs],
         "chances": dict(record.chances),
         "best_step": record.best_step,
         "tasks": [asdict(change) for change in record.changes],
@@ -244,13 +244,13 @@ def write_record(
         "reasons": [] if ended is None else list(ended.reasons),
         "cost": cost,
     }
-    replace_text(run / FILE, json.dumps(said, indent=1) + "\n")
+    replace_text(run / FILE, json.dumps(content, indent=1) + "\n")
 
 
 def result_of(run: Path) -> Path | None:
     """The folder that a run which has ended says to take."""
-    said = json.loads((run / FILE).read_text(encoding="utf-8")).get("result")
-    return None if said is None else run / str(said)
+    result = json.loads((run / FILE).read_text(encoding="utf-8")).get("result")
+    return None if result is None else run / str(result)
 
 
 def read_record(run: Path) -> Record:
@@ -258,9 +258,10 @@ def read_record(run: Path) -> Record:
     if not path.is_file():
         raise ValueError(f"{run} is not the folder of a `fullbatch finetune` run: there is no {FILE} in it.")
     try:
-        said = json.loads(path.read_text(encoding="utf-8"))
-        epochs = tuple(Epoch(**each) for each in said["epochs"])
-        record = Record(said["model"], said["metric"], said["tolerance"], epochs, said["best_step"], said["chances"])
+        content = json.loads(path.read_text(encoding="utf-8"))
+        epochs = tuple(Epoch(**epoch) for epoch in content["epochs"])
+        kept = ("model", "metric", "tolerance", "best_step", "chances")
+        record = Record(epochs=epochs, **{name: content[name] for name in kept})
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path} is damaged ({error}).") from None
     tuned = run / TUNED / MEASURED

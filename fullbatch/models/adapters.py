@@ -64,14 +64,14 @@ def add_adapters(backbone: nn.Module, config: Model, name: str) -> None:
     targets: list[str] = []
     for tower, parts in (("image", ("visual",)), ("text", ("text", "transformer"))):
         if config.lora_towers in ("both", tower):
-            found = [target for part in parts if hasattr(backbone, part) for target in _targets(backbone, part, name)]
-            if not found:
+            maps = [target for part in parts if hasattr(backbone, part) for target in _targets(backbone, part, name)]
+            if not maps:
                 other = "text" if tower == "image" else "image"
                 raise ValueError(
                     f"The {tower} tower of the model {name!r} has no layers with linear maps, which is where LoRA's "
                     f"adapters go; use --lora-towers {other}, or train without --lora-rank."
                 )
-            targets += found
+            targets += maps
     learning = [weight for weight in backbone.parameters() if weight.requires_grad]
     inject_adapter_in_model(
         LoraConfig(

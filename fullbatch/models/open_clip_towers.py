@@ -108,8 +108,8 @@ def tag_weights(design: OpenClipDesign, tag: str) -> tuple[OpenClipDesign, Path]
     import open_clip
     from open_clip.pretrained import download_pretrained, get_pretrained_cfg
 
-    found = get_pretrained_cfg(design.name, tag)
-    if not found:
+    settings = get_pretrained_cfg(design.name, tag)
+    if not settings:
         tags = open_clip.list_pretrained_tags_by_model(design.name)
         few = [*tags[:5], f"{len(tags) - 5} more"] if len(tags) > 6 else tags
         offer = f"its tags are {listed(few)}" if tags else "it has no tags"
@@ -119,16 +119,16 @@ def tag_weights(design: OpenClipDesign, tag: str) -> tuple[OpenClipDesign, Path]
         )
     advice = "connect to the hub, or download the checkpoint and give its path by --pretrained PATH"
     with fetched(f"The weights {tag!r} of the model {design.name!r}", advice):
-        path = Path(download_pretrained(found))
+        path = Path(download_pretrained(settings))
     config = dict(design.config)
-    if found.get("quick_gelu", False) != config.get("quick_gelu", False):
-        config["quick_gelu"] = bool(found.get("quick_gelu", False))
+    if settings.get("quick_gelu", False) != config.get("quick_gelu", False):
+        config["quick_gelu"] = bool(settings.get("quick_gelu", False))
         warnings.warn(
             f"The weights {tag!r} were trained with quick_gelu={config['quick_gelu']}, so that the model "
             f"{design.name!r} is built with it too.",
             stacklevel=2,
         )
-    mean, std = found.get("mean") or design.mean, found.get("std") or design.std
+    mean, std = settings.get("mean") or design.mean, settings.get("std") or design.std
     return dataclasses.replace(design, config=config, mean=tuple(mean), std=tuple(std)), path
 
 

@@ -9,7 +9,7 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +21,7 @@ from fullbatch.models.tokenizers import Tokenizer
 from fullbatch.models.two_towers import TwoTowers
 from fullbatch.models.weights import fetched, load_weights, read_weights, require_transformers
 
+AnyTimm = TypeVar("AnyTimm", PairDesign, ViewsDesign)
 DEFAULT_CONTEXT = 77
 _POOLING = "1_Pooling/config.json"
 # Text towers whose configs are known here, so that random weights need no hub.
@@ -38,7 +39,27 @@ _KNOWN: dict[str, dict[str, Any]] = {
 _FIRST_TOKEN = ("bert", "distilbert", "roberta", "xlm-roberta", "camembert", "electra", "deberta", "deberta-v2")
 
 
-class PairBackbone(nn.Module):
+class _TimmBackbone(nn.Module):
+    """``visual`` is a timm model without its classifier."""
+
+    visual: Any
+
+    def lock_image_tower(self, unlocked_groups: int = 0) -> None:
+        """Freeze the timm tower but for its last groups of layers; its projection keeps learning."""
+        from timm.models import group_parameters
+
+        self.visual.requires_grad_(False)
+        if unlocked_groups:
+            groups = group_parameters(self.visual, self.visual.group_matcher())
+            for key in sorted(groups)[-unlocked_groups:]:
+                for name in groups[key]:
+                    self.visual.get_parameter(name).requires_grad_(True)
+
+    def set_grad_checkpointing(self, enable: bool = True) -> None:
+        self.visual.set_grad_checkpointing(enable)
+
+
+class PairBackbone(_TimmBackbone):
     """The two towers under the method names of open_clip's models.
 
     padding      the token id that attention leaves out
@@ -68,17 +89,6 @@ class PairBackbone(nn.Module):
         features_BD: Tensor = self.text_projection(pooled_BF)
         return features_BD
 
-    def lock_image_tower(self, unlocked_groups: int = 0) -> None:
-        """Freeze the timm tower but for its last groups; its projection keeps learning."""
-        from timm.models import group_parameters
-
-        self.visual.requires_grad_(False)
-        if unlocked_groups:
-            groups = group_parameters(self.visual, self.visual.group_matcher())
-            for key in sorted(groups)[-unlocked_groups:]:
-                for name in groups[key]:
-                    self.visual.get_parameter(name).requires_grad_(True)
-
     def lock_text_tower(self, unlocked_layers: int = 0) -> None:
         """Freeze the text tower but for its last layers; its projection keeps learning."""
         self.text.requires_grad_(False)
@@ -91,19 +101,15 @@ class PairBackbone(nn.Module):
                 layer.requires_grad_(True)
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
-        self.visual.set_grad_checkpointing(enable)
+        super().set_grad_checkpointing(enable)
         self.text.gradient_checkpointing_enable({"use_reentrant": False})
 
 
 def pair_design(config: Model) -> PairDesign:
     """The design that `--image-tower` and `--text-tower` name."""
-    import timm
-
     assert config.image_tower is not None and config.text_tower is not None
     require_transformers(f"--text-tower {config.text_tower!r}")
-    if not timm.is_model(config.image_tower):
-        guess = nearest(config.image_tower, timm.list_models())
-        raise ValueError(f"--image-tower {config.image_tower!r} is not a timm model{guess}")
+    _require_timm("--image-tower", config.image_tower)
     return PairDesign(
         image_tower=config.image_tower,
         text_tower=config.text_tower,
@@ -112,6 +118,13 @@ def pair_design(config: Model) -> PairDesign:
         context_length=config.context_length or DEFAULT_CONTEXT,
         pooling=config.text_pooling or _pooling_of(config.text_tower),
     )
+
+
+def _require_timm(flag: str, name: str) -> None:
+    import timm
+
+    if not timm.is_model(name):
+        raise ValueError(f"{flag} {name!r} is not a timm model{nearest(name, timm.list_models())}")
 
 
 def text_config_named(name: str) -> dict[str, Any]:
@@ -133,46 +146,48 @@ def _pooling_of(name: str) -> Literal["first", "mean"] | None:
     if name in _KNOWN and not Path(name).is_dir():
         return None
     silent = dict.fromkeys(("gated_repo", "missing_entries", "connection_errors"), False)
-    found = cached_file(name, _POOLING, **{f"_raise_exceptions_for_{why}": raised for why, raised in silent.items()})
-    if found is None:
+    file = cached_file(name, _POOLING, **{f"_raise_exceptions_for_{why}": raised for why, raised in silent.items()})
+    if file is None:
         return None
     try:
-        said = json.loads(Path(found).read_text(encoding="utf-8"))
+        content = json.loads(Path(file).read_text(encoding="utf-8"))
         modes = [
-            mode.removeprefix("pooling_mode_") for mode, on in said.items() if mode.startswith("pooling_mode_") and on
+            mode.removeprefix("pooling_mode_")
+            for mode, on in content.items()
+            if mode.startswith("pooling_mode_") and on
         ]
-        modes = [said["pooling_mode"]] if "pooling_mode" in said else modes
+        modes = [content["pooling_mode"]] if "pooling_mode" in content else modes
     except (OSError, ValueError, AttributeError) as error:
-        raise ValueError(f"{found} cannot be read: {error}; mend it, or set --text-pooling first or mean.") from None
-    known: dict[str, Literal["first", "mean"]] = {
-        "mean_tokens": "mean",
-        "mean": "mean",
-        "cls_token": "first",
-        "cls": "first",
-    }
-    if len(modes) != 1 or modes[0] not in known:
-        raise ValueError(f"{found} pools by {listed(modes) or 'nothing'}; set --text-pooling first or mean.")
-    return known[modes[0]]
+        raise ValueError(f"{file} cannot be read: {error}; mend it, or set --text-pooling first or mean.") from None
+    if modes in (["mean_tokens"], ["mean"]):
+        return "mean"
+    if modes in (["cls_token"], ["cls"]):
+        return "first"
+    raise ValueError(f"{file} pools by {listed(modes) or 'nothing'}; set --text-pooling first or mean.")
 
 
 def build_pair(
     design: PairDesign, tokenizer: Tokenizer, image_weights: bool | str, text_weights: bool
 ) -> tuple[PairBackbone, PairDesign]:
     """The towers, and the design with the timm tower's image size and normalisation filled in."""
+    visual = timm_tower("--image-tower", design.image_tower, design.image_size, image_weights)
+    text = _text_tower(design, tokenizer, text_weights)
+    filled = dataclasses.replace(_filled(design, visual), text_config=text.config.to_dict())
+    return PairBackbone(visual, text, design.embed_dim, tokenizer.padding, design.pooling), filled
+
+
+def _filled(design: AnyTimm, visual: Any, image_size: int | None = None) -> AnyTimm:
+    """With the timm tower's image size and normalisation, where the design leaves them open."""
     from timm.data.config import resolve_model_data_config
 
     resolve: Any = resolve_model_data_config
-    visual = timm_tower("--image-tower", design.image_tower, design.image_size, image_weights)
-    text = _text_tower(design, tokenizer, text_weights)
     wanted = resolve(visual)
-    filled = dataclasses.replace(
+    return dataclasses.replace(
         design,
-        text_config=text.config.to_dict(),
-        image_size=design.image_size or int(wanted["input_size"][-1]),
+        image_size=design.image_size or image_size or int(wanted["input_size"][-1]),
         mean=design.mean or tuple(wanted["mean"]),
         std=design.std or tuple(wanted["std"]),
     )
-    return PairBackbone(visual, text, design.embed_dim, tokenizer.padding, design.pooling), filled
 
 
 def timm_tower(flag: str, name: str, image_size: int | None, weights: bool | str) -> Any:
@@ -263,7 +278,7 @@ def _projection(features: int, embed_dim: int) -> nn.Linear:
 SMALL_SIZE = 32  # pixels a side that the small stem is made for
 
 
-class ViewBackbone(nn.Module):
+class ViewBackbone(_TimmBackbone):
     """A timm encoder and a projection head, which is left behind after training."""
 
     def __init__(self, visual: Any, projection: Sequence[int]) -> None:
@@ -274,20 +289,6 @@ class ViewBackbone(nn.Module):
     def encode_image(self, images_BCHW: Tensor) -> Tensor:
         embedded_BD: Tensor = self.projection(self.visual(images_BCHW))
         return embedded_BD
-
-    def lock_image_tower(self, unlocked_groups: int = 0) -> None:
-        """Freeze the encoder but for its last groups of layers; the projection keeps learning."""
-        from timm.models import group_parameters
-
-        self.visual.requires_grad_(False)
-        if unlocked_groups:
-            groups = group_parameters(self.visual, self.visual.group_matcher())
-            for key in sorted(groups)[-unlocked_groups:]:
-                for name in groups[key]:
-                    self.visual.get_parameter(name).requires_grad_(True)
-
-    def set_grad_checkpointing(self, enable: bool = True) -> None:
-        self.visual.set_grad_checkpointing(enable)
 
 
 class TwoViews(TwoTowers):
@@ -326,31 +327,17 @@ def projection_head(features: int, widths: Sequence[int]) -> nn.Sequential:
 
 def views_design(config: Model) -> ViewsDesign:
     """The design that `--view-tower` names."""
-    import timm
-
     assert config.view_tower is not None
-    if not timm.is_model(config.view_tower):
-        guess = nearest(config.view_tower, timm.list_models())
-        raise ValueError(f"--view-tower {config.view_tower!r} is not a timm model{guess}")
+    _require_timm("--view-tower", config.view_tower)
     return ViewsDesign(config.view_tower, config.view_stem, config.projection)
 
 
 def build_views(design: ViewsDesign, weights: bool | str) -> tuple[ViewBackbone, ViewsDesign]:
     """The encoder, and the design with its image size and normalisation filled in."""
-    from timm.data.config import resolve_model_data_config
-
-    resolve: Any = resolve_model_data_config
     visual = timm_tower("--view-tower", design.tower, design.image_size, weights)
-    wanted = resolve(visual)
-    own_size = SMALL_SIZE if design.stem == "small" else int(wanted["input_size"][-1])
+    filled = _filled(design, visual, SMALL_SIZE if design.stem == "small" else None)
     if design.stem == "small":
         _make_stem_small(visual, design.tower)
-    filled = dataclasses.replace(
-        design,
-        image_size=design.image_size or own_size,
-        mean=design.mean or tuple(wanted["mean"]),
-        std=design.std or tuple(wanted["std"]),
-    )
     return ViewBackbone(visual, design.projection), filled
 
 
