@@ -93,8 +93,7 @@ def images_below(root: str) -> Iterator[str]:
 
 
 class CocoCaptions:
-    """The images of a JSON file that have captions, in its order: of COCO's captions files, or of a list of
-    {"image": path, "caption": text or texts}."""
+    """The captioned images of a JSON file: of COCO's, or of a list of {"image": path, "caption": text or texts}."""
 
     def __init__(self, path: str, root: str = "", name: str = "") -> None:
         self.name = name or path
@@ -165,8 +164,9 @@ def _is_entry(entry: object) -> bool:
 
 
 def _root_of(path: str, rows: list[PathAndCaptions]) -> str:
-    """Where the images are: below the file's folder or the one above, or in a folder there that the file's name names,
-    as COCO has annotations/captions_val2017.json beside val2017/.  The first place that holds one of the first few."""
+    """The folder that image paths start from: the first of a few places that holds one of the first images.  It tries
+    the file's folder, the one above, and folders there that the file's name mentions, as COCO has val2017/ beside
+    annotations/."""
     own = os.path.dirname(os.path.abspath(path))
     words = [word for word in os.path.splitext(os.path.basename(path))[0].split("_") if word.strip(".")]
     above = (own, os.path.dirname(own))

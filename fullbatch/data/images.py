@@ -151,11 +151,7 @@ def _resized(pixels_CHW: Tensor, height: int, width: int) -> Tensor:
 
 @dataclass(frozen=True)
 class TrainTransform:
-    """A random crop, resized to a square.
-
-    A JPEG is decoded at 1/2, 1/4 or 1/8 where the crop still has at least ``size`` pixels a side: the larger the image,
-    the more that saves.
-    """
+    """A random crop, resized to a square.  A large JPEG is decoded at 1/2, 1/4 or 1/8 where the crop still fills it."""
 
     size: int
     crop: tuple[float, float] = (0.9, 1.0)
@@ -180,10 +176,8 @@ class TrainTransform:
 
 @dataclass(frozen=True)
 class EvalTransform:
-    """The shorter side resized to ``size``, then the middle square: open_clip's evaluation transform.
-
-    Nothing here is random, and JPEGs are decoded in full, so that numbers agree with open_clip's.
-    """
+    """open_clip's evaluation transform, with nothing random: the shorter side resized to ``size``, then the middle
+    square."""
 
     size: int
     max_pixels: int = 50_000_000
@@ -212,10 +206,8 @@ Floats = npt.NDArray[np.float64]
 
 
 def random_boxes(size: int, share: tuple[float, float], draw: Callable[[int, int], Floats]) -> Floats:
-    """(left, top, width, height) in pixels of a square image, drawn as ``transforms.random_crop`` draws one.
-
-    ``draw(try, what)`` gives a number in [0, 1) for every box.
-    """
+    """(left, top, width, height) in pixels of a square image, drawn as ``random_crop`` draws one; ``draw(try, what)``
+    gives a number in [0, 1) for every box."""
     low, high = share
     boxes_P4: Floats | None = None
     for turn in range(_TRIES):

@@ -39,10 +39,9 @@ class RawSample:
 
 
 class Samples(Protocol):
-    """An ordered, finite list of samples with random access; the position of a sample is stable.
+    """An ordered, finite list of samples with random access; it pickles and survives a fork, since workers hold copies.
 
-    ``fingerprint`` changes when the samples or their order do; ``read`` raises BadSample.  Must pickle and survive a
-    fork: workers hold copies.
+    ``fingerprint`` changes when the samples or their order do; ``read`` raises BadSample.
     """
 
     name: str
@@ -109,8 +108,8 @@ def checked_image(name: str, raw: object) -> bytes:
 
 
 def file_below(name: str, root: str, path: str) -> str:
-    """Where an image of a table lies.  An absolute path is taken as it is, for people's own tables hold them; a
-    relative one starts at ``root`` and may not leave it, neither by ``..`` nor through a symbolic link."""
+    """The file of an image that a table names.  An absolute path is taken as it is; a relative one starts at ``root``
+    and may not leave it, neither by ``..`` nor through a symbolic link."""
     if not path or "\0" in path:
         raise BadSample(name, f"{path!r} is not an image path")
     if os.path.isabs(path):

@@ -226,7 +226,7 @@ LARGE = 1_000_000  # samples; nobody splits a larger source without being asked:
 
 
 class Share:
-    """Some samples of a source in their order, under numbers of their own: a data set to everything behind it.
+    """Some samples of a source in their order, under numbers of their own.
 
     Its fingerprint is its own, since a memory per sample goes by these numbers; ``described`` says which they are.
     """
@@ -244,11 +244,8 @@ class Share:
 
 
 def share_of(samples: Samples, share: float) -> Samples:
-    """All of them for 1; ValueError where nothing is left.
-
-    They are the first ones of a shuffle that depends on the source's length alone, so a smaller share of a source is a
-    part of a larger one.
-    """
+    """The first samples of a shuffle that depends on the source's length alone: a smaller share is part of a larger
+    one. ValueError where nothing is left."""
     if share == 1.0 or not len(samples):
         return samples
     count = round(share * len(samples))
@@ -266,8 +263,8 @@ def part_of(samples: Samples, part: Literal["all", "train", "held_out"]) -> Samp
 
 
 def parts_of(samples: Samples) -> tuple[Share, Share]:
-    """What is trained on, and what is held out: whole pictures.  Of a table with a row a caption, no picture is in
-    both, and rows that are held out are joined."""
+    """What is trained on and what is held out: whole pictures, even where a table has a row for each caption.  Rows of
+    one picture that is held out are joined."""
     pictures = ByPicture(samples) if isinstance(samples, CsvTable) else samples
     count = len(pictures)
     held = min(round(HELD_OUT * count), MOST_HELD_OUT) if count >= FEWEST else 0
@@ -284,10 +281,8 @@ _PROBED = 64
 
 
 def fingerprint_of_samples(samples: Samples, source: Source | None) -> str:
-    """The samples' own fingerprint says what they are called; this also looks at sizes, times and some of the bytes.
-
-    A data set whose pictures were replaced under their old names gives another one.
-    """
+    """Unlike the samples' own fingerprint, this one changes when pictures are replaced under their old names: it looks
+    at sizes, times and some of the bytes too."""
     parts: list[object] = [samples.fingerprint, len(samples)]
     if source is not None and source.kind != "builtin" and source.path not in BUILTIN:
         parts += [part for path in expand_pattern(source.path) for part in _sizes_and_times(path)]

@@ -52,10 +52,8 @@ def choose_columns(
 
 
 class CsvTable:
-    """Rows of CSV or TSV files; images lie below ``root``, by default below the folder of each file.
-
-    Relative paths may not leave ``root``; absolute paths are taken as they are.
-    """
+    """Rows of CSV or TSV files.  Relative image paths start at ``root``, by default each file's folder, and may not
+    leave it; absolute paths are taken as they are."""
 
     def __init__(
         self, paths: list[str], image: str = "", captions: tuple[str, ...] = (), root: str = "", name: str = ""
@@ -157,7 +155,7 @@ def _csv_rows(path: str, image: str, captions: tuple[str, ...]) -> Iterator[tupl
 
 
 def _records(lines: Iterable[str], separator: str) -> Iterator[tuple[list[str], str]]:
-    """Rows of the csv module, which goes on after a row that it cannot read.  A NUL, over which Python 3.10 stumbles,
+    """Rows of the csv module, which goes on after a row that it cannot read.  A NUL, which Python 3.10 cannot read,
     becomes a byte that is not UTF-8: its row is bad as a caption and as a path."""
     reader = csv.reader((line.replace("\0", "\udc80") for line in lines), delimiter=separator)
     while True:
@@ -179,8 +177,7 @@ def _footer(path: str) -> bytes:
 class ParquetTable:
     """Rows of parquet files whose images are bytes, Hugging Face's {bytes, path} or paths below ``root``.
 
-    A row is read with its whole row group, and the last ones stay in memory: fast in order, slow at random when the
-    images themselves are in the table.
+    A row is read with its whole row group, and the last groups stay in memory: images at random are slow.
     """
 
     def __init__(

@@ -49,7 +49,7 @@ class TarShards:
     """Samples of local shards, in the order of the shards and of the samples in each.
 
     A caption is the .txt member, else "captions" or "caption" in the .json; ``captions`` names other .json fields.  A
-    sample that lacks its image or its text keeps its position and is a bad sample when it is read.
+    sample without image or text keeps its position and is a bad sample when it is read.
     """
 
     def __init__(self, paths: list[str], image: str = "", captions: tuple[str, ...] = (), name: str = "") -> None:

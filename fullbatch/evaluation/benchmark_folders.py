@@ -48,10 +48,7 @@ class Member:
 
 
 class ShardSamples:
-    """The samples of a folder's shards, in their order; the image is read when it is asked for.
-
-    The captions of a classified image are the name of its class.
-    """
+    """The samples of a folder's shards, in order.  A classified image has one caption, the name of its class."""
 
     def __init__(self, name: str, shards: list[Path], classes: tuple[str, ...] | None) -> None:
         self.name, self._shards, self._classes = name, shards, classes

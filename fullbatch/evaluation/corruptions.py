@@ -56,10 +56,8 @@ class Draws:
 
 
 def streaked(x_NHWC: Floats, radius: float, sigma: float, degrees_N: Floats) -> Floats:
-    """Motion blur: half a Gaussian along each image's own direction, from pixel to pixel, edges drawn out.
-
-    ImageMagick's rule, which CIFAR-10-C was made with; its tail is cut where it is ``_FAINT``.
-    """
+    """Motion blur by ImageMagick's rule, which CIFAR-10-C was made with: half a Gaussian along each image's own
+    direction, from pixel to pixel, edges drawn out.  The tail is cut where it falls to ``_FAINT``."""
     steps = np.arange(2 * math.ceil(radius) + 1)
     weights = np.exp(-(steps**2) / (2.0 * sigma**2))
     steps = steps[weights >= _FAINT]
@@ -76,11 +74,8 @@ def streaked(x_NHWC: Floats, radius: float, sigma: float, degrees_N: Floats) -> 
 
 
 def plasma(draws: Draws, size: int, decay: float, what: int = 0) -> Floats:
-    """A cloudy field in [0, 1] for each image, (N, S, S), by the diamond-square rule on a torus.
-
-    A point is the mean of its four neighbours plus noise, which shrinks by ``decay`` squared from one grid to the next
-    finer one.
-    """
+    """A cloudy field in [0, 1] for each image, (N, S, S), by the diamond-square rule on a torus: a point is the mean of
+    its four neighbours plus noise, which shrinks by ``decay`` squared from one grid to the next finer one."""
     side = 1 << max(1, (size - 1).bit_length())
     noise_NSS = draws.uniform(-1.0, 1.0, side, side, what=what)
     field_NSS = np.zeros_like(noise_NSS)
@@ -220,10 +215,8 @@ def defocus_blur(x_NHWC: Floats, draws: Draws) -> Floats:
 
 
 def glass_blur(x_NHWC: Floats, draws: Draws) -> Floats:
-    """From the last pixel to the first, each takes the value of itself or of a neighbour above, left, or both.
-
-    Meant as an exchange; in the code that made CIFAR-10-C the second half of it has no effect, and so here.
-    """
+    """From the last pixel to the first, each takes the value of itself or of a neighbour above, left, or both.  It was
+    meant as an exchange, but in the code that made CIFAR-10-C the second half has no effect."""
     count, height, width, _ = x_NHWC.shape
     back_NHW2 = draws.whole(-1, 1, height, width, 2)
     shuffled, image_N = _gaussian(x_NHWC, 0.05), np.arange(count)

@@ -173,8 +173,8 @@ class ArrowRows:
 
 
 def files_of_test_split(folder: Path) -> list[Path]:
-    """Of one table: the test split, by the file's name (NAME-test.arrow) or its folder's (test/), and the newest of
-    several cached revisions.  ValueError where several remain: together they would be another test."""
+    """The files of the test split, named NAME-test.arrow or lying in test/; of several cached revisions, the newest.
+    ValueError where several tables remain: together they would be another test."""
     files = [path for path in folder.rglob("*.arrow") if not path.name.startswith("cache-")]
     files = sorted(path for path in files if not path.parent.name.endswith(".incomplete"))  # a download cut off
     if not files:
@@ -302,10 +302,8 @@ def _mean(scores: list[tuple[float, float]]) -> float:
 
 
 def jaccard(similarities: Sequence[float], right: Sequence[bool]) -> float:
-    """Take as many of the most similar as are right; what both have in common over what they have together.
-
-    Of equally similar ones the first is taken.
-    """
+    """Take as many of the most similar as are right (of equals the first): what both share over what they have
+    together."""
     count = sum(right)
     taken = sorted(range(len(right)), key=lambda place: -similarities[place])[:count]
     common = sum(right[place] for place in taken)

@@ -76,9 +76,9 @@ class Tables:
 
 @dataclass(frozen=True)
 class Embedder:
-    """How to embed: the model (as wrapped for training), its input, the device; ``cache`` keeps what ``images`` and
-    ``captions`` give, for a model that does not change.  ``watch`` is told where a pass stands: the source, batches
-    done, and all of them."""
+    """How to embed: the model (as wrapped for training), its input, the device.  ``cache`` keeps what ``images`` and
+    ``captions`` return, for a model that does not change; ``watch`` is told the source, the batches done, and their
+    number."""
 
     model: nn.Module
     tokenize: Callable[[list[str]], Tensor]
@@ -160,10 +160,8 @@ class Embedder:
 
     @torch.no_grad()
     def walk(self, samples: Samples, source: Source | str, rows: Callable[[Batch], tuple[Tensor, ...]]) -> SourceRows:
-        """Whatever ``rows`` makes of a batch, a row a sample, over all samples; the model is in evaluation mode.
-
-        Every rank calls ``rows`` equally often: with a batch of one black image where its share is used up.
-        """
+        """Whatever ``rows`` makes of a batch, one row per sample, over all samples; the model is in evaluation mode.
+        Every rank calls ``rows`` equally often: with a batch of one black image where its share is used up."""
         transform = EvalTransform(self.image_size, self.max_pixels)
         batches = EvaluationBatches(Pool([samples]), self.batch_size, transform, no_tokens, distributed.world())
         ids: list[Tensor] = []

@@ -64,10 +64,8 @@ def count_classes(text: str, enough: int) -> Counted:
 def count(
     samples: Samples, enough: int, of: Callable[[tuple[str, ...]], object] = lambda captions: captions[0]
 ) -> Counted:
-    """The different things that ``of`` makes of a sample's captions, its class unless told.
-
-    Evenly over the samples, for those of a class often lie together.
-    """
+    """How many different things ``of`` makes of the samples' captions: by default, how many classes there are.  It
+    reads evenly over the samples, since those of one class often lie together."""
     names: set[object] = set()
     problem = ""
     most = min(len(samples), MOST_READ)
@@ -115,8 +113,8 @@ NOT_METRICS = ("chance", "size")  # numbers of a result that are not
 
 
 def metric_named(asked: str | None, tasks: Sequence[str], flag: str = "--metric") -> str:
-    """The "TASK METRIC" that ``asked`` means: itself, a METRIC (of the first task that has it), or None, the main one
-    of the first task.  ``flag`` is where the user asked."""
+    """The "TASK METRIC" that ``asked`` means.  A METRIC is that of the first task that has it; None is the main one of
+    the first task.  ``flag`` is where the user asked."""
     if not tasks:
         raise ValueError("This needs something to measure: name tasks with --evaluate retrieval:SOURCE ...")
     known = [name for task in tasks for name in _names(task)]
@@ -218,9 +216,9 @@ class Metric:
 
     @classmethod
     def parse(cls, text: str, tasks: Sequence[str], where: str = _FIELD) -> Metric:
-        """``METRIC``, ``TASK METRIC``, ``mean(A, B, ...)`` of such, or ``seconds``; ValueError where the tasks do not
-        give it.  Where a name has a comma of its own, the commas between names need a space after them.  ``where`` is
-        the field or flag that asks."""
+        """``METRIC``, ``TASK METRIC``, ``mean(A, B, ...)`` or ``seconds``; ValueError where the tasks do not give it.
+        Where a name has a comma of its own, a space must follow the others.  ``where`` is the field or flag that asks.
+        """
         if not isinstance(text, str) or not text.strip():
             raise ValueError(f"{where}: a metric must be a name such as accuracy, got {text!r}.")
         text = text.strip()

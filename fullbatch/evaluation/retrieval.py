@@ -18,8 +18,8 @@ from fullbatch import distributed
 
 @dataclass(frozen=True)
 class Gallery:
-    """A matrix product gives equal rows similarities that differ in their last bit, by where in a block they lie; so
-    each different row is multiplied once.
+    """Rows to search in, where equal rows get equal similarities.  A matrix product gives them similarities that differ
+    in the last bit, by their place in a block; so each different row is multiplied once.
 
     place_B   which of rows_UD each row is; None where all differ
     """
@@ -112,8 +112,8 @@ def equal_captions(captions: Sequence[Sequence[str]]) -> Answers:
 
 @dataclass(frozen=True)
 class Ranks:
-    """For each anchor: how many wrong rows are nearer than the best right one, how many are as near, and how many
-    right ones are as near as the best."""
+    """For each anchor: wrong rows nearer than the best right one, wrong rows as near, and right rows as near as the
+    best."""
 
     ahead_A: Tensor
     level_A: Tensor
@@ -140,10 +140,7 @@ def ranks(
     right: Callable[[int, int], tuple[Tensor, Tensor]],
     chunk: int | None = None,
 ) -> Ranks:
-    """``right(start, stop)`` gives the pairs of these anchors and the gallery rows that are right for them.
-
-    The ranks share the anchors.
-    """
+    """``right(start, stop)`` gives the right pairs of these anchors and gallery rows.  The ranks share the anchors."""
     world, count, device = distributed.world(), len(anchors_AD), anchors_AD.device
     chunk = chunk or max(1, min(1024, _ENTRIES // len(gallery_BD)))
     first, last = count * world.rank // world.size, count * (world.rank + 1) // world.size

@@ -135,9 +135,7 @@ def run_tasks(
     say: Callable[[Result | Gap], None] = lambda answer: None,
 ) -> Measured:
     """All of them.  A task of a suite that fails is a gap and the others go on; with ``go_on`` so is any task.
-
-    ``templates``: None is each task's own; a suite always has its own.  ``say`` hears each answer when it is there.
-    """
+    ``templates`` None is each task's own; a suite always has its own.  ``say`` hears each answer when it is there."""
     answers: list[Result | Gap] = []
 
     def keep(answer: Result | Gap) -> None:

@@ -129,10 +129,8 @@ def _corrupted_result(task: str, walked: SourceRows, kinds: Sequence[str]) -> Re
 
 
 def own_hits(anchor_BKD: Tensor, gallery_BKD: Tensor) -> Tensor:
-    """(B, K): whether gallery row k of image b is the nearest of its K to anchor k; equally near ones share a hit.
-
-    NaN where the embeddings are not finite, which the caller is to refuse.
-    """
+    """(B, K): whether gallery row k of image b is the nearest of its K to anchor k; equally near ones share a hit.  NaN
+    where the embeddings are not finite, which the caller is to refuse."""
     sim_BKK = (anchor_BKD @ gallery_BKD.transpose(1, 2)).float()
     own_BK1 = sim_BKK.diagonal(dim1=1, dim2=2)[..., None]
     ahead_BK, level_BK = (sim_BKK > own_BK1).sum(dim=2), (sim_BKK == own_BK1).sum(dim=2)

@@ -35,10 +35,7 @@ def is_run(path: Path) -> bool:
 
 
 def open_model(named: Model, image_size: int | None = None, temperature: float | None = None) -> Opened:
-    """By what lies at the path ``named.model``, else by name and weights.
-
-    ``temperature`` stands in where the weights bring none.
-    """
+    """The model at the path ``named.model``, else by name and weights; ``temperature`` is for those that bring none."""
     path, weights = Path(named.model), named.pretrained
     if named.is_pair:
         if weights is None:
@@ -137,10 +134,8 @@ def starting_from(named: Model, folder: Path) -> Model:
 
 
 def replace_folder(folder: Path, write: Callable[[Path], object]) -> None:
-    """Have ``write`` fill a new folder, then put it in the old one's place.
-
-    A folder cannot take another's name in one move; ``settle`` finishes what was cut off between the two it takes.
-    """
+    """Have ``write`` fill a new folder, then put it in the old one's place.  That takes two moves; ``settle`` finishes
+    what was cut off between them."""
     settle(folder)
     new, old = _beside(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)

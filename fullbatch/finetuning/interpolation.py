@@ -51,8 +51,7 @@ class Curve:
 
     @property
     def best(self) -> Point:
-        """The highest score without a task that paid for it, and of equal ones the nearest to the base, which always
-        qualifies."""
+        """The highest score without a regressed task; of equal ones the nearest to the base, which always qualifies."""
         safe = [point for point in self.points if point.score is not None and not point.regressed]
         return max(safe, key=lambda point: (point.score, -point.alpha), default=self.points[0])
 

@@ -88,8 +88,8 @@ def values_of(measured: Measured, metric: str) -> dict[str, float]:
 
 
 def score_of(values: Mapping[str, float | None], metric: str, base: Mapping[str, float | None]) -> float | None:
-    """The number that decides.  None where a task that the base was measured on gave none: a mean over fewer tasks
-    compares with nothing, and nobody knows whether the others fell."""
+    """The number that decides.  None where a task that the base was measured on has no number: a mean over fewer tasks
+    compares with nothing."""
     finite = {name: value for name in base if (value := values.get(name)) is not None and math.isfinite(value)}
     if not finite or len(finite) < len(base):
         return None
@@ -184,10 +184,8 @@ class Record:
         return best is None or best.score is None or epoch.score > best.score
 
     def with_epoch(self, epoch: Epoch, best: bool) -> Record:
-        """With this one in the place of what was known of its step; as ``best``, its weights are in tuned/.
-
-        The numbers of the best epoch stay those of the weights on disk, should its step be done again.
-        """
+        """With this epoch in place of what was known of its step; as ``best``, its weights are in tuned/.  The numbers
+        of the best epoch stay those of the weights on disk, should its step be done again."""
         if self.best is not None and epoch.step == self.best.step and not best:
             return self
         others = [known for known in self.epochs if known.step != epoch.step]

@@ -104,8 +104,8 @@ def plain_state(state: Mapping[str, Tensor], scale: float) -> dict[str, Tensor]:
 
 
 def _targets(backbone: nn.Module, part: str, name: str) -> Iterator[str]:
-    """The linear maps in the layers of a tower: below the members of its lists of modules, so that heads and
-    projections, whose owners may look at their type or use their weights directly, stay as they are."""
+    """The linear maps in a tower's layers: below the members of its lists of modules.  Heads and projections stay as
+    they are, since their owners may look at their type or use their weights directly."""
     for where, module in list(backbone.get_submodule(part).named_modules(prefix=part)):
         if not _is_in_a_layer(backbone, where):
             continue

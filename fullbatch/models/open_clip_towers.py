@@ -38,10 +38,8 @@ def design_named(model: str) -> OpenClipDesign:
 
 
 def _normalisation(name: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and deviation of pixels as all weights that open_clip knows for a model want them (SigLIP's: 0.5).
-
-    open_clip notes them by the tag alone; the same weights given as a file shall see the same pixels.
-    """
+    """Mean and deviation of pixels that all of open_clip's weights for a model want (SigLIP's: 0.5).  open_clip notes
+    them by the tag alone, but the same weights given as a file must see the same pixels."""
     import open_clip
     from open_clip.pretrained import get_pretrained_cfg
 
@@ -135,10 +133,8 @@ def tag_weights(design: OpenClipDesign, tag: str) -> tuple[OpenClipDesign, Path]
 def load_open_clip(
     model: nn.Module, state: dict[str, Tensor], source: str, name: str
 ) -> tuple[float | None, float | None]:
-    """Load open_clip weights, old layouts and other image sizes included; returns their temperature and bias.
-
-    None is returned for what they do not have: towers are complete without it, and the objective has its own.
-    """
+    """Load open_clip weights, old layouts and other image sizes included; return their temperature and bias, or None
+    where they have none: the objective has its own."""
     from open_clip.convert import convert_state_dict
     from open_clip.model import convert_to_custom_text_state_dict, resize_pos_embed, resize_text_pos_embed
 

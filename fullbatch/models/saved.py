@@ -215,10 +215,8 @@ def _export_safetensors(model: TwoTowers, path: Path, temperature: float, bias: 
 
 
 def write_design(model: TwoTowers, folder: Path) -> None:
-    """What a run needs to build its model again, wherever the pretrained weights it came from may be by then.
-
-    Their temperature and bias are written too: a method with a constant temperature goes on with it.
-    """
+    """What a run needs to build its model again, wherever its pretrained weights may be by then; with their temperature
+    and bias, since a method with a constant temperature goes on with it."""
     folder.mkdir(parents=True, exist_ok=True)
     if model.tokenize.hugging_face is not None:
         model.tokenize.hugging_face.save_pretrained(folder)
@@ -227,10 +225,8 @@ def write_design(model: TwoTowers, folder: Path) -> None:
 
 
 def open_clip_state(model: TwoTowers, temperature: float, bias: float | None) -> dict[str, Tensor]:
-    """The weights under open_clip's names, with the temperature and bias of the objective that trained them.
-
-    Without a bias (None) an architecture that has one keeps what it has.
-    """
+    """The weights under open_clip's names, with the temperature and bias of the objective that trained them.  Without a
+    bias (None) an architecture that has one keeps its own."""
     state = model.plain_weights()
     scale = state["logit_scale"]
     state["logit_scale"] = torch.full_like(scale, -math.log(temperature))

@@ -191,8 +191,8 @@ def _filled(design: AnyTimm, visual: Any, image_size: int | None = None) -> AnyT
 
 
 def timm_tower(flag: str, name: str, image_size: int | None, weights: bool | str) -> Any:
-    """A timm model without its classifier, called ``name`` by ``flag``; with its own weights, with those of a file, or
-    with none."""
+    """A timm model without its classifier; with its own weights, a file's, or none.  ``flag`` is where the user named
+    it."""
     import timm
 
     options: dict[str, Any] = {"num_classes": 0}
@@ -214,8 +214,8 @@ def timm_tower(flag: str, name: str, image_size: int | None, weights: bool | str
 
 
 def _load_tower(tower: Any, path: Path, name: str) -> None:
-    """A classifier's head is left out; where timm has a rule for published weights (positions of another image size,
-    other names), it is applied."""
+    """Without a classifier's head, and by timm's rule for published weights (other positions, other names) if it has
+    one."""
     if not path.is_file():
         raise ValueError(f"--image-weights {str(path)!r} is not a file; give a state dict of {name!r}.")
     heads = tower.default_cfg.get("classifier") or ()
@@ -292,10 +292,9 @@ class ViewBackbone(_TimmBackbone):
 
 
 class TwoViews(TwoTowers):
-    """``TwoTowers`` whose second tower is the first: what a batch holds in place of captions is another view.
+    """``TwoTowers`` whose second tower is the first: in place of captions, a batch holds another view of each image.
 
-    The views go through the encoder one after the other, as in SimCLR's and SogCLR's code, so that BatchNorm sees a
-    view of the whole batch at a time.
+    The views pass the encoder one after the other, as in SimCLR's and SogCLR's code: BatchNorm sees one view at a time.
     """
 
     def features(self, images_BCHW: Tensor) -> Tensor:
