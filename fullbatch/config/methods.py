@@ -193,38 +193,32 @@ METHODS: Mapping[str, Method] = MappingProxyType(
 )
 
 # The choices on each axis by the names they have on the command line and in YAML.
-PAIRWISE: Mapping[str, type] = MappingProxyType(
-    {
-        "identity": Identity,
-        "raw": RawSimilarity,
-        "squared_hinge": SquaredHinge,
-        "robust_positives": RobustPositives,
-        "sigmoid": Sigmoid,
-        "variance_covariance": VarianceCovariance,
-    }
-)
-NORMALIZERS: Mapping[str, type] = MappingProxyType(
-    {
-        "none": NoNormalizer,
-        "batch_mean": BatchMean,
-        "batch_and_queue": BatchAndQueue,
-        "moving_average": MovingAverage,
-        "scent": Scent,
-        "prototypes": Prototypes,
-        "rolling": Rolling,
-        "mlp": Mlp,
-        "amortized": Amortized,
-    }
-)
-TEMPERATURES: Mapping[str, type] = MappingProxyType(
-    {
-        "constant": Constant,
-        "learned": LearnedScale,
-        "robust": RobustGlobal,
-        "per_sample": PerSample,
-        "predicted": Predicted,
-    }
-)
+PAIRWISE: Mapping[str, type] = {
+    "identity": Identity,
+    "raw": RawSimilarity,
+    "squared_hinge": SquaredHinge,
+    "robust_positives": RobustPositives,
+    "sigmoid": Sigmoid,
+    "variance_covariance": VarianceCovariance,
+}
+NORMALIZERS: Mapping[str, type] = {
+    "none": NoNormalizer,
+    "batch_mean": BatchMean,
+    "batch_and_queue": BatchAndQueue,
+    "moving_average": MovingAverage,
+    "scent": Scent,
+    "prototypes": Prototypes,
+    "rolling": Rolling,
+    "mlp": Mlp,
+    "amortized": Amortized,
+}
+TEMPERATURES: Mapping[str, type] = {
+    "constant": Constant,
+    "learned": LearnedScale,
+    "robust": RobustGlobal,
+    "per_sample": PerSample,
+    "predicted": Predicted,
+}
 
 AXES = (*PARTS, "negatives")
 _ELSEWHERE = {"clip": "openclip", "infonce": "openclip", "nt_xent": "simclr"}  # what others call a method

@@ -17,6 +17,10 @@ from fullbatch.config.checks import (
 )
 
 _TEXTS = ("pretrained", "image_tower", "text_tower", "view_tower", "tokenizer")
+_DESIGN = (
+    "model", "image_tower", "text_tower", "view_tower", "view_stem", "projection", "embed_dim", "context_length",
+    "text_pooling", "image_weights", "text_weights",
+)  # fmt: skip
 DEFAULT_MODEL = "tiny"
 DEFAULT_PAIR_WIDTH = 256
 DEFAULT_PROJECTION = (2048, 128)
@@ -150,21 +154,8 @@ class Model:
 
     def as_saved_in(self, folder: Path) -> Model:
         """The same, locked and adapted as it is, with the design that lies in ``folder``."""
-        return replace(
-            self,
-            model=DEFAULT_MODEL,
-            pretrained=str(folder),
-            image_tower=None,
-            text_tower=None,
-            view_tower=None,
-            view_stem="timm",
-            projection=DEFAULT_PROJECTION,
-            embed_dim=None,
-            context_length=None,
-            text_pooling=None,
-            image_weights=False,
-            text_weights=False,
-        )
+        left_open = {name: getattr(Model(), name) for name in _DESIGN}
+        return replace(self, pretrained=str(folder), **left_open)
 
     def without_lora(self) -> Model:
         """The same model as it is once its adapters are added to its weights."""

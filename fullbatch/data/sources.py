@@ -37,7 +37,12 @@ def builtin_path(name: str, split: str = "train") -> str:
     return str(path)
 
 
-_TABLE_ENDINGS = (".csv", ".tsv")
+_ENDINGS: dict[SourceKind, tuple[str, ...]] = {
+    "tar": TAR_ENDINGS,
+    "csv": (".csv", ".tsv"),
+    "parquet": (".parquet",),
+    "coco": (".json",),
+}
 _HUGGING_FACE_FILES = ("dataset_info.json", "state.json", "dataset_dict.json")
 _MOST_PATHS = 1_000_000
 
@@ -55,13 +60,10 @@ def _opened(source: Source) -> Samples:
     kind = _kind_of(paths, source.path) if source.kind == "auto" else source.kind
     match kind:
         case "tar":
-            return TarShards(_files(paths, TAR_ENDINGS), source.image, source.captions, source.path)
-        case "csv":
-            files = _files(paths, _TABLE_ENDINGS)
-            return CsvTable(files, source.image, source.captions, source.root, source.path)
-        case "parquet":
-            files = _files(paths, (".parquet",))
-            return ParquetTable(files, source.image, source.captions, source.root, source.path)
+            return TarShards(_files(paths, kind), source.image, source.captions, source.path)
+        case "csv" | "parquet":
+            table = CsvTable if kind == "csv" else ParquetTable
+            return table(_files(paths, kind), source.image, source.captions, source.root, source.path)
         case "folder":
             captions = source.captions
             _refuse_options(source, captions not in ((), ("folder",), ("none",)), "captions=folder or captions=none")
@@ -103,23 +105,18 @@ def _kind_of_path(path: str) -> SourceKind:
         if any(entry.endswith(TAR_ENDINGS) for entry in there):
             return "tar"
         return "parquet" if any(entry.endswith(".parquet") for entry in there) else "folder"
-    if name.endswith(TAR_ENDINGS):
-        return "tar"
-    if name.endswith(_TABLE_ENDINGS):
-        return "csv"
-    if name.endswith(".parquet"):
-        return "parquet"
-    if name.endswith(".json"):
-        return "coco"
+    for kind, endings in _ENDINGS.items():
+        if name.endswith(endings):
+            return kind
     raise ValueError(
         f"Cannot tell from its name what {path!r} is: expected {', '.join(TAR_ENDINGS)}, .csv, .tsv, .parquet, "
         "a COCO .json or a folder; say it with PATH?kind=tar (or csv, parquet, coco, folder, huggingface)."
     )
 
 
-def _files(paths: list[str], endings: tuple[str, ...]) -> list[str]:
+def _files(paths: list[str], kind: SourceKind) -> list[str]:
     """The files themselves, folders replaced by what lies in them."""
-    files = []
+    files, endings = [], _ENDINGS[kind]
     for path in paths:
         if not os.path.isdir(path):
             files.append(path)

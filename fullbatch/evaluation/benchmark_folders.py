@@ -42,7 +42,7 @@ _SPLIT = "test"
 
 
 @dataclass(frozen=True)
-class Member:
+class TarMember:
     offset: int
     size: int
 
@@ -52,10 +52,12 @@ class ShardSamples:
 
     def __init__(self, name: str, shards: list[Path], classes: tuple[str, ...] | None) -> None:
         self.name, self._shards, self._classes = name, shards, classes
-        self._rows: list[tuple[int, str, dict[str, Member]]] = []
+        self._rows: list[tuple[int, str, dict[str, TarMember]]] = []
         for number, shard in enumerate(shards):
             self._rows += [(number, key, members) for key, members in _walk(shard).items()]
-        described = [part for shard in shards for part in (shard.name, *_size_and_time(shard))]
+        if not self._rows:
+            raise ValueError(f"The shards in {shards[0].parent} hold no sample.")
+        described = [part for s in shards for part in (s.name, s.stat().st_size, s.stat().st_mtime_ns)]
         self.fingerprint = fingerprint_of("benchmark", *(classes or ()), *described)
 
     def __len__(self) -> int:
@@ -103,19 +105,14 @@ class ShardSamples:
         return RawSample(label, image, captions)
 
 
-def _size_and_time(path: Path) -> tuple[int, int]:
-    status = path.stat()
-    return status.st_size, status.st_mtime_ns
-
-
-def _walk(shard: Path) -> dict[str, dict[str, Member]]:
-    members_of_key: dict[str, dict[str, Member]] = {}
+def _walk(shard: Path) -> dict[str, dict[str, TarMember]]:
+    members_of_key: dict[str, dict[str, TarMember]] = {}
     file = os.open(shard, os.O_RDONLY | os.O_CLOEXEC)
     try:
         for name, offset, size in walk_members(file, os.fstat(file).st_size, str(shard)):
             key, extension = split_key(name) or ("", "")
             if key:
-                members_of_key.setdefault(key, {}).setdefault(extension, Member(offset, size))
+                members_of_key.setdefault(key, {}).setdefault(extension, TarMember(offset, size))
     finally:
         os.close(file)
     return members_of_key
@@ -145,9 +142,7 @@ def open_benchmark(folder: Path, kind: str = "") -> Classified | Captioned:
     written = _lines(folder / _TYPE)[0].lower() if (folder / _TYPE).is_file() else "classification"
     kind = kind or written
     if kind == "retrieval":
-        captioned = ShardSamples(folder.name, shards, None)
-        _require_samples(captioned, folder)
-        return Captioned(captioned)
+        return Captioned(ShardSamples(folder.name, shards, None))
     if kind != "classification":
         raise ValueError(f"{folder / _TYPE} says {kind!r}; this program knows 'retrieval' and 'classification'.")
     classes = tuple(_lines(folder / _CLASSES, blank=True))
@@ -158,7 +153,6 @@ def open_benchmark(folder: Path, kind: str = "") -> Classified | Captioned:
         if "{c}" not in template and "{}" not in template:
             raise ValueError(f"{folder / _TEMPLATES}: the prompt {template!r} has no {{c}} for the class's name.")
     samples = ShardSamples(folder.name, shards, classes)
-    _require_samples(samples, folder)
     labels_N = torch.tensor([samples.class_of(index) for index in range(len(samples))])
     return Classified(samples, classes, templates, labels_N, _groups(samples))
 
@@ -191,11 +185,6 @@ def _lines(path: Path, blank: bool = False) -> list[str]:
     if blank and not all(lines):
         raise ValueError(f"{path}: line {lines.index('') + 1} is empty, and lines are counted there.")
     return [line for line in lines if line]
-
-
-def _require_samples(samples: ShardSamples, folder: Path) -> None:
-    if len(samples) == 0:
-        raise ValueError(f"The shards in {folder / _SPLIT} hold no sample.")
 
 
 def _groups(samples: ShardSamples) -> Tensor | None:

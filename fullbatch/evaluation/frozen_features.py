@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from fullbatch import distributed
 from fullbatch.config.data import Source
 from fullbatch.data.sources import open_source
-from fullbatch.evaluation.embed import Embedder
+from fullbatch.evaluation.embed import Embedder, SourceRows
 from fullbatch.evaluation.measure import mean_per_class, share
 from fullbatch.evaluation.result import Result
 
@@ -35,30 +35,23 @@ class Labelled:
     classes: tuple[str, ...]
     left_out: int
 
-    def to(self, device: torch.device) -> Labelled:
-        return Labelled(self.features_NF.to(device), self.labels_N.to(device), self.classes, self.left_out)
-
 
 def labelled_features(task: str, train: Source, test: Source, embedder: Embedder) -> tuple[Labelled, Labelled]:
     """Both sets on the embedder's device; classes are those of the training set."""
-    walks = [
-        embedder.walk(
-            distributed.together(lambda source=source: open_source(source)),  # type: ignore[misc]
-            source,
-            lambda batch: (embedder.feature_rows(batch.images).float(),),
-        )
-        for source in (train, test)
-    ]
-    names = [[of_image[0] for of_image in walked.captions] for walked in walks]
-    classes = tuple(sorted(set(names[0])))
-    _require_classes(task, classes, names[1])
+
+    def walk(source: Source) -> SourceRows:
+        samples = distributed.together(lambda: open_source(source))
+        return embedder.walk(samples, source, lambda batch: (embedder.feature_rows(batch.images).float(),))
+
+    def labelled(walked: SourceRows) -> Labelled:
+        labels_N = torch.tensor([number[of_image[0]] for of_image in walked.captions], device=embedder.device)
+        return Labelled(walked.tables[0].to(embedder.device), labels_N, classes, len(walked.left_out))
+
+    trained, tested = walk(train), walk(test)
+    classes = tuple(sorted({of_image[0] for of_image in trained.captions}))
+    _require_classes(task, classes, [of_image[0] for of_image in tested.captions])
     number = {name: place for place, name in enumerate(classes)}
-    return tuple(  # type: ignore[return-value]
-        Labelled(walked.tables[0], torch.tensor([number[name] for name in own]), classes, len(walked.left_out)).to(
-            embedder.device
-        )
-        for walked, own in zip(walks, names, strict=True)
-    )
+    return labelled(trained), labelled(tested)
 
 
 def _require_classes(task: str, classes: Sequence[str], test_names: Sequence[str]) -> None:

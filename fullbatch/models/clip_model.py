@@ -20,16 +20,10 @@ from fullbatch.models.weights import require_transformers
 
 # Fields of an open_clip config that CLIPModel has too, or that change nothing in a trained model.
 _VISION = ("layers", "width", "head_width", "mlp_ratio", "patch_size", "image_size", "patch_dropout")
-_TEXT: tuple[str, ...] = (
-    "context_length",
-    "vocab_size",
-    "hf_tokenizer_name",
-    "tokenizer_mode",
-    "tokenizer_kwargs",
-    "width",
-    "heads",
-)
-_TEXT += ("layers", "mlp_ratio", "pad_id", "eos_id")
+_TEXT = (
+    "context_length", "vocab_size", "hf_tokenizer_name", "tokenizer_mode", "tokenizer_kwargs", "width", "heads",
+    "layers", "mlp_ratio", "pad_id", "eos_id",
+)  # fmt: skip
 
 # Names of weights: here, and in CLIPModel.
 _SAME = (
