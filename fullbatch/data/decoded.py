@@ -10,7 +10,6 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 
 import numpy as np
 import numpy.typing as npt
@@ -110,11 +109,7 @@ def _write(path: Path, decoded: Decoded) -> None:
     """The pixels first: where the captions lie, the pixels lie too."""
     write_atomically(path.with_suffix(".npy"), lambda file: np.save(file, decoded.pixels_nCHW))
     texts = json.dumps({"captions": decoded.captions, "bad": decoded.bad}).encode()
-
-    def write(file: IO[bytes]) -> None:
-        file.write(texts)
-
-    write_atomically(path.with_suffix(".json"), write)
+    write_atomically(path.with_suffix(".json"), lambda file: file.write(texts))
 
 
 def _read(path: Path, count: int, size: int) -> Decoded | None:

@@ -8,7 +8,7 @@ import os
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,6 +51,13 @@ def choose_columns(
     return image, captions
 
 
+class _Row(NamedTuple):
+    label: str
+    root: str
+    path: str  # of the image
+    captions: tuple[str, ...]
+
+
 class CsvTable:
     """Rows of CSV or TSV files.  Relative image paths start at ``root``, by default each file's folder, and may not
     leave it; absolute paths are taken as they are."""
@@ -81,22 +88,21 @@ class CsvTable:
         return int(self._starts[-1])
 
     def read(self, index: int) -> RawSample:
-        label, root, path, captions = self._row(index)
-        return RawSample(label, read_image(label, root, path), captions)
+        row = self._row(index)
+        return RawSample(row.label, read_image(row.label, row.root, row.path), row.captions)
 
     def picture(self, index: int) -> str | None:
         """The file that a row names; None where the row cannot be used."""
         try:
-            _, root, path, _ = self._row(index)
+            row = self._row(index)
         except BadSample:
             return None
-        return os.path.normpath(os.path.join(root, path))
+        return os.path.normpath(os.path.join(row.root, row.path))
 
     def captions(self, index: int) -> tuple[str, ...]:
-        return self._row(index)[3]
+        return self._row(index).captions
 
-    def _row(self, index: int) -> tuple[str, str, str, tuple[str, ...]]:
-        """(label, root, path of the image, captions)"""
+    def _row(self, index: int) -> _Row:
         check_index(index, len(self), self.name)
         file = int(np.searchsorted(self._starts, index, side="right")) - 1
         problem, path, *captions = (self._fields[index * self._width + column] for column in range(self._width))
@@ -104,7 +110,7 @@ class CsvTable:
         if problem:
             raise BadSample(label, problem.decode())
         checked = checked_captions(label, [utf8(label, caption) for caption in captions])
-        return label, self._roots[file], os.fsdecode(path).strip(), checked
+        return _Row(label, self._roots[file], os.fsdecode(path).strip(), checked)
 
 
 class ByPicture:

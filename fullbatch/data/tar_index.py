@@ -209,7 +209,7 @@ def file_key(path: str, *more: object) -> str:
     return hashlib.blake2b(repr(parts).encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
 
 
-def write_atomically(target: Path, write: Callable[[IO[bytes]], None]) -> None:
+def write_atomically(target: Path, write: Callable[[IO[bytes]], object]) -> None:
     """All or nothing, also when several ranks write at once."""
     handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=_UNFINISHED)
     try:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -139,7 +139,8 @@ class Embedder:
         path = self.cache.path("captions", *captions) if self.cache is not None else None
         kept = self.cache.load(path) if self.cache is not None and path is not None else None
         if kept is not None:
-            return kept[0]["text"]
+            tensors, _ = kept
+            return tensors["text"]
         world, rows = distributed.world(), self.batch_size
         turns_here = []
         with _evaluating(self.model):
@@ -301,12 +302,8 @@ class EmbeddingCache:
 
         if distributed.is_node_leader():
             raw = save({name: tensor.contiguous() for name, tensor in tensors.items()}, {"texts": json.dumps(texts)})
-
-            def write(file: IO[bytes]) -> None:
-                file.write(raw)
-
             try:
-                write_atomically(path, write)
+                write_atomically(path, lambda file: file.write(raw))
             except OSError as error:
                 log.warning("Cannot keep embeddings in %s (%s).", path.parent, error.strerror)
         distributed.host_barrier()

@@ -82,14 +82,14 @@ def neighbour_votes(train: Labelled, features_MF: Tensor) -> tuple[Tensor, Tenso
     gallery_NF, classes = F.normalize(train.features_NF, dim=1), len(train.classes)
     many, few = min(NEIGHBOURS, len(gallery_NF)), min(FEW, len(gallery_NF))
     rows = max(1, _ENTRIES // max(len(gallery_NF), many * classes))
-    guesses: tuple[list[Tensor], list[Tensor]] = ([], [])
+    weighted, counted = [], []
     for some_MF in torch.split(F.normalize(features_MF, dim=1), rows):
         sim_Mk, near_Mk = (some_MF @ gallery_NF.T).topk(many, dim=1)
         is_class_MkC = F.one_hot(train.labels_N[near_Mk], classes).to(sim_Mk)
         weight_Mk = torch.exp((sim_Mk - sim_Mk[:, :1]) / TEMPERATURE)  # by the nearest: nothing overflows
-        guesses[0].append((weight_Mk[..., None] * is_class_MkC).sum(dim=1).argmax(dim=1))
-        guesses[1].append(is_class_MkC[:, :few].sum(dim=1).argmax(dim=1))
-    return torch.cat(guesses[0]), torch.cat(guesses[1])
+        weighted.append((weight_Mk[..., None] * is_class_MkC).sum(dim=1).argmax(dim=1))
+        counted.append(is_class_MkC[:, :few].sum(dim=1).argmax(dim=1))
+    return torch.cat(weighted), torch.cat(counted)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

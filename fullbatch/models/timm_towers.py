@@ -151,11 +151,8 @@ def _pooling_of(name: str) -> Literal["first", "mean"] | None:
         return None
     try:
         content = json.loads(Path(file).read_text(encoding="utf-8"))
-        modes = [
-            mode.removeprefix("pooling_mode_")
-            for mode, on in content.items()
-            if mode.startswith("pooling_mode_") and on
-        ]
+        switched_on = [name for name, on in content.items() if name.startswith("pooling_mode_") and on]
+        modes = [name.removeprefix("pooling_mode_") for name in switched_on]
         modes = [content["pooling_mode"]] if "pooling_mode" in content else modes
     except (OSError, ValueError, AttributeError) as error:
         raise ValueError(f"{file} cannot be read: {error}; mend it, or set --text-pooling first or mean.") from None

@@ -108,11 +108,8 @@ def tokenizer_of_config(text_config: dict[str, Any], given: str | None, model: s
                 "give the tokenizer the model was made for, or a JSON config with a larger vocab_size."
             )
         end = getattr(tokenizer.hugging_face, "eos_token_id", None)
-        if (
-            tokenizer.hugging_face is not None
-            and text_config.get("pool_type", "argmax") == "argmax"
-            and end != room - 1
-        ):
+        at_largest_id = text_config.get("pool_type", "argmax") == "argmax"
+        if tokenizer.hugging_face is not None and at_largest_id and end != room - 1:
             raise ValueError(
                 f"The model {model!r} reads a caption at its largest token id, so that captions must end in the id "
                 f"{room - 1}, and the tokenizer {given!r} ends them in {end}; set text_cfg.pool_type in a JSON config."
