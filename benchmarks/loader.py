@@ -43,8 +43,8 @@ from PIL import Image
 from torch.utils.data import Dataset
 
 from fullbatch.config.data import Data
+from fullbatch.data.images import TrainTransform
 from fullbatch.data.loader import Batch, TrainingBatches, load, open_pool
-from fullbatch.data.transforms import TrainTransform
 from fullbatch.models.tokenizers import clip_tokenizer
 
 SHARDS = 8

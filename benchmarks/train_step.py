@@ -41,18 +41,18 @@ from open_clip_train.train import train_one_epoch  # type: ignore[import-untyped
 from torch import Tensor
 
 from fullbatch.assembly import make_state
+from fullbatch.config.methods import ObjectiveConfig
 from fullbatch.config.model import Model
-from fullbatch.config.objective import Objective
 from fullbatch.config.run import RunConfig
 from fullbatch.config.training import RunFolder, Training
+from fullbatch.data.images import TrainTransform
 from fullbatch.data.loader import Batch, Pool, TrainingBatches
 from fullbatch.data.order import Order
 from fullbatch.data.sample import RawSample
-from fullbatch.data.transforms import TrainTransform
 from fullbatch.models.build import build_model
 from fullbatch.models.open_clip_towers import TINY
 from fullbatch.models.tokenizers import Tokenizer
-from fullbatch.models.towers import TwoTowers
+from fullbatch.models.two_towers import TwoTowers
 from fullbatch.training.display import Display
 from fullbatch.training.run_folder import Folder, Metrics
 from fullbatch.training.stages import Stages
@@ -102,7 +102,7 @@ def our_steps(method: str, model: TwoTowers, batches: list[Batch], compiled: boo
     """The trainer of a run, without its loader, log and checkpoints."""
     size, device = len(batches[0].ids), batches[0].ids.device
     config = RunConfig(
-        objective=Objective(method),
+        objective=ObjectiveConfig(method),
         training=Training(batch_size=size, precision="bf16", compile=compiled, graphs=graphs),
         run=RunFolder(log_every=10**9),
     )

@@ -15,16 +15,16 @@ from fullbatch.config.methods import settings_of
 from fullbatch.config.run import RunConfig
 from fullbatch.config.temperature import Constant, LearnedScale, RobustGlobal
 from fullbatch.data.decoded import decode_all, decoded_key
+from fullbatch.data.images import EvalTransform, TrainTransform
 from fullbatch.data.in_memory import InMemoryBatches, resident
 from fullbatch.data.loader import Pool, TrainingBatches, open_pool
 from fullbatch.data.order import Order
 from fullbatch.data.periods import Periods
-from fullbatch.data.transforms import EvalTransform, TrainTransform
-from fullbatch.data.views import ViewMaker, WholeSquare, no_tokens
+from fullbatch.data.two_views import ViewMaker, WholeSquare, no_tokens
 from fullbatch.distributed import towers
 from fullbatch.models.build import build_model, rebuild_model
-from fullbatch.models.towers import TwoTowers, batch_norm_names
-from fullbatch.models.views import TwoViews
+from fullbatch.models.timm_towers import TwoViews
+from fullbatch.models.two_towers import TwoTowers, batch_norm_names
 from fullbatch.objective.objective import Objective
 from fullbatch.objective.parts import Context
 from fullbatch.training.average import WeightAverage

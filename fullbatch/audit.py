@@ -21,13 +21,13 @@ from fullbatch.config import NoNormalizer
 from fullbatch.config.data import Data
 from fullbatch.config.run import RunConfig
 from fullbatch.config.training import Precision
+from fullbatch.data.images import EvalTransform, TrainTransform
 from fullbatch.data.loader import Batch, EvaluationBatches, Pool, TrainingBatches, load, open_pool
 from fullbatch.data.sources import open_source
-from fullbatch.data.transforms import EvalTransform, TrainTransform
 from fullbatch.evaluation.audit import EPSILON, AuditNumbers, mean_errors, normalizer_audit
 from fullbatch.evaluation.embed import Embedder, Tables
 from fullbatch.models.build import rebuild_model
-from fullbatch.models.towers import TwoTowers
+from fullbatch.models.two_towers import TwoTowers
 from fullbatch.objective.objective import Objective
 from fullbatch.selection.ordered import losses_at
 from fullbatch.selection.spectral import spectral_order

@@ -15,24 +15,22 @@ from typing import Any
 
 from fullbatch import distributed
 from fullbatch.assembly import Parts, assemble, fresh_objective, periods_of, pick_device, view_maker
+from fullbatch.config.messages import MessageFormatter
 from fullbatch.config.run import RunConfig
-from fullbatch.config.shown import MessageFormatter
 from fullbatch.config.temperature import Constant
 from fullbatch.data.in_memory import InMemoryBatches
 from fullbatch.data.periods import Plans
-from fullbatch.evaluation.asked import Metric
 from fullbatch.evaluation.embed import Embedder
-from fullbatch.evaluation.named import metric_named
+from fullbatch.evaluation.metric_names import Metric, metric_named
 from fullbatch.evaluation.probe import Probe, plan_audits
 from fullbatch.evaluation.result import Measured
 from fullbatch.evaluation.tasks import check_captions_unneeded, check_tasks, run_tasks, tasks_of
 from fullbatch.evaluation.whole_table import whole_table
 from fullbatch.models.adapters import plain_state
 from fullbatch.models.build import rebuild_model
-from fullbatch.models.export import Format, export, write_design
-from fullbatch.models.load import check_design
-from fullbatch.models.towers import TwoTowers
-from fullbatch.models.views import TwoViews
+from fullbatch.models.saved import Format, check_design, export, write_design
+from fullbatch.models.timm_towers import TwoViews
+from fullbatch.models.two_towers import TwoTowers
 from fullbatch.training import checkpoint
 from fullbatch.training.best import BEST, SCORE, Best
 from fullbatch.training.cost import cost_of
@@ -393,6 +391,6 @@ def _temperature(config: RunConfig, model: TwoTowers, parts: Mapping[str, Any]) 
 
 
 def export_run(run: Path, output: Path, format: Format, average: bool = True, overwrite: bool = False) -> Path:
-    """Write a trained model for other programs; see ``fullbatch.models.export``."""
+    """Write a trained model for other programs; see ``fullbatch.models.saved``."""
     loaded = load_trained(run, average)
     return export(loaded.model, output, format, loaded.temperature, loaded.bias, overwrite)

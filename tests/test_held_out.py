@@ -7,8 +7,7 @@ import pytest
 from fullbatch.cli import main
 from fullbatch.cli.train import holding_out, train_config
 from fullbatch.config.data import Source
-from fullbatch.data.share import FEWEST, MOST_HELD_OUT, part_of
-from fullbatch.data.sources import open_source
+from fullbatch.data.sources import FEWEST, MOST_HELD_OUT, open_source, part_of
 from tests.data.making import captioned, write_csv, write_images, write_shard
 from tests.training.small import write_inputs
 
@@ -93,5 +92,5 @@ def test_when_nothing_is_held_out(place, flags):
 def test_a_large_source_is_split_only_where_the_user_says_so(place, monkeypatch):
     config, _ = train_config(["--data", str(place / "many.tar"), "--batch-size", "8"])
     assert holding_out(config) != config
-    monkeypatch.setattr("fullbatch.data.share.LARGE", FEWEST - 1)
+    monkeypatch.setattr("fullbatch.data.sources.LARGE", FEWEST - 1)
     assert holding_out(config) == config

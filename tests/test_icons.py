@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fullbatch.data.decode import decode
+from fullbatch.data.images import decode
 from fullbatch.data.tar_shards import TarShards
 
 FOLDER = Path(__file__).parents[1] / "benchmarks/icons"

@@ -12,8 +12,8 @@ import pytest
 
 from fullbatch.cli import main
 from fullbatch.comparison.summary import write_csv
+from fullbatch.config.messages import cell, clean, message
 from fullbatch.config.run import RunConfig
-from fullbatch.config.shown import cell, clean, message
 from fullbatch.report.blocks import environment_table
 from fullbatch.search.summary import table_of
 from fullbatch.training.run_folder import Folder
@@ -134,7 +134,7 @@ def test_what_a_spreadsheet_might_run_is_kept_text(text):
 
 
 def test_other_peoples_log_lines_keep_their_tracebacks():
-    from fullbatch.config.shown import MessageFormatter
+    from fullbatch.config.messages import MessageFormatter
 
     try:
         raise RuntimeError("two\nlines")

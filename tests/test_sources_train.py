@@ -139,8 +139,8 @@ def test_the_docs_name_the_methods_that_need_ids():
 
 def test_a_sample_shown_twice_an_epoch_is_cropped_anew(place):
     from fullbatch.config.data import Data
+    from fullbatch.data.images import TrainTransform
     from fullbatch.data.loader import TrainingBatches, open_pool
-    from fullbatch.data.transforms import TrainTransform
 
     pool, order = open_pool(Data((f"{place}/coco.json?weight=2",)))
     batches = TrainingBatches(pool, order, 24, TrainTransform(16, (0.2, 1.0)), lambda texts: texts)

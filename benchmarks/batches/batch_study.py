@@ -171,8 +171,8 @@ def prepare(data: Path, jobs: int) -> None:
     """Into the cache, with more processes than a run has: the training pixels and the corrupted test images."""
     from fullbatch.config.data import Data
     from fullbatch.data.decoded import decode_all, decoded_key
+    from fullbatch.data.images import EvalTransform
     from fullbatch.data.loader import open_pool
-    from fullbatch.data.transforms import EvalTransform
 
     source = Data(data=(f"{data}/train-{{00000..00004}}.tar",))
     pool, _ = open_pool(source)
@@ -189,10 +189,10 @@ def prepare(data: Path, jobs: int) -> None:
 def corrupt_piece(test: str, piece: int) -> int:
     """As an evaluation on one rank would, which then finds them."""
     from fullbatch.config.data import Data
+    from fullbatch.data.images import EvalTransform
     from fullbatch.data.loader import EvaluationBatches, open_pool
-    from fullbatch.data.transforms import EvalTransform
-    from fullbatch.data.views import no_tokens
-    from fullbatch.evaluation.views import every_corruption
+    from fullbatch.data.two_views import no_tokens
+    from fullbatch.evaluation.view_retrieval import every_corruption
 
     batches = EvaluationBatches(open_pool(Data(data=(test,)))[0], EVAL_BATCH, EvalTransform(PIXELS), no_tokens)
     return sum(len(images) for images in every_corruption(batches[piece], keep=True))

@@ -240,8 +240,8 @@ def decode(data: Path, workers: int) -> None:
     """Fill the cache that runs with the data in memory read, with more processes than a run has."""
     from fullbatch.config.data import Data
     from fullbatch.data.decoded import decode_all, decoded_key
+    from fullbatch.data.images import EvalTransform
     from fullbatch.data.loader import open_pool
-    from fullbatch.data.transforms import EvalTransform
 
     pixels = json.loads(Path(MODEL).read_text())["vision_cfg"]["image_size"]
     for path in (data / f"{n}.tar" for n in ("base", "tune", "tune-once", "tune-often", "tune-noisy", "emoji-once")):

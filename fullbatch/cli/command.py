@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
 
-from fullbatch.config.shown import MessageFormatter, message, without_password
+from fullbatch.config.messages import MessageFormatter, message, without_password
 from fullbatch.training.interruption import Interrupted
 
 

@@ -16,8 +16,8 @@ from fullbatch.config.run import RunConfig
 
 if TYPE_CHECKING:
     from fullbatch.evaluation.result import Gap, Result
-    from fullbatch.models.load import Saved
-    from fullbatch.models.towers import TwoTowers
+    from fullbatch.models.saved import Saved
+    from fullbatch.models.two_towers import TwoTowers
 
 
 @dataclass(frozen=True)
@@ -62,8 +62,7 @@ def evaluate(arguments: list[str]) -> int:
     from fullbatch.assembly import pick_device
     from fullbatch.cli.printing import print_measured
     from fullbatch.config.training import check_templates
-    from fullbatch.evaluation.cache import EmbeddingCache
-    from fullbatch.evaluation.embed import Embedder
+    from fullbatch.evaluation.embed import Embedder, EmbeddingCache
     from fullbatch.evaluation.result import Result
     from fullbatch.evaluation.tasks import check_tasks, run_tasks, tasks_of
     from fullbatch.training.display import Display, print_line
@@ -198,7 +197,7 @@ def _open(options: _Evaluate) -> _Opened:
 
 
 def _saved_at(path: Path) -> Saved | None:
-    from fullbatch.models.load import find_saved
+    from fullbatch.models.saved import find_saved
     from fullbatch.training.run_folder import Folder
 
     runs = sorted(run for run in path.iterdir() if Folder(run).config.is_file()) if path.is_dir() else []
@@ -231,8 +230,8 @@ def export(arguments: list[str]) -> int:
     from fullbatch.config.model import Model
     from fullbatch.finetuning.base import open_model
     from fullbatch.finetuning.record import FILE, result_of
-    from fullbatch.models.export import export as write
-    from fullbatch.models.load import EXPORTED
+    from fullbatch.models.saved import EXPORTED
+    from fullbatch.models.saved import export as write
     from fullbatch.run import export_run
 
     if options.run.is_file() or (options.run / EXPORTED).is_file():

@@ -71,7 +71,7 @@ def finetune(arguments: list[str]) -> int:
 
 def _deciding(metric: str, tasks: Sequence[str]) -> str:
     """ "mean", or the "TASK METRIC" that is meant; a name that no task gives is refused before anything is measured."""
-    from fullbatch.evaluation.named import metric_named, more_is_better
+    from fullbatch.evaluation.metric_names import metric_named, more_is_better
 
     if metric == "mean":
         return metric
@@ -204,7 +204,7 @@ def interpolate(arguments: list[str]) -> int:
     from fullbatch.evaluation.tasks import BUILTIN_TASKS, check_tasks
     from fullbatch.finetuning import interpolation
     from fullbatch.finetuning.base import open_model, write_model
-    from fullbatch.finetuning.verdict import check_tolerance
+    from fullbatch.finetuning.record import check_tolerance
     from fullbatch.training.display import Display, print_line
 
     if options.templates is not None:
@@ -268,8 +268,7 @@ def _require_new(output: Path) -> None:
 
 def _ends(options: _Interpolate) -> _Ends:
     from fullbatch.finetuning.finetune import TOLERANCE
-    from fullbatch.finetuning.record import BASE, TUNED, read_record
-    from fullbatch.finetuning.verdict import MEAN
+    from fullbatch.finetuning.record import BASE, MEAN, TUNED, read_record
     from fullbatch.training.run_folder import Folder
 
     tolerance = _tolerance(options.tolerance)

@@ -10,9 +10,9 @@ from typing import Annotated, Any, Literal, get_type_hints
 
 import tyro
 
+from fullbatch.config.checks import title
 from fullbatch.config.data import Source
-from fullbatch.config.method import PARTS
-from fullbatch.config.methods import METHODS, NORMALIZERS, PAIRWISE, TEMPERATURES
+from fullbatch.config.methods import METHODS, NORMALIZERS, PAIRWISE, PARTS, TEMPERATURES
 from fullbatch.config.optimization import OPTIMIZERS
 from fullbatch.config.run import RunConfig
 from fullbatch.config.tree import from_dict
@@ -152,7 +152,7 @@ def naming_flags(text: str, command: str = "") -> str:
         options = getattr(importlib.import_module(f"fullbatch.cli.{command}"), command.capitalize())
         kinds += [(options, "--")]
     flags = {
-        f"{kind.__name__}.{field.name}": lead + field.name.replace("_", "-")
+        f"{title(kind)}.{field.name}": lead + field.name.replace("_", "-")
         for kind, lead in kinds
         for field in dataclasses.fields(kind)
     }

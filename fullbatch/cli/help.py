@@ -6,9 +6,9 @@ import shutil
 import textwrap
 from typing import Any
 
+from fullbatch.config.messages import listed, nearest
 from fullbatch.config.methods import METHODS
 from fullbatch.config.run import RunConfig
-from fullbatch.config.words import listed, nearest
 from fullbatch.recipes import DEFAULT_RECIPE, RECIPES, SEARCHES, first_line, recipe_text, search_text
 
 _Group = dict[str, tuple[str, str]]  # flag: (its value, what it is)

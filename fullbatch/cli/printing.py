@@ -10,7 +10,7 @@ from typing import Any
 
 from rich.console import Console
 
-from fullbatch.config.shown import plain
+from fullbatch.config.messages import plain
 from fullbatch.run import Trained
 from fullbatch.training.display import print_line
 

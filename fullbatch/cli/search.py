@@ -15,11 +15,11 @@ from tyro.conf import arg
 
 from fullbatch.cli.train import Command, train_config
 from fullbatch.config.checks import require, require_count, require_positive
+from fullbatch.config.data import BUILTIN
+from fullbatch.config.messages import nearest
 from fullbatch.config.run import RunConfig
 from fullbatch.config.tasks import parse_task
 from fullbatch.config.tree import to_dict
-from fullbatch.config.words import nearest
-from fullbatch.data.builtin import BUILTIN
 from fullbatch.recipes import search_recipe
 
 DEFAULT = "quick"

@@ -10,11 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from fullbatch.cli.help import short_help
-from fullbatch.config.data import Source
-from fullbatch.config.layers import AXES, RIVALS, giving_way, layered
-from fullbatch.config.run import RunConfig
+from fullbatch.config.data import BUILTIN, Source
+from fullbatch.config.run import AXES, RIVALS, RunConfig, giving_way, layered
 from fullbatch.config.tree import from_dict, merged, read_yaml, to_dict
-from fullbatch.data.builtin import BUILTIN
 from fullbatch.recipes import DEFAULT_RECIPE, recipe_values
 
 
@@ -101,15 +99,14 @@ def holding_out(config: RunConfig, say: Callable[[str], None] = lambda text: Non
     own = all(source.path not in BUILTIN and source.part == "all" for source in sources)
     if config.evaluation.evaluate is not None or config.model.view_tower is not None or not own:
         return config
-    from fullbatch.data import share
-    from fullbatch.data.sources import open_source
+    from fullbatch.data.sources import LARGE, open_source, parts_of
 
     data, tasks, left = [], [], 0
     for source in sources:
         whole = open_source(source)
-        if len(whole) > share.LARGE:
+        if len(whole) > LARGE:
             return config
-        trained, held = share.parts_of(whole)
+        trained, held = parts_of(whole)
         left += len(trained)
         data.append(str(replace(source, part="train") if len(held) else source))
         if len(held):

@@ -14,12 +14,11 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from fullbatch.config.checks import is_whole, require, require_choice, require_count
-from fullbatch.config.layers import layered
+from fullbatch.config.messages import listed, nearest
 from fullbatch.config.methods import named_method
 from fullbatch.config.optimization import Optimizer
-from fullbatch.config.run import RunConfig
+from fullbatch.config.run import RunConfig, layered
 from fullbatch.config.tree import from_dict, read_yaml
-from fullbatch.config.words import listed, nearest
 
 Order = Literal["seeds", "batch_sizes", "methods"]
 Scaling = Literal["none", "sqrt", "linear"]

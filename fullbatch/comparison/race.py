@@ -27,7 +27,7 @@ from fullbatch.comparison.progress import Progression
 from fullbatch.comparison.summary import summarize, write_csv
 from fullbatch.comparison.workers import Crew, Job
 from fullbatch.config.tree import write_values
-from fullbatch.evaluation.named import is_share, metric_named
+from fullbatch.evaluation.metric_names import is_share, metric_named
 from fullbatch.evaluation.tasks import tasks_of
 from fullbatch.training.interruption import Interrupted
 from fullbatch.training.run_folder import alone_in, refuse, replace_text

@@ -11,8 +11,8 @@ from fullbatch.comparison.execute import outcome_of
 from fullbatch.comparison.plan import Plan, PlannedRun
 from fullbatch.comparison.statistics import Guessing, Spread, match, paired
 from fullbatch.comparison.workers import Job
-from fullbatch.config.shown import cell
-from fullbatch.evaluation.named import LINEAR, more_is_better, named_numbers
+from fullbatch.config.messages import cell
+from fullbatch.evaluation.metric_names import LINEAR, more_is_better, named_numbers
 from fullbatch.training.run_folder import Folder, read_lines
 
 Cells = dict[tuple[str, int, str], dict[int, float]]  # (row, batch size, metric) -> seed -> value

@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console
 
 from fullbatch.comparison.statistics import Spread
-from fullbatch.evaluation.named import is_share
+from fullbatch.evaluation.metric_names import is_share
 from fullbatch.training.display import print_line
 
 

@@ -4,9 +4,9 @@ An objective is pairwise x normalizer x temperature (plus a scale).  The classes
 on them lives in ``fullbatch.objective``.  Field names are the keyword settings of ``make_objective``.
 """
 
-from fullbatch.config.method import Method as Method
-from fullbatch.config.method import Scale as Scale
-from fullbatch.config.method import excluded_because as excluded_because
+from fullbatch.config.methods import Method as Method
+from fullbatch.config.methods import Scale as Scale
+from fullbatch.config.methods import excluded_because as excluded_because
 from fullbatch.config.normalizer import Amortized as Amortized
 from fullbatch.config.normalizer import BatchAndQueue as BatchAndQueue
 from fullbatch.config.normalizer import BatchMean as BatchMean

@@ -1,4 +1,4 @@
-"""What to train on: sources, how they are mixed, and what happens to a broken sample."""
+"""What to train on: sources and their mix, what happens to a broken sample, and how two views of an image are made."""
 
 from __future__ import annotations
 
@@ -8,11 +8,21 @@ from dataclasses import dataclass
 from typing import Literal
 from urllib.parse import parse_qsl
 
-from fullbatch.config.checks import is_number, require, require_choice, require_count, require_positive
-from fullbatch.config.words import listed, nearest
+from fullbatch.config.checks import (
+    is_number,
+    require,
+    require_chance,
+    require_choices,
+    require_counts,
+    require_crop,
+    require_positive,
+)
+from fullbatch.config.messages import listed, nearest
+
+# Sets inside the package and their splits, so that a first run needs no download.
+BUILTIN: dict[str, tuple[str, ...]] = {"emoji": ("train", "new_style", "new_concept")}
 
 SourceKind = Literal["auto", "builtin", "tar", "csv", "parquet", "folder", "coco", "huggingface"]
-_KINDS: tuple[SourceKind, ...] = ("auto", "builtin", "tar", "csv", "parquet", "folder", "coco", "huggingface")
 
 
 @dataclass(frozen=True)
@@ -40,9 +50,8 @@ class Source:
     part: Literal["all", "train", "held_out"] = "all"
 
     def __post_init__(self) -> None:
+        require_choices(self)
         require(isinstance(self.path, str) and bool(self.path), self, "path", "name a file, folder, pattern or set")
-        require_choice(self, "kind", _KINDS)
-        require_choice(self, "part", ("all", "train", "held_out"))
         require_positive(self, "weight")
 
     @classmethod
@@ -107,22 +116,43 @@ class Data:
     max_bad: float = 0.05
 
     def __post_init__(self) -> None:
+        require_choices(self)
         listed_sources = isinstance(self.data, (tuple, list)) and all(isinstance(text, str) for text in self.data)
         require(listed_sources and bool(self.data), self, "data", "be a list of at least one source")
         require(is_number(self.data_share) and 0.0 < self.data_share <= 1.0, self, "data_share", "lie in (0, 1]")
-        require_count(self, "workers", 0)
-        if self.image_size is not None:
-            require_count(self, "image_size", 8)
-        low, high = self.crop if len(self.crop) == 2 else (0.0, 0.0)
-        good = is_number(low) and is_number(high) and 0.0 < low <= high <= 1.0
-        require(good, self, "crop", "be two shares of the area, 0 < least <= most <= 1")
-        require_choice(self, "flip", (True, False))
-        require_choice(self, "in_memory", (True, False))
-        require_count(self, "max_pixels", 1)
-        require(is_number(self.max_bad) and 0.0 <= self.max_bad <= 1.0, self, "max_bad", "lie in [0, 1]")
+        require_counts(self, workers=0, image_size=8, max_pixels=1)
+        require_crop(self, "crop")
+        require_chance(self, "max_bad")
         for text in self.data:
             Source.parse(text)
 
     @property
     def sources(self) -> tuple[Source, ...]:
         return tuple(Source.parse(text) for text in self.data)
+
+
+@dataclass(frozen=True)
+class Views:
+    """Each view of an image is cropped, mirrored and coloured by itself; only models with a view_tower have views.
+
+    view_crop            share of the area of the middle square that a view keeps, least and most
+    view_flip            chance that it is mirrored
+    view_jitter          how far brightness, contrast, saturation and hue may move; 0: not at all
+    view_jitter_chance   chance that they do
+    view_grey            chance that it is grey
+    view_blur            chance that it is blurred, with a sigma of 0.1 to 2 pixels at 224 pixels a side
+    """
+
+    view_crop: tuple[float, float] = (0.08, 1.0)
+    view_flip: float = 0.5
+    view_jitter: tuple[float, float, float, float] = (0.4, 0.4, 0.4, 0.1)
+    view_jitter_chance: float = 0.8
+    view_grey: float = 0.2
+    view_blur: float = 0.0
+
+    def __post_init__(self) -> None:
+        require_crop(self, "view_crop")
+        require_chance(self, "view_flip", "view_jitter_chance", "view_grey", "view_blur")
+        moves = self.view_jitter
+        good = len(moves) == 4 and all(is_number(move) and 0.0 <= move <= 1.0 for move in moves) and moves[3] <= 0.5
+        require(good, self, "view_jitter", "be four numbers in [0, 1], the last, for the hue, at most 0.5")

@@ -1,13 +1,15 @@
-"""The named methods: points of the table pairwise x normalizer x temperature, and how settings move them."""
+"""The methods: one choice on every axis, which choices exclude each other, the named ones, and a run's own."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal, get_args
 
-from fullbatch.config.method import PARTS, Method, Scale
+from fullbatch.config.checks import require, require_choice, require_choices
+from fullbatch.config.messages import listed, nearest
 from fullbatch.config.normalizer import (
     Amortized,
     BatchAndQueue,
@@ -15,6 +17,7 @@ from fullbatch.config.normalizer import (
     Mlp,
     MovingAverage,
     NoNormalizer,
+    Normalizer,
     Prototypes,
     Rolling,
     Scent,
@@ -22,14 +25,121 @@ from fullbatch.config.normalizer import (
 from fullbatch.config.pairwise import (
     CycleConsistency,
     Identity,
+    Pairwise,
     RawSimilarity,
     RobustPositives,
     Sigmoid,
     SquaredHinge,
     VarianceCovariance,
 )
-from fullbatch.config.temperature import Constant, LearnedScale, PerSample, Predicted, RobustGlobal
-from fullbatch.config.words import listed, nearest
+from fullbatch.config.temperature import Constant, LearnedScale, PerSample, Predicted, RobustGlobal, Temperature
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How the two directions become one number.
+
+    times_temperature   the loss is multiplied by tau, NeuCLIP eq. (1)
+    directions          "sum" (eq. (1)) or "mean" (CLIP)
+    log_of_sum          the reported value is the log of the sum over negatives, not of their mean (InfoNCE)
+    rho_terms           how many times rho * tau is added: once a direction, or once in all (AmorLIP)
+    """
+
+    times_temperature: bool = True
+    directions: Literal["sum", "mean"] = "sum"
+    log_of_sum: bool = False
+    rho_terms: Literal["each", "once"] = "each"
+
+    def __post_init__(self) -> None:
+        require_choices(self)
+
+
+AVERAGES = (MovingAverage, Scent)  # one number a sample and direction
+SUMMARIES = (BatchAndQueue, Prototypes, Rolling, Mlp, Amortized)  # of the other modality, from its embeddings
+
+PARTS: dict[str, tuple[type, ...]] = {
+    "pairwise": get_args(Pairwise),
+    "normalizer": get_args(Normalizer),
+    "temperature": get_args(Temperature),
+    "scale": (Scale,),
+    "penalty": (CycleConsistency, type(None)),
+}
+
+
+@dataclass(frozen=True)
+class Method:
+    """A point of the table: one choice on every axis."""
+
+    pairwise: Pairwise
+    normalizer: Normalizer
+    temperature: Temperature
+    scale: Scale = Scale()
+    negatives: Literal["across", "both"] = "across"
+    penalty: CycleConsistency | None = None
+
+    def __post_init__(self) -> None:
+        for axis, kinds in PARTS.items():
+            if not isinstance(getattr(self, axis), kinds):
+                allowed = ", ".join("None" if kind is type(None) else f"{kind.__name__}(...)" for kind in kinds)
+                raise ValueError(f"{axis} must be one of {allowed} (from fullbatch), got {getattr(self, axis)!r}.")
+        if self.negatives not in ("across", "both"):
+            raise ValueError(f"negatives must be 'across' or 'both', got {self.negatives!r}.")
+        reason = excluded_because(self)
+        if reason:
+            raise ValueError(reason)
+
+    @property
+    def needs_ids(self) -> bool:
+        return isinstance(self.normalizer, AVERAGES) or isinstance(self.temperature, PerSample)
+
+    @property
+    def needs_width(self) -> bool:
+        return isinstance(self.normalizer, SUMMARIES) or isinstance(self.temperature, Predicted)
+
+    @property
+    def needs_epochs(self) -> bool:
+        by_gamma = isinstance(self.normalizer, MovingAverage) and self.normalizer.gamma_epochs is not None
+        by_rho = isinstance(self.temperature, RobustGlobal) and self.temperature.rho_late is not None
+        by_adam = isinstance(self.temperature, PerSample) and self.temperature.rule == "adam"
+        by_positives = isinstance(self.pairwise, RobustPositives)
+        return by_gamma or by_rho or by_adam or by_positives or isinstance(self.normalizer, Amortized)
+
+
+def excluded_because(method: Method) -> str | None:
+    """Why a combination makes no sense, or None."""
+    pairwise, normalizer = type(method.pairwise).__name__, type(method.normalizer).__name__
+    alone = isinstance(method.pairwise, (Sigmoid, VarianceCovariance))
+    if alone and not isinstance(method.normalizer, NoNormalizer):
+        return (
+            f"{pairwise} ({'SigLIP' if pairwise == 'Sigmoid' else 'VICReg'}) has nothing to normalise, so "
+            f"normalizer={normalizer} cannot be used with it; use NoNormalizer()."
+        )
+    if not alone and isinstance(method.normalizer, NoNormalizer):
+        return f"{pairwise} needs a normalizer; NoNormalizer() goes with Sigmoid() and VarianceCovariance() only."
+    if alone and not isinstance(method.temperature, (Constant, LearnedScale)):
+        return (
+            f"temperature={type(method.temperature).__name__} follows a rule on the normalizer and {pairwise} has "
+            "none; use Constant() or LearnedScale()."
+        )
+    if alone and method.negatives == "both":
+        return f"{pairwise} has no such negatives; negatives='both' goes with the other pairwise losses."
+    if isinstance(method.normalizer, Amortized) and isinstance(method.pairwise, SquaredHinge):
+        return (
+            "AmorLIP's net predicts a sum of exponentials that is linear in the positive's similarity; "
+            "SquaredHinge is not, so they cannot be combined. Use MovingAverage() or Prototypes()."
+        )
+    if isinstance(method.normalizer, Amortized) and isinstance(method.temperature, PerSample):
+        return (
+            "AmorLIP's net sees an embedding, not the sample's own temperature, so it cannot predict the sum for "
+            "PerSample temperatures. Use RobustGlobal(), or PerSample with MovingAverage() or Prototypes()."
+        )
+    if method.negatives == "both" and isinstance(method.normalizer, SUMMARIES):
+        return (
+            f"negatives='both' is available with BatchMean() and MovingAverage(); {normalizer} summarises the other "
+            "modality only."
+        )
+    return None
+
 
 _CLIP = Scale(times_temperature=False, directions="mean", log_of_sum=True)
 _FASTCLIP = MovingAverage(gamma=0.2, gamma_epochs=16)
@@ -83,38 +193,32 @@ METHODS: Mapping[str, Method] = MappingProxyType(
 )
 
 # The choices on each axis by the names they have on the command line and in YAML.
-PAIRWISE: Mapping[str, type] = MappingProxyType(
-    {
-        "identity": Identity,
-        "raw": RawSimilarity,
-        "squared_hinge": SquaredHinge,
-        "robust_positives": RobustPositives,
-        "sigmoid": Sigmoid,
-        "variance_covariance": VarianceCovariance,
-    }
-)
-NORMALIZERS: Mapping[str, type] = MappingProxyType(
-    {
-        "none": NoNormalizer,
-        "batch_mean": BatchMean,
-        "batch_and_queue": BatchAndQueue,
-        "moving_average": MovingAverage,
-        "scent": Scent,
-        "prototypes": Prototypes,
-        "rolling": Rolling,
-        "mlp": Mlp,
-        "amortized": Amortized,
-    }
-)
-TEMPERATURES: Mapping[str, type] = MappingProxyType(
-    {
-        "constant": Constant,
-        "learned": LearnedScale,
-        "robust": RobustGlobal,
-        "per_sample": PerSample,
-        "predicted": Predicted,
-    }
-)
+PAIRWISE: Mapping[str, type] = {
+    "identity": Identity,
+    "raw": RawSimilarity,
+    "squared_hinge": SquaredHinge,
+    "robust_positives": RobustPositives,
+    "sigmoid": Sigmoid,
+    "variance_covariance": VarianceCovariance,
+}
+NORMALIZERS: Mapping[str, type] = {
+    "none": NoNormalizer,
+    "batch_mean": BatchMean,
+    "batch_and_queue": BatchAndQueue,
+    "moving_average": MovingAverage,
+    "scent": Scent,
+    "prototypes": Prototypes,
+    "rolling": Rolling,
+    "mlp": Mlp,
+    "amortized": Amortized,
+}
+TEMPERATURES: Mapping[str, type] = {
+    "constant": Constant,
+    "learned": LearnedScale,
+    "robust": RobustGlobal,
+    "per_sample": PerSample,
+    "predicted": Predicted,
+}
 
 AXES = (*PARTS, "negatives")
 _ELSEWHERE = {"clip": "openclip", "infonce": "openclip", "nt_xent": "simclr"}  # what others call a method
@@ -166,3 +270,52 @@ def _refuse_unknown(
                 f"{name!r} has no setting {key!r}{nearest(key, allowed)} Its settings are {listed(sorted(known))}; "
                 f"whole parts: {listed(AXES)}{around}."
             )
+
+
+@dataclass(frozen=True)
+class ObjectiveConfig:
+    """The method.
+
+    method             a named point of pairwise x normalizer x temperature
+    pairwise           another pairwise loss than the method's own
+    normalizer         another normalizer than the method's own
+    temperature_rule   another temperature rule than the method's own
+    negatives          "across": of the other modality or view; "both": of the anchor's own as well; None: the method's
+    settings           fields of the method's parts: rho, gamma, prototypes, ...
+    loss_chunk         rows of the similarity matrix at a time; None: all
+    table_dtype        how the per-sample tables are stored
+    table_storage      "auto", "rank", "node" (shared by the ranks of a node) or a folder
+    """
+
+    method: str = "neuclip"
+    pairwise: str | None = None
+    normalizer: str | None = None
+    temperature_rule: str | None = None
+    negatives: str | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    loss_chunk: int | None = None
+    table_dtype: str = "float32"
+    table_storage: str = "auto"
+
+    def __post_init__(self) -> None:
+        named_method(self.method)
+        for axis, kinds in (("pairwise", PAIRWISE), ("normalizer", NORMALIZERS), ("temperature_rule", TEMPERATURES)):
+            value = getattr(self, axis)
+            hint = str(nearest(value, kinds)).strip("; .")
+            require(value is None or value in kinds, self, axis, f"be one of {listed(kinds)}", hint)
+        if self.negatives is not None:
+            require_choice(self, "negatives", ("across", "both"))
+        require(isinstance(self.settings, Mapping), self, "settings", "map names to values")
+        require_choice(self, "table_dtype", ("float32", "float16"))
+        self.build()
+
+    def build(self) -> Method:
+        chosen = {
+            "pairwise": PAIRWISE.get(self.pairwise or ""),
+            "normalizer": NORMALIZERS.get(self.normalizer or ""),
+            "temperature": TEMPERATURES.get(self.temperature_rule or ""),
+        }
+        parts: dict[str, Any] = {axis: kind() for axis, kind in chosen.items() if kind}
+        if self.negatives is not None:
+            parts["negatives"] = self.negatives
+        return method_with(self.method, parts, self.settings)

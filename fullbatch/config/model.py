@@ -6,10 +6,21 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from fullbatch.config.checks import is_whole, require, require_choice, require_count, require_positive, require_share
+from fullbatch.config.checks import (
+    is_whole,
+    require,
+    require_choices,
+    require_count,
+    require_counts,
+    require_positive,
+    require_share,
+)
 
 _TEXTS = ("pretrained", "image_tower", "text_tower", "view_tower", "tokenizer")
-_SWITCHES = ("text_weights", "lock_image", "lock_text", "checkpoint_activations")
+_DESIGN = (
+    "model", "image_tower", "text_tower", "view_tower", "view_stem", "projection", "embed_dim", "context_length",
+    "text_pooling", "image_weights", "text_weights",
+)  # fmt: skip
 DEFAULT_MODEL = "tiny"
 DEFAULT_PAIR_WIDTH = 256
 DEFAULT_PROJECTION = (2048, 128)
@@ -73,23 +84,15 @@ class Model:
     lora_towers: Literal["both", "image", "text"] = "both"
 
     def __post_init__(self) -> None:
+        require_choices(self)
         require(isinstance(self.model, str) and bool(self.model), self, "model", "name a model or a JSON config")
         for field in _TEXTS:
             value = getattr(self, field)
             require(value is None or (isinstance(value, str) and bool(value)), self, field, "be a name or a path")
-        for field in _SWITCHES:
-            require_choice(self, field, (True, False))
         weights = self.image_weights
         good = isinstance(weights, bool) or (isinstance(weights, str) and bool(weights))
         require(good, self, "image_weights", "be True, False or a file")
-        if self.text_pooling is not None:
-            require_choice(self, "text_pooling", ("first", "mean"))
-        for field in ("unlocked_image_groups", "unlocked_text_layers"):
-            require_count(self, field, 0)
-        if self.context_length is not None:
-            require_count(self, "context_length", 3)
-        if self.embed_dim is not None:
-            require_count(self, "embed_dim", 1)
+        require_counts(self, unlocked_image_groups=0, unlocked_text_layers=0, context_length=3, embed_dim=1)
         self._check_views()
         self._check_pair()
         for switch, count in (("lock_image", "unlocked_image_groups"), ("lock_text", "unlocked_text_layers")):
@@ -98,7 +101,6 @@ class Model:
         self._check_lora()
 
     def _check_views(self) -> None:
-        require_choice(self, "view_stem", ("timm", "small"))
         widths = self.projection
         good = isinstance(widths, tuple) and bool(widths) and all(is_whole(width, 1) for width in widths)
         require(good, self, "projection", "be at least one width, a whole number of at least 1")
@@ -134,12 +136,9 @@ class Model:
             require(not getattr(self, field), self, field, "be False", hint)
 
     def _check_lora(self) -> None:
-        require_choice(self, "lora_towers", ("both", "image", "text"))
         require_share(self, "lora_dropout")
-        if self.lora_alpha is not None:
-            require_positive(self, "lora_alpha")
-        if self.lora_rank is not None:
-            require_count(self, "lora_rank", 1)
+        require_positive(self, "lora_alpha")
+        require_count(self, "lora_rank", 1)
         for field, without in (("lora_alpha", None), ("lora_dropout", 0.0), ("lora_towers", "both")):
             left_out = self.lora_rank is not None or getattr(self, field) == without
             require(left_out, self, field, "be left out without lora_rank")
@@ -155,21 +154,8 @@ class Model:
 
     def as_saved_in(self, folder: Path) -> Model:
         """The same, locked and adapted as it is, with the design that lies in ``folder``."""
-        return replace(
-            self,
-            model=DEFAULT_MODEL,
-            pretrained=str(folder),
-            image_tower=None,
-            text_tower=None,
-            view_tower=None,
-            view_stem="timm",
-            projection=DEFAULT_PROJECTION,
-            embed_dim=None,
-            context_length=None,
-            text_pooling=None,
-            image_weights=False,
-            text_weights=False,
-        )
+        left_open = {name: getattr(Model(), name) for name in _DESIGN}
+        return replace(self, pretrained=str(folder), **left_open)
 
     def without_lora(self) -> Model:
         """The same model as it is once its adapters are added to its weights."""

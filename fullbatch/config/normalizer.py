@@ -9,9 +9,10 @@ from typing import Literal
 from fullbatch.config.checks import (
     is_number,
     require,
-    require_choice,
+    require_at_least_zero,
+    require_choices,
     require_count,
-    require_epsilon,
+    require_counts,
     require_gamma,
     require_positive,
     require_share,
@@ -33,8 +34,7 @@ class BatchMean:
     epsilon: float | None = None
 
     def __post_init__(self) -> None:
-        if self.epsilon is not None:
-            require_epsilon(self)
+        require_at_least_zero(self, "epsilon")
 
 
 @dataclass(frozen=True)
@@ -54,11 +54,10 @@ class MovingAverage:
     shared: bool = False
 
     def __post_init__(self) -> None:
+        require_choices(self)
         require_gamma(self)
-        require_choice(self, "shared", (True, False))
-        require_epsilon(self)
-        if self.gamma_epochs is not None:
-            require_positive(self, "gamma_epochs")
+        require_at_least_zero(self, "epsilon")
+        require_positive(self, "gamma_epochs")
 
 
 @dataclass(frozen=True)
@@ -75,21 +74,14 @@ class Scent:
 
     def __post_init__(self) -> None:
         require(is_number(self.log_step), self, "log_step", "be a number")
-        require_epsilon(self)
+        require_at_least_zero(self, "epsilon")
 
 
 def _check_fitted(owner: Prototypes | Rolling | Mlp) -> None:
-    require_epsilon(owner)
+    require_choices(owner)
+    require_at_least_zero(owner, "epsilon")
     require_count(owner, "updates", 0)
-    if owner.prototype_lr is not None:
-        require_positive(owner, "prototype_lr")
-    require_choice(owner, "prototype_gradient", ("full", "detached"))
-    require_choice(owner, "fit", ("unified", "separate"))
-
-
-def _check_restarts(owner: Prototypes | Mlp) -> None:
-    if owner.restart_every is not None:
-        require_count(owner, "restart_every", 0)
+    require_positive(owner, "prototype_lr")
 
 
 def _check_prototypes(owner: Prototypes | Rolling) -> None:
@@ -135,10 +127,8 @@ class Prototypes:
 
     def __post_init__(self) -> None:
         _check_fitted(self)
-        _check_restarts(self)
+        require_count(self, "restart_every", 0)
         _check_prototypes(self)
-        require_choice(self, "restart_from", ("recent", "batch"))
-        require_choice(self, "schedule", ("alternating", "simultaneous"))
         if self.schedule == "simultaneous":
             hint = 'with schedule="simultaneous" the prototypes learn from the loss itself'
             require(self.prototype_gradient == "full", self, "prototype_gradient", "be 'full'", hint)
@@ -181,7 +171,6 @@ class Rolling:
     def __post_init__(self) -> None:
         _check_fitted(self)
         _check_prototypes(self)
-        require_choice(self, "own_positive", ("left_out", "kept"))
 
     def lr_for(self, width: int) -> float:
         return _adagrad_rate(self, width)
@@ -201,8 +190,7 @@ class BatchAndQueue:
 
     def __post_init__(self) -> None:
         require_count(self, "queue", 1)
-        if self.epsilon is not None:
-            require_epsilon(self)
+        require_at_least_zero(self, "epsilon")
 
 
 @dataclass(frozen=True)
@@ -227,7 +215,7 @@ class Mlp:
 
     def __post_init__(self) -> None:
         _check_fitted(self)
-        _check_restarts(self)
+        require_count(self, "restart_every", 0)
 
 
 @dataclass(frozen=True)
@@ -253,12 +241,10 @@ class Amortized:
     net_clip: float = 1.0
 
     def __post_init__(self) -> None:
+        require_choices(self)
         require_positive(self, "positive_weight", "blend_epochs", "net_lr", "net_clip")
-        require_share(self, "blend")
-        require_share(self, "ema")
-        require_choice(self, "divide_by", ("target", "net"))
-        require_count(self, "ema_every", 1)
-        require_count(self, "updates", 0)
+        require_share(self, "blend", "ema")
+        require_counts(self, ema_every=1, updates=0)
 
 
 Normalizer = NoNormalizer | BatchMean | BatchAndQueue | MovingAverage | Scent | Prototypes | Rolling | Mlp | Amortized

@@ -1,22 +1,24 @@
-"""How the weights move: the optimizer and the path of its learning rate."""
+"""How the weights move: the optimizer, the path of its learning rate, and what happens before pretrained weights do."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Literal, get_args
+from typing import Literal
 
 from fullbatch.config.checks import (
     is_number,
     require,
-    require_choice,
+    require_at_least_zero,
+    require_choices,
     require_count,
+    require_counts,
     require_positive,
     require_share,
     require_temperature,
 )
-from fullbatch.config.words import listed, nearest
+from fullbatch.config.messages import listed, nearest
 
 OPTIMIZERS: tuple[str, ...] = (
     "adamw", "adam", "radam", "novograd", "nvnovograd", "rmsprop", "sgd", "lamb", "lars", "lion", "muon", "adopt",
@@ -36,13 +38,7 @@ OPTIMIZER_SETTINGS: Mapping[str, tuple[str, ...]] = MappingProxyType(
 )
 
 ScheduleKind = Literal["cosine", "tanh", "linear", "constant"]
-_SCHEDULES: tuple[ScheduleKind, ...] = ("cosine", "tanh", "linear", "constant")
 Clock = Literal["steps", "albef"]
-
-
-def _require_at_least_zero(owner: object, field: str) -> None:
-    value = getattr(owner, field)
-    require(is_number(value) and value >= 0.0, owner, field, "be a number of at least 0")
 
 
 @dataclass(frozen=True)
@@ -82,15 +78,10 @@ class Optimizer:
                 f"Optimizer.optimizer has no {self.optimizer!r}{nearest(str(self.optimizer).lower(), OPTIMIZERS)} "
                 f"The optimizers are {listed(OPTIMIZERS)}."
             )
-        require_positive(self, "lr", "eps")
-        _require_at_least_zero(self, "weight_decay")
-        for field in ("beta1", "beta2", "momentum"):
-            require_share(self, field)
-        for field in ("clip_norm", "temperature_lr"):
-            if getattr(self, field) is not None:
-                require_positive(self, field)
-        if self.temperature_lr_drop_below is not None:
-            require_temperature(self, "temperature_lr_drop_below")
+        require_positive(self, "lr", "eps", "clip_norm", "temperature_lr")
+        require_at_least_zero(self, "weight_decay")
+        require_share(self, "beta1", "beta2", "momentum")
+        require_temperature(self, "temperature_lr_drop_below")
 
 
 @dataclass(frozen=True)
@@ -120,25 +111,51 @@ class Schedule:
     clock: Clock = "steps"
 
     def __post_init__(self) -> None:
-        require_choice(self, "schedule", _SCHEDULES)
-        require_choice(self, "clock", get_args(Clock))
+        require_choices(self)
         if self.clock == "albef":
             for field in ("warmup_steps", "warmup_share", "cooldown_steps", "cooldown_epochs"):
                 hint = "it warms up by epochs and cools down by itself"
                 require(getattr(self, field) is None, self, field, "be None with clock='albef'", hint)
-        _require_at_least_zero(self, "min_lr")
-        _require_at_least_zero(self, "warmup_from")
+        require_at_least_zero(self, "min_lr", "warmup_from", "warmup_epochs", "cooldown_epochs")
         for phase in ("warmup", "cooldown"):
             steps, epochs = f"{phase}_steps", f"{phase}_epochs"
+            require_count(self, steps, 0)
             if getattr(self, steps) is not None:
-                require_count(self, steps, 0)
                 require(getattr(self, epochs) is None, self, epochs, f"be None where {steps} is given")
-            if getattr(self, epochs) is not None:
-                _require_at_least_zero(self, epochs)
+        require_share(self, "warmup_share")
         if self.warmup_share is not None:
-            require_share(self, "warmup_share")
             given = self.warmup_steps is not None or self.warmup_epochs is not None
             require(not given, self, "warmup_share", "be None where warmup_steps or warmup_epochs is given")
         cools = bool(self.cooldown_steps or self.cooldown_epochs)
         hint = "a cool-down at a rate of 0 would learn nothing"
         require(self.min_lr > 0.0 or not cools, self, "min_lr", "be positive where there is a cool-down", hint)
+
+
+Carry = Literal["all", "moments", "memory", "none"]
+
+
+@dataclass(frozen=True)
+class Recovery:
+    """Optimizer statistics recovery (TuneCLIP, Algorithm 1): steps with frozen weights, before those that move them.
+
+    recovery_epochs   passes over the data in which the optimizer's moments and the objective's memory settle on the
+                      weights as they are; 0: none, the run starts cold
+    recovery_steps    the same in steps
+    recovery_batch    pairs of such a step, a multiple of batch_size; None: batch_size
+    carry             what of it training starts with: "all", "moments" (the optimizer's), "memory" (the objective's:
+                      u of each sample, prototypes, nets), or "none"
+    """
+
+    recovery_epochs: float | None = None
+    recovery_steps: int | None = None
+    recovery_batch: int | None = None
+    carry: Carry = "all"
+
+    def __post_init__(self) -> None:
+        require_choices(self)
+        epochs = self.recovery_epochs
+        if epochs is not None:
+            good = is_number(epochs) and epochs >= 0.0
+            require(good, self, "recovery_epochs", "be a number of at least 0", "0 means no recovery")
+            require(self.recovery_steps is None, self, "recovery_steps", "be left out with recovery_epochs")
+        require_counts(self, recovery_steps=0, recovery_batch=2)

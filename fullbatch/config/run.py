@@ -1,4 +1,7 @@
-"""A run, whole: one frozen tree.  The command line, YAML files and the Python interface all speak it."""
+"""A run, whole: one frozen tree, which the command line, YAML files and the Python interface all speak.
+
+Values lie over values: defaults, a recipe, a file, flags.  Later wins, and some fields displace others.
+"""
 
 from __future__ import annotations
 
@@ -7,25 +10,22 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fullbatch.config.data import Data
-from fullbatch.config.methods import METHODS, settings_of
+from fullbatch.config.data import Data, Views
+from fullbatch.config.messages import listed, nearest
+from fullbatch.config.methods import METHODS, ObjectiveConfig, settings_of
 from fullbatch.config.model import Model
 from fullbatch.config.normalizer import Rolling
-from fullbatch.config.objective import Objective
-from fullbatch.config.optimization import Optimizer, Schedule
-from fullbatch.config.recovery import Recovery
+from fullbatch.config.optimization import Optimizer, Recovery, Schedule
 from fullbatch.config.selection import Selection
 from fullbatch.config.training import Evaluation, RunFolder, Training
-from fullbatch.config.tree import from_dict
-from fullbatch.config.views import Views
-from fullbatch.config.words import listed, nearest
+from fullbatch.config.tree import from_dict, merged
 
 
 @dataclass(frozen=True)
 class RunConfig:
     """Groups of settings; ``RunConfig.of(...)`` takes them flat, by the names they have on the command line."""
 
-    objective: Objective = Objective()
+    objective: ObjectiveConfig = ObjectiveConfig()
     data: Data = Data()
     model: Model = Model()
     views: Views = Views()
@@ -100,3 +100,37 @@ class RunConfig:
                 raise ValueError(f"A run has no setting {name!r}{guess} They are {listed(home)}.")
             values.setdefault(home[name], {})[name] = value
         return values
+
+
+AXES = ("method", "pairwise", "normalizer", "temperature_rule")
+# Fields that say one thing in several units.
+RIVALS = (
+    ("epochs", "samples"),
+    ("warmup_steps", "warmup_epochs", "warmup_share"),
+    ("cooldown_steps", "cooldown_epochs"),
+    ("recovery_epochs", "recovery_steps"),
+    ("evaluate_every", "evaluations"),
+)
+
+
+def layered(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """``over`` wins."""
+    return merged(giving_way(base, over), over)
+
+
+def giving_way(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """``base`` without what ``over`` displaces.  A method's settings are its own: naming another method, or another
+    choice on an axis, leaves them behind; and so does a length its rival in another unit."""
+    left = {group: dict(fields) if isinstance(fields, Mapping) else fields for group, fields in base.items()}
+    for group, fields in left.items():
+        above = over.get(group)
+        if not isinstance(fields, dict) or not isinstance(above, Mapping):
+            continue
+        before = {"method": ObjectiveConfig().method, **fields}
+        if group == "objective" and any(above[axis] != before.get(axis) for axis in AXES if axis in above):
+            fields.pop("settings", None)
+        for names in RIVALS:
+            if any(above.get(name) is not None for name in names):
+                for name in names:
+                    fields.pop(name, None)
+    return left

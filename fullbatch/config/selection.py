@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from fullbatch.config.checks import require, require_choice, require_count
+from fullbatch.config.checks import require, require_choices, require_count, require_counts
 
 
 @dataclass(frozen=True)
@@ -38,20 +38,14 @@ class Selection:
     planners: int = 1
 
     def __post_init__(self) -> None:
-        require_choice(self, "batches", ("uniform", "spectral", "ordered"))
-        require_choice(self, "embeddings", ("passes", "forward"))
-        require_choice(self, "plan_ahead", (True, False))
+        require_choices(self)
         if self.period_steps is not None:
             require_count(self, "period_steps", 1)
             hint = "an ordered plan is for kept_batches"
             require(self.batches == "spectral", self, "period_steps", 'be left out but with batches="spectral"', hint)
-        require_count(self, "block_batches", 1)
-        require_count(self, "drawn_batches", 1)
-        require_count(self, "kept_batches", 1)
+        require_counts(self, block_batches=1, drawn_batches=1, kept_batches=1, planners=0)
         most = f"be at most drawn_batches ({self.drawn_batches})"
         require(self.kept_batches <= self.drawn_batches, self, "kept_batches", most)
-        require_choice(self, "reading", ("sequential", "averaged"))
-        require_count(self, "planners", 0)
 
     @property
     def averages(self) -> bool:

@@ -6,94 +6,83 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fullbatch.config.data import Source
-from fullbatch.config.words import nearest
+from fullbatch.config.messages import nearest
 
 TASK_RULE = (
     "name tasks as retrieval:SOURCE or zero_shot:SOURCE, imagenet:FOLDER, wds:FOLDER or datacomp:ROOT, "
     "views:SOURCE or corrupted_views:SOURCE, knn:TRAIN|TEST or linear:TRAIN|TEST"
 )
-_KINDS = ("retrieval", "zero_shot", "imagenet", "wds", "datacomp", "views", "corrupted_views", "knn", "linear")
 
 
 @dataclass(frozen=True)
-class Retrieval:
+class _OfSource:
+    source: Source
+
+
+@dataclass(frozen=True)
+class _OfFolder:
+    path: Path
+
+
+@dataclass(frozen=True)
+class _OfTwoSources:
+    train: Source
+    test: Source
+
+
+class Retrieval(_OfSource):
     """Captions find their images and images their captions; equal captions, of whatever image, count as one.
 
     All captions of an image take part; of a built-in set the first, for the others are keywords.
     """
 
-    source: Source
 
-
-@dataclass(frozen=True)
-class ZeroShot:
+class ZeroShot(_OfSource):
     """The first caption of an image names its class."""
 
-    source: Source
 
-
-@dataclass(frozen=True)
-class ImageNetFolder:
-    """Folders named by WordNet ids or class numbers, with open_clip's names and prompts."""
-
-    path: Path
-
-
-@dataclass(frozen=True)
-class BenchmarkFolder:
-    """A folder of CLIP_benchmark's ``wds`` layout, which says itself whether it is classified or retrieved."""
-
-    path: Path
-
-
-@dataclass(frozen=True)
-class DataCompSuite:
-    """The folder that holds DataComp's evaluation sets."""
-
-    root: Path
-
-
-@dataclass(frozen=True)
-class OtherView:
+class OtherView(_OfSource):
     """Of two augmented views of each image, one finds the other among those of all images."""
 
-    source: Source
 
-
-@dataclass(frozen=True)
-class CorruptedViews:
+class CorruptedViews(_OfSource):
     """A view of a corrupted image finds the other view of it among those of the same image, corrupted otherwise."""
 
-    source: Source
+
+class ImageNetFolder(_OfFolder):
+    """Folders named by WordNet ids or class numbers, with open_clip's names and prompts."""
 
 
-@dataclass(frozen=True)
-class Neighbours:
+class BenchmarkFolder(_OfFolder):
+    """A folder of CLIP_benchmark's ``wds`` layout, which says itself whether it is classified or retrieved."""
+
+
+class DataCompSuite(_OfFolder):
+    """The folder that holds DataComp's evaluation sets."""
+
+
+class Neighbours(_OfTwoSources):
     """The nearest training images say what class a test image is of; an image's first caption is its class."""
 
-    train: Source
-    test: Source
 
-
-@dataclass(frozen=True)
-class LinearProbe:
+class LinearProbe(_OfTwoSources):
     """A linear classifier on frozen features; an image's first caption is its class."""
 
-    train: Source
-    test: Source
 
+SourceTask = Retrieval | ZeroShot | OtherView | CorruptedViews
+FolderTask = ImageNetFolder | BenchmarkFolder | DataCompSuite
+ProbeTask = Neighbours | LinearProbe
+Task = SourceTask | FolderTask | ProbeTask
 
-Task = (
-    Retrieval
-    | ZeroShot
-    | ImageNetFolder
-    | BenchmarkFolder
-    | DataCompSuite
-    | OtherView
-    | CorruptedViews
-    | Neighbours
-    | LinearProbe
-)
+_SOURCES: dict[str, type[SourceTask]] = {
+    "retrieval": Retrieval,
+    "zero_shot": ZeroShot,
+    "views": OtherView,
+    "corrupted_views": CorruptedViews,
+}
+_FOLDERS: dict[str, type[FolderTask]] = {"imagenet": ImageNetFolder, "wds": BenchmarkFolder, "datacomp": DataCompSuite}
+_PROBES: dict[str, type[ProbeTask]] = {"knn": Neighbours, "linear": LinearProbe}
+_KINDS = (*_SOURCES, *_FOLDERS, *_PROBES)
 
 
 def parse_task(text: str) -> Task:
@@ -105,25 +94,11 @@ def parse_task(text: str) -> Task:
     if kind not in _KINDS or not where:
         guess = nearest(kind, _KINDS) if kind not in _KINDS else "."
         raise ValueError(f"There is no task {text!r}{guess} One must {TASK_RULE}.")
-    match kind:
-        case "retrieval":
-            return Retrieval(Source.parse(where))
-        case "zero_shot":
-            return ZeroShot(Source.parse(where))
-        case "imagenet":
-            return ImageNetFolder(Path(where).expanduser())
-        case "wds":
-            return BenchmarkFolder(Path(where).expanduser())
-        case "views":
-            return OtherView(Source.parse(where))
-        case "corrupted_views":
-            return CorruptedViews(Source.parse(where))
-        case "knn":
-            return Neighbours(*_train_and_test(text, where))
-        case "linear":
-            return LinearProbe(*_train_and_test(text, where))
-        case _:
-            return DataCompSuite(Path(where).expanduser())
+    if kind in _SOURCES:
+        return _SOURCES[kind](Source.parse(where))
+    if kind in _FOLDERS:
+        return _FOLDERS[kind](Path(where).expanduser())
+    return _PROBES[kind](*_train_and_test(text, where))
 
 
 def _train_and_test(text: str, where: str) -> tuple[Source, Source]:

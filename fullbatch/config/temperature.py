@@ -9,10 +9,11 @@ from typing import Literal
 from fullbatch.config.checks import (
     is_number,
     require,
-    require_choice,
+    require_choices,
     require_count,
     require_number,
     require_positive,
+    require_share,
     require_temperature,
 )
 
@@ -82,13 +83,13 @@ class RobustGlobal:
     rule: Literal["equation", "released"] = "equation"
 
     def __post_init__(self) -> None:
+        require_choices(self)
         require_temperature(self)
         _check_bounds(self)
         require_number(self, "rho_late_epoch")
         for name in ("rho", "rho_late"):
             value = getattr(self, name)
             require(value is None or is_number(value), self, name, "be a number or None")
-        require_choice(self, "rule", ("equation", "released"))
 
     def for_samples(self, count: int | None) -> RobustGlobal:
         """With a budget, where none was given: the papers' lie between 0.44 and 0.67 of the largest there can be."""
@@ -100,12 +101,6 @@ class RobustGlobal:
         assert self.rho is not None, "for_samples chooses it"
         late = self.rho_late is not None and epoch >= self.rho_late_epoch
         return self.rho_late if late and self.rho_late is not None else self.rho
-
-
-def _check_rho(owner: PerSample | Predicted) -> None:
-    for field in ("rho", "rho_image", "rho_text"):
-        value = getattr(owner, field)
-        require(is_number(value) or (value is None and field != "rho"), owner, field, "be a number")
 
 
 @dataclass(frozen=True)
@@ -134,14 +129,12 @@ class PerSample:
     clip: float | None = 5.0
 
     def __post_init__(self) -> None:
+        require_choices(self)
         require_temperature(self)
         _check_bounds(self)
-        _check_rho(self)
-        require_positive(self, "temperature_lr")
-        require_choice(self, "rule", ("momentum", "adam"))
+        require_number(self, "rho", "rho_image", "rho_text")
+        require_positive(self, "temperature_lr", "clip")
         require(is_number(self.beta) and 0.0 < self.beta <= 1.0, self, "beta", "lie in (0, 1]")
-        if self.clip is not None:
-            require_positive(self, "clip")
 
 
 @dataclass(frozen=True)
@@ -165,9 +158,9 @@ class Predicted:
 
     def __post_init__(self) -> None:
         _check_bounds(self)
-        _check_rho(self)
+        require_number(self, "rho", "rho_image", "rho_text")
         require_count(self, "centers", 2)
-        require(is_number(self.dropout) and 0.0 <= self.dropout < 1.0, self, "dropout", "lie in [0, 1)")
+        require_share(self, "dropout")
 
 
 Temperature = Constant | LearnedScale | RobustGlobal | PerSample | Predicted

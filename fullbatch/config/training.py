@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from fullbatch.config.checks import is_number, require, require_choice, require_count, require_positive
+from fullbatch.config.checks import is_number, require, require_choices, require_counts, require_positive
 from fullbatch.config.tasks import parse_task
 
 Precision = Literal["fp32", "bf16", "fp16"]
@@ -55,24 +55,12 @@ class Training:
     deterministic: bool = False
 
     def __post_init__(self) -> None:
-        require_count(self, "batch_size", 2)
-        if self.micro_batch is not None:
-            require_count(self, "micro_batch", 1)
-        require_count(self, "epochs", 1)
-        if self.samples is not None:
-            require_count(self, "samples", 1)
-        require_choice(self, "precision", ("fp32", "bf16", "fp16"))
-        require_choice(self, "compile", (True, False))
-        require_choice(self, "deterministic", (True, False))
-        require_choice(self, "graphs", (True, False))
-        require_choice(self, "channels_last", (True, False))
+        require_choices(self)
+        require_counts(self, batch_size=2, micro_batch=1, epochs=1, samples=1, seed=0)
         require(not (self.graphs and self.micro_batch), self, "graphs", "be left out with micro_batch")
         require(not (self.graphs and self.precision == "fp16"), self, "graphs", "be left out with fp16; take bf16")
         if self.ema is not None:
             require(is_number(self.ema) and 0.0 < self.ema < 1.0, self, "ema", "lie in (0, 1)")
-        require_choice(self, "parallel", ("ddp", "fsdp"))
-        require_choice(self, "device", ("auto", "cpu", "cuda"))
-        require_count(self, "seed", 0)
 
 
 @dataclass(frozen=True)
@@ -115,33 +103,25 @@ class Evaluation:
     audit_samples: int | None = None
 
     def __post_init__(self) -> None:
+        require_choices(self)
         require(not isinstance(self.evaluate, str), self, "evaluate", "be a list of tasks")
         require(not isinstance(self.templates, str), self, "templates", "be a list of prompts")
         for task in self.evaluate or ():
             parse_task(task)
-        require_count(self, "evaluate_every", 0)
+        require_counts(self, evaluate_every=0, evaluations=1, patience=1, eval_batch=1)
+        require_counts(self, audit_every=0, audits=1, audit_anchors=1, audit_samples=2)
         if self.evaluations is not None:
-            require_count(self, "evaluations", 1)
             require(not self.evaluate_every, self, "evaluations", "be left out with evaluate_every")
         named = self.keep_best is None or (isinstance(self.keep_best, str) and bool(self.keep_best.strip()))
         require(named, self, "keep_best", "be a metric such as mean_r1")
         if self.patience is not None:
-            require_count(self, "patience", 1)
             often = bool(self.evaluate_every or self.evaluations)
             hint = "set evaluate_every or evaluations"
             require(often, self, "patience", "be left out without evaluations during training", hint)
-        require_choice(self, "evaluate_start", (True, False))
         if self.templates is not None:
             check_templates(self.templates)
-        require_count(self, "eval_batch", 1)
-        if self.audit_every is not None:
-            require_count(self, "audit_every", 0)
         if self.audits is not None:
-            require_count(self, "audits", 1)
             require(self.audit_every is None, self, "audits", "be left out with audit_every")
-        require_count(self, "audit_anchors", 1)
-        if self.audit_samples is not None:
-            require_count(self, "audit_samples", 2)
 
 
 @dataclass(frozen=True)
@@ -170,13 +150,8 @@ class RunFolder:
     wandb: str | None = None
 
     def __post_init__(self) -> None:
+        require_choices(self)
         safe = isinstance(self.name, str) and "/" not in self.name and self.name not in (".", "..")
         require(safe, self, "name", "be a plain folder name", "the folder it lies in is `runs`")
-        if self.save_every is not None:
-            require_count(self, "save_every", 1)
-        if self.save_minutes is not None:
-            require_positive(self, "save_minutes")
-        require_count(self, "keep", 1)
-        require_count(self, "log_every", 1)
-        require_choice(self, "quiet", (True, False))
-        require_choice(self, "tensorboard", (True, False))
+        require_positive(self, "save_minutes")
+        require_counts(self, save_every=1, keep=1, log_every=1)

@@ -11,7 +11,7 @@ from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import yaml
 
-from fullbatch.config.words import listed, nearest
+from fullbatch.config.messages import listed, nearest
 
 Config = TypeVar("Config")
 

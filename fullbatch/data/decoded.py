@@ -10,7 +10,6 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 
 import numpy as np
 import numpy.typing as npt
@@ -19,11 +18,11 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from fullbatch.config.data import Source
-from fullbatch.data.contents import fingerprint_of_samples
+from fullbatch.data.images import EvalTransform
 from fullbatch.data.loader import Pool
 from fullbatch.data.sample import BadSample
+from fullbatch.data.sources import fingerprint_of_samples
 from fullbatch.data.tar_index import cache_folder, write_atomically
-from fullbatch.data.transforms import EvalTransform
 from fullbatch.data.workers import read_ahead
 
 log = logging.getLogger("fullbatch")
@@ -57,8 +56,8 @@ def decode_all(pool: Pool, key: str, transform: EvalTransform, workers: int) -> 
     """From the cache folder if it was done before under this key, else by ``workers`` processes."""
     folder = cache_folder()
     name = f"decoded-{key}"
-    if folder is not None and (found := _read(folder / name, len(pool), transform.size)) is not None:
-        return found
+    if folder is not None and (kept := _read(folder / name, len(pool), transform.size)) is not None:
+        return kept
     decoded = _decode(pool, transform, workers)
     if folder is not None:
         try:
@@ -99,30 +98,26 @@ def _decode(pool: Pool, transform: EvalTransform, workers: int) -> Decoded:
     pixels = np.empty((len(pool), 3, size, size), np.uint8)
     captions: list[list[str]] = []
     bad: list[str] = []
-    for rows, said, spoilt in read_ahead(pieces, [range(len(pieces))], min(workers, len(pieces))):
-        pixels[len(captions) : len(captions) + len(said)] = rows.numpy()
-        captions += said
-        bad += spoilt
+    for rows, captions_of_piece, errors in read_ahead(pieces, [range(len(pieces))], min(workers, len(pieces))):
+        pixels[len(captions) : len(captions) + len(captions_of_piece)] = rows.numpy()
+        captions += captions_of_piece
+        bad += errors
     return Decoded(pixels, captions, tuple(bad))
 
 
 def _write(path: Path, decoded: Decoded) -> None:
     """The pixels first: where the captions lie, the pixels lie too."""
     write_atomically(path.with_suffix(".npy"), lambda file: np.save(file, decoded.pixels_nCHW))
-    said = json.dumps({"captions": decoded.captions, "bad": decoded.bad}).encode()
-
-    def write(file: IO[bytes]) -> None:
-        file.write(said)
-
-    write_atomically(path.with_suffix(".json"), write)
+    texts = json.dumps({"captions": decoded.captions, "bad": decoded.bad}).encode()
+    write_atomically(path.with_suffix(".json"), lambda file: file.write(texts))
 
 
 def _read(path: Path, count: int, size: int) -> Decoded | None:
     try:
-        said = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
+        texts = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
         pixels = np.load(path.with_suffix(".npy"), mmap_mode="c", allow_pickle=False)
-        if pixels.shape == (count, 3, size, size) and pixels.dtype == np.uint8 and len(said["captions"]) == count:
-            return Decoded(pixels, said["captions"], tuple(said["bad"]))
+        if pixels.shape == (count, 3, size, size) and pixels.dtype == np.uint8 and len(texts["captions"]) == count:
+            return Decoded(pixels, texts["captions"], tuple(texts["bad"]))
     except (OSError, ValueError, KeyError, TypeError):
         pass
     return None

@@ -18,12 +18,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fullbatch.data.crops import Floats, cropped, random_boxes
 from fullbatch.data.decoded import Decoded, Pixels
+from fullbatch.data.images import Floats, cropped, random_boxes
 from fullbatch.data.loader import Batch, Pool, Tokenize
 from fullbatch.data.order import Ints, Order, key_of, uniforms
 from fullbatch.data.periods import Plans
-from fullbatch.data.views import EVALUATION, ViewMaker
+from fullbatch.data.two_views import EVALUATION, ViewMaker
 from fullbatch.distributed import World
 
 _REPLACEMENTS = 1000  # draws of another sample; when that many in a row are bad, the data set is no data set

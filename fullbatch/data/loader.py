@@ -21,13 +21,12 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from fullbatch.config.data import Data
+from fullbatch.data.images import EvalTransform, TrainTransform
 from fullbatch.data.order import Ints, Order, key_of
 from fullbatch.data.periods import Plans
 from fullbatch.data.sample import BadSample, RawSample, Samples
-from fullbatch.data.share import share_of
-from fullbatch.data.sources import open_source
-from fullbatch.data.transforms import EvalTransform, TrainTransform
-from fullbatch.data.views import EVALUATION, ViewMaker, WholeSquare
+from fullbatch.data.sources import open_source, share_of
+from fullbatch.data.two_views import EVALUATION, ViewMaker, WholeSquare
 from fullbatch.data.workers import read_ahead
 from fullbatch.distributed import World
 

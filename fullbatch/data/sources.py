@@ -1,4 +1,4 @@
-"""From the description of a source to its samples."""
+"""From the description of a source to its samples, to a part of them, and to a fingerprint of what they hold."""
 
 from __future__ import annotations
 
@@ -6,20 +6,43 @@ import glob
 import os
 import re
 from collections.abc import Iterator
+from importlib import resources
+from typing import Literal
 
+import numpy as np
 from typing_extensions import assert_never
 
-from fullbatch.config.data import Source, SourceKind
-from fullbatch.data.builtin import BUILTIN, builtin_path
-from fullbatch.data.folders import CocoCaptions, ImageFolder
-from fullbatch.data.huggingface import HuggingFaceSet
-from fullbatch.data.sample import Samples
-from fullbatch.data.share import part_of
-from fullbatch.data.tables import CsvTable, ParquetTable
+from fullbatch.config.data import BUILTIN, Source, SourceKind
+from fullbatch.config.messages import listed, nearest
+from fullbatch.data.image_folders import CocoCaptions, ImageFolder
+from fullbatch.data.order import Ints, key_of, shuffled
+from fullbatch.data.sample import BadSample, RawSample, Samples, check_index, fingerprint_of
+from fullbatch.data.table_files import ByPicture, CsvTable, HuggingFaceSet, ParquetTable
 from fullbatch.data.tar_index import TAR_ENDINGS
 from fullbatch.data.tar_shards import TarShards
 
-_TABLE_ENDINGS = (".csv", ".tsv")
+
+def builtin_path(name: str, split: str = "train") -> str:
+    """The packed tar file of a split."""
+    if name not in BUILTIN:
+        raise ValueError(f"There is no built-in set {name!r}{nearest(name, BUILTIN)} There are {listed(BUILTIN)}.")
+    if split not in BUILTIN[name]:
+        guess = nearest(split, BUILTIN[name])
+        raise ValueError(f"The built-in set {name!r} has no split {split!r}{guess} It has {listed(BUILTIN[name])}.")
+    path = resources.files("fullbatch.data") / name / f"{split}.tar.xz"
+    if not path.is_file():
+        raise ValueError(
+            f"The built-in set {name!r} is missing from this installation ({path}); install fullbatch again."
+        )
+    return str(path)
+
+
+_ENDINGS: dict[SourceKind, tuple[str, ...]] = {
+    "tar": TAR_ENDINGS,
+    "csv": (".csv", ".tsv"),
+    "parquet": (".parquet",),
+    "coco": (".json",),
+}
 _HUGGING_FACE_FILES = ("dataset_info.json", "state.json", "dataset_dict.json")
 _MOST_PATHS = 1_000_000
 
@@ -37,17 +60,14 @@ def _opened(source: Source) -> Samples:
     kind = _kind_of(paths, source.path) if source.kind == "auto" else source.kind
     match kind:
         case "tar":
-            return TarShards(_files(paths, TAR_ENDINGS), source.image, source.captions, source.path)
-        case "csv":
-            files = _files(paths, _TABLE_ENDINGS)
-            return CsvTable(files, source.image, source.captions, source.root, source.path)
-        case "parquet":
-            files = _files(paths, (".parquet",))
-            return ParquetTable(files, source.image, source.captions, source.root, source.path)
+            return TarShards(_files(paths, kind), source.image, source.captions, source.path)
+        case "csv" | "parquet":
+            table = CsvTable if kind == "csv" else ParquetTable
+            return table(_files(paths, kind), source.image, source.captions, source.root, source.path)
         case "folder":
-            said = source.captions
-            _refuse_options(source, said not in ((), ("folder",), ("none",)), "captions=folder or captions=none")
-            return ImageFolder(_only(paths, source.path), source.path, said == ("folder",), said == ("none",))
+            captions = source.captions
+            _refuse_options(source, captions not in ((), ("folder",), ("none",)), "captions=folder or captions=none")
+            return ImageFolder(_only(paths, source.path), source.path, captions == ("folder",), captions == ("none",))
         case "coco":
             _refuse_options(source, bool(source.captions), "root")
             return CocoCaptions(_only(paths, source.path), source.root, source.path)
@@ -85,23 +105,18 @@ def _kind_of_path(path: str) -> SourceKind:
         if any(entry.endswith(TAR_ENDINGS) for entry in there):
             return "tar"
         return "parquet" if any(entry.endswith(".parquet") for entry in there) else "folder"
-    if name.endswith(TAR_ENDINGS):
-        return "tar"
-    if name.endswith(_TABLE_ENDINGS):
-        return "csv"
-    if name.endswith(".parquet"):
-        return "parquet"
-    if name.endswith(".json"):
-        return "coco"
+    for kind, endings in _ENDINGS.items():
+        if name.endswith(endings):
+            return kind
     raise ValueError(
         f"Cannot tell from its name what {path!r} is: expected {', '.join(TAR_ENDINGS)}, .csv, .tsv, .parquet, "
         "a COCO .json or a folder; say it with PATH?kind=tar (or csv, parquet, coco, folder, huggingface)."
     )
 
 
-def _files(paths: list[str], endings: tuple[str, ...]) -> list[str]:
+def _files(paths: list[str], kind: SourceKind) -> list[str]:
     """The files themselves, folders replaced by what lies in them."""
-    files = []
+    files, endings = [], _ENDINGS[kind]
     for path in paths:
         if not os.path.isdir(path):
             files.append(path)
@@ -145,15 +160,15 @@ def _expand_part(part: str) -> list[str]:
         if os.path.exists(path):
             paths.append(path)
             continue
-        found = sorted(glob.glob(path, recursive=True)) if glob.has_magic(path) else []
-        if not found:
+        matches = sorted(glob.glob(path, recursive=True)) if glob.has_magic(path) else []
+        if not matches:
             folder = os.path.dirname(path) or "."
             while glob.has_magic(folder):
                 folder = os.path.dirname(folder) or "."
             missing = "Nothing matches" if glob.has_magic(path) else "There is no"
             of = f" (of {part!r})" if path != part else ""
             raise ValueError(f"{missing} {path!r}{of}; {_what_is_in(folder)}.")
-        paths += found
+        paths += matches
     return paths
 
 
@@ -195,3 +210,96 @@ def _written_out(text: str) -> Iterator[str]:
     for word in words:
         for rest in _written_out(after):
             yield before + word + rest
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# parts of a source: the same samples for every seed, method and rank
+
+
+_SHARE_KEY, _HELD_OUT_KEY = key_of(0x5A4E), key_of(0x4E1D)
+HELD_OUT = 0.1  # of the pictures
+FEWEST, MOST_HELD_OUT = 50, 1000  # pictures a source must have; pictures it gives
+LARGE = 1_000_000  # samples; nobody splits a larger source without being asked: the list of its parts takes memory
+
+
+class Share:
+    """Some samples of a source in their order, under numbers of their own.
+
+    Its fingerprint is its own, since a memory per sample goes by these numbers; ``described`` says which they are.
+    """
+
+    def __init__(self, whole: Samples, ids: Ints, *described: object) -> None:
+        self.whole, self.name, self.ids = whole, whole.name, np.sort(ids)
+        self.fingerprint = fingerprint_of("share", whole.fingerprint, *described)
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def read(self, index: int) -> RawSample:
+        check_index(index, len(self), self.name)
+        return self.whole.read(int(self.ids[index]))
+
+
+def share_of(samples: Samples, share: float) -> Samples:
+    """The first samples of a shuffle that depends on the source's length alone: a smaller share is part of a larger
+    one. ValueError where nothing is left."""
+    if share == 1.0 or not len(samples):
+        return samples
+    count = round(share * len(samples))
+    if count == len(samples):
+        return samples
+    if count == 0:
+        raise ValueError(
+            f"--data-share {share:g} leaves none of the {len(samples)} samples of {samples.name!r}; take a larger one."
+        )
+    return Share(samples, shuffled(np.arange(count), len(samples), _SHARE_KEY), count)
+
+
+def part_of(samples: Samples, part: Literal["all", "train", "held_out"]) -> Samples:
+    return samples if part == "all" else parts_of(samples)[part == "held_out"]
+
+
+def parts_of(samples: Samples) -> tuple[Share, Share]:
+    """What is trained on and what is held out: whole pictures, even where a table has a row for each caption.  Rows of
+    one picture that is held out are joined."""
+    pictures = ByPicture(samples) if isinstance(samples, CsvTable) else samples
+    count = len(pictures)
+    held = min(round(HELD_OUT * count), MOST_HELD_OUT) if count >= FEWEST else 0
+    ids = shuffled(np.arange(count), count, _HELD_OUT_KEY)
+    rows = pictures.rows_of(ids[held:]) if isinstance(pictures, ByPicture) else ids[held:]
+    return Share(samples, rows, "train"), Share(pictures, ids[:held], "held_out")
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# what a source holds, not only what its samples are called: for whatever is kept in the cache folder
+
+
+_PROBED = 64
+
+
+def fingerprint_of_samples(samples: Samples, source: Source | None) -> str:
+    """Unlike the samples' own fingerprint, this one changes when pictures are replaced under their old names: it looks
+    at sizes, times and some of the bytes too."""
+    parts: list[object] = [samples.fingerprint, len(samples)]
+    if source is not None and source.kind != "builtin" and source.path not in BUILTIN:
+        parts += [part for path in expand_pattern(source.path) for part in _sizes_and_times(path)]
+    for index in range(0, len(samples), max(1, len(samples) // _PROBED)):
+        try:
+            sample = samples.read(index)
+            parts += [sample.image, *sample.captions]
+        except BadSample as error:
+            parts.append(error.reason)
+    return fingerprint_of(*parts)
+
+
+def _sizes_and_times(path: str) -> list[object]:
+    if not os.path.isdir(path):
+        status = os.stat(path)
+        return [os.path.basename(path), status.st_size, status.st_mtime_ns]
+    parts: list[object] = []
+    for folder, subfolders, files in os.walk(path, followlinks=True):
+        subfolders.sort()
+        for name in sorted(files):
+            status = os.stat(os.path.join(folder, name))
+            parts += [os.path.relpath(folder, path), name, status.st_size, status.st_mtime_ns]
+    return parts

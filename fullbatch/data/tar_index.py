@@ -30,7 +30,7 @@ from typing import IO
 import numpy as np
 from numpy.typing import NDArray
 
-from fullbatch.data.reading import IMAGE_EXTENSIONS
+from fullbatch.data.sample import IMAGE_EXTENSIONS
 
 Index = NDArray[np.int64]
 IMAGE, TXT, JSON = 0, 2, 4  # the column of a member's offset; its size is the next
@@ -209,7 +209,7 @@ def file_key(path: str, *more: object) -> str:
     return hashlib.blake2b(repr(parts).encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
 
 
-def write_atomically(target: Path, write: Callable[[IO[bytes]], None]) -> None:
+def write_atomically(target: Path, write: Callable[[IO[bytes]], object]) -> None:
     """All or nothing, also when several ranks write at once."""
     handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=_UNFINISHED)
     try:
@@ -256,9 +256,9 @@ def _has_its_sum(path: Path) -> bool:
 def cached_index(path: str, image: str) -> Index:
     folder = cache_folder()
     target = folder / f"{file_key(path, image)}.npy" if folder else None
-    found = load_array(target) if target else None
-    if found is not None:
-        return found
+    kept = load_array(target) if target else None
+    if kept is not None:
+        return kept
     index = build_index(path, image)
     if target:
         _save(target, [index])
@@ -275,12 +275,12 @@ def joined_index(paths: list[str], image: str, parts: list[Index]) -> Index:
         return np.concatenate(parts)
     names = "".join(file_key(path, image) for path in paths)
     target = folder / f"{hashlib.blake2b(names.encode(), digest_size=16).hexdigest()}-joined.npy"
-    found = load_array(target)
-    if found is not None and len(found) == length:
-        return found
+    kept = load_array(target)
+    if kept is not None and len(kept) == length:
+        return kept
     _save(target, parts)
-    found = load_array(target)
-    return np.concatenate(parts) if found is None else found
+    kept = load_array(target)
+    return np.concatenate(parts) if kept is None else kept
 
 
 def _save(target: Path, parts: list[Index]) -> None:

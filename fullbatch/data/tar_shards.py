@@ -16,9 +16,11 @@ from typing import Any
 import numpy as np
 
 from fullbatch.data import tar_index
-from fullbatch.data.reading import (
+from fullbatch.data.sample import (
     MAX_IMAGE_BYTES,
     MAX_TEXT_BYTES,
+    BadSample,
+    RawSample,
     caption_texts,
     check_image_size,
     check_index,
@@ -26,7 +28,6 @@ from fullbatch.data.reading import (
     fingerprint_of,
     utf8,
 )
-from fullbatch.data.sample import BadSample, RawSample
 from fullbatch.data.tar_index import BLOCK, IMAGE, JSON, TXT
 
 _OPEN_FILES = 64
@@ -48,7 +49,7 @@ class TarShards:
     """Samples of local shards, in the order of the shards and of the samples in each.
 
     A caption is the .txt member, else "captions" or "caption" in the .json; ``captions`` names other .json fields.  A
-    sample that lacks its image or its text keeps its position and is a bad sample when it is read.
+    sample without image or text keeps its position and is a bad sample when it is read.
     """
 
     def __init__(self, paths: list[str], image: str = "", captions: tuple[str, ...] = (), name: str = "") -> None:

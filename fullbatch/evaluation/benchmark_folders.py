@@ -24,16 +24,17 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fullbatch.data.reading import (
+from fullbatch.data.sample import (
     IMAGE_EXTENSIONS,
     MAX_TEXT_BYTES,
+    BadSample,
+    RawSample,
     check_image_size,
     check_index,
     checked_captions,
     fingerprint_of,
     utf8,
 )
-from fullbatch.data.sample import BadSample, RawSample
 from fullbatch.data.tar_index import split_key, walk_members
 
 _CLASSES, _TEMPLATES, _TYPE = "classnames.txt", "zeroshot_classification_templates.txt", "dataset_type.txt"
@@ -41,23 +42,22 @@ _SPLIT = "test"
 
 
 @dataclass(frozen=True)
-class Member:
+class TarMember:
     offset: int
     size: int
 
 
 class ShardSamples:
-    """The samples of a folder's shards, in their order; the image is read when it is asked for.
-
-    The captions of a classified image are the name of its class.
-    """
+    """The samples of a folder's shards, in order.  A classified image has one caption, the name of its class."""
 
     def __init__(self, name: str, shards: list[Path], classes: tuple[str, ...] | None) -> None:
         self.name, self._shards, self._classes = name, shards, classes
-        self._rows: list[tuple[int, str, dict[str, Member]]] = []
+        self._rows: list[tuple[int, str, dict[str, TarMember]]] = []
         for number, shard in enumerate(shards):
             self._rows += [(number, key, members) for key, members in _walk(shard).items()]
-        described = [part for shard in shards for part in (shard.name, *_size_and_time(shard))]
+        if not self._rows:
+            raise ValueError(f"The shards in {shards[0].parent} hold no sample.")
+        described = [part for s in shards for part in (s.name, s.stat().st_size, s.stat().st_mtime_ns)]
         self.fingerprint = fingerprint_of("benchmark", *(classes or ()), *described)
 
     def __len__(self) -> int:
@@ -105,22 +105,17 @@ class ShardSamples:
         return RawSample(label, image, captions)
 
 
-def _size_and_time(path: Path) -> tuple[int, int]:
-    status = path.stat()
-    return status.st_size, status.st_mtime_ns
-
-
-def _walk(shard: Path) -> dict[str, dict[str, Member]]:
-    found: dict[str, dict[str, Member]] = {}
+def _walk(shard: Path) -> dict[str, dict[str, TarMember]]:
+    members_of_key: dict[str, dict[str, TarMember]] = {}
     file = os.open(shard, os.O_RDONLY | os.O_CLOEXEC)
     try:
         for name, offset, size in walk_members(file, os.fstat(file).st_size, str(shard)):
             key, extension = split_key(name) or ("", "")
             if key:
-                found.setdefault(key, {}).setdefault(extension, Member(offset, size))
+                members_of_key.setdefault(key, {}).setdefault(extension, TarMember(offset, size))
     finally:
         os.close(file)
-    return found
+    return members_of_key
 
 
 @dataclass(frozen=True)
@@ -147,9 +142,7 @@ def open_benchmark(folder: Path, kind: str = "") -> Classified | Captioned:
     written = _lines(folder / _TYPE)[0].lower() if (folder / _TYPE).is_file() else "classification"
     kind = kind or written
     if kind == "retrieval":
-        found = ShardSamples(folder.name, shards, None)
-        _require_samples(found, folder)
-        return Captioned(found)
+        return Captioned(ShardSamples(folder.name, shards, None))
     if kind != "classification":
         raise ValueError(f"{folder / _TYPE} says {kind!r}; this program knows 'retrieval' and 'classification'.")
     classes = tuple(_lines(folder / _CLASSES, blank=True))
@@ -160,7 +153,6 @@ def open_benchmark(folder: Path, kind: str = "") -> Classified | Captioned:
         if "{c}" not in template and "{}" not in template:
             raise ValueError(f"{folder / _TEMPLATES}: the prompt {template!r} has no {{c}} for the class's name.")
     samples = ShardSamples(folder.name, shards, classes)
-    _require_samples(samples, folder)
     labels_N = torch.tensor([samples.class_of(index) for index in range(len(samples))])
     return Classified(samples, classes, templates, labels_N, _groups(samples))
 
@@ -193,11 +185,6 @@ def _lines(path: Path, blank: bool = False) -> list[str]:
     if blank and not all(lines):
         raise ValueError(f"{path}: line {lines.index('') + 1} is empty, and lines are counted there.")
     return [line for line in lines if line]
-
-
-def _require_samples(samples: ShardSamples, folder: Path) -> None:
-    if len(samples) == 0:
-        raise ValueError(f"The shards in {folder / _SPLIT} hold no sample.")
 
 
 def _groups(samples: ShardSamples) -> Tensor | None:

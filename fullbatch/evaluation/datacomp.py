@@ -3,12 +3,22 @@
 Keys, sizes and main metrics are those of its tasklist.yml; FairFace and UTKFace have no main metric and do not count.
 """
 
+# N: candidate images of all questions   Q: questions   D: width
+
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
+
+from fullbatch import distributed
+from fullbatch.data.sample import BadSample, RawSample, caption_texts, check_index, checked_captions, fingerprint_of
+from fullbatch.data.table_files import image_of_field
+from fullbatch.evaluation.embed import Embedder
+from fullbatch.evaluation.result import Average, Result
 
 MainMetric = Literal[
     "accuracy", "mean_per_class", "f1_macro", "worst_group", "worst_group_top5", "mean_r1", "jaccard_10_12"
@@ -106,29 +116,204 @@ GROUPS: dict[str, tuple[str, ...]] = {
 }
 
 
-@dataclass(frozen=True)
-class Average:
-    """The mean of the main metrics of the ``found`` tasks among the ``of`` that belong to it; None where none was."""
-
-    name: str
-    value: float | None
-    found: int
-    of: int
-
-    def __str__(self) -> str:
-        """
-        >>> str(Average("VTAB", 0.213, 3, 7))
-        '21.3 (3 of 7 tasks)'
-        """
-        if self.value is None:
-            return f"none of {self.of} tasks"
-        whole = f"{self.of} task{'s' if self.of > 1 else ''}"
-        return f"{100.0 * self.value:.1f} ({whole if self.found == self.of else f'{self.found} of {whole}'})"
-
-
 def averages(main_of_key: Mapping[str, float], groups: Mapping[str, Sequence[str]] = GROUPS) -> tuple[Average, ...]:
     made = []
     for name, keys in groups.items():
         values = [main_of_key[key] for key in keys if key in main_of_key]
         made.append(Average(name, sum(values) / len(values) if values else None, len(values), len(keys)))
     return tuple(made)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# tables as Hugging Face's datasets leaves them on a disk: DataComp's download puts Flickr, MSCOCO and WinoGAViL so
+
+
+_PART = re.compile(r"(?:-\d+-of-(\d+))?\.arrow$")  # NAME-00000-of-00002.arrow: one of two files of a table
+_VERSION = re.compile(r"\d+\.\d+\.\d+")
+
+
+class ArrowRows:
+    """The rows of the test split below a folder, or of the only table there; columns as saved."""
+
+    def __init__(self, folder: Path, columns: Sequence[str]) -> None:
+        self.files = files_of_test_split(folder)
+        self.name, self._columns, self._table = folder.name, list(columns), None
+        missing = [column for column in columns if column not in self._rows().column_names]
+        if missing:
+            there = ", ".join(self._rows().column_names)
+            raise ValueError(f"{self.files[0]} has no column {', '.join(missing)}; its columns are {there}.")
+        described = [part for path in self.files for part in (path.name, path.stat().st_size, path.stat().st_mtime_ns)]
+        self.fingerprint = fingerprint_of("arrow", *columns, *described)
+
+    def __len__(self) -> int:
+        return int(self._rows().num_rows)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_table": None}
+
+    def row(self, index: int) -> dict[str, Any]:
+        sliced = self._rows().select(self._columns).slice(index, 1)
+        return dict(sliced.to_pylist()[0])
+
+    def column(self, name: str) -> list[Any]:
+        return list(self._rows().column(name).to_pylist())
+
+    def _rows(self) -> Any:
+        if self._table is None:
+            try:
+                import pyarrow as pa
+            except ImportError:
+                raise ValueError(f'Reading {self.name!r} needs pyarrow: pip install "fullbatch[parquet]".') from None
+            try:
+                tables = [pa.ipc.open_stream(pa.memory_map(str(path))).read_all() for path in self.files]
+                self._table = pa.concat_tables(tables)
+            except (OSError, ValueError) as error:  # pyarrow's errors are these
+                raise ValueError(f"{self.files[0]} is not a readable table of datasets: {error}.") from None
+        return self._table
+
+
+def files_of_test_split(folder: Path) -> list[Path]:
+    """The files of the test split, named NAME-test.arrow or lying in test/; of several cached revisions, the newest.
+    ValueError where several tables remain: together they would be another test."""
+    files = [path for path in folder.rglob("*.arrow") if not path.name.startswith("cache-")]
+    files = sorted(path for path in files if not path.parent.name.endswith(".incomplete"))  # a download cut off
+    if not files:
+        raise ValueError(f"The folder {str(folder)!r} holds no .arrow file of a test split.")
+    named = [path for path in files if _PART.sub("", path.name).endswith("-test")]
+    inside = [path for path in files if "test" in path.relative_to(folder).parent.parts]
+    tables: dict[tuple[Path, str], list[Path]] = {}
+    for path in named or inside or files:
+        part = _PART.search(path.name)
+        of = part[1] if part is not None and part[1] else "1"
+        tables.setdefault((path.parent, f"{_PART.sub('', path.name)} of {of}"), []).append(path)
+    candidates = _newest(list(tables.values()))
+    if len(candidates) > 1:
+        few = ", ".join(str(files[0].relative_to(folder)) for files in candidates[:4])
+        raise ValueError(
+            f"The folder {str(folder)!r} holds {len(candidates)} tables that may be the test split "
+            f"({few}{', ...' if len(candidates) > 4 else ''}); leave only the one to measure there."
+        )
+    return candidates[0]
+
+
+def _newest(tables: list[list[Path]]) -> list[list[Path]]:
+    """Where all are revisions of one thing, as the cache keeps them (CONFIG/VERSION/HASH/), the one written last."""
+    homes = {files[0].parent.parent.parent for files in tables}
+    revisions = {files[0].parent for files in tables}
+    cached = all(_VERSION.fullmatch(revision.parent.name) for revision in revisions)
+    if len(homes) > 1 or len(revisions) < len(tables) or not cached:
+        return tables
+    written = [max(path.stat().st_mtime_ns for path in files) for files in tables]
+    return [files for files, when in zip(tables, written, strict=True) if when == max(written)]
+
+
+class ArrowPairs:
+    """Images with their captions."""
+
+    def __init__(self, folder: Path, image: str = "image", captions: str = "caption") -> None:
+        self._rows, self._image, self._captions = ArrowRows(folder, (image, captions)), image, captions
+        self.name, self.fingerprint = folder.name, self._rows.fingerprint
+        self._folder = str(folder)
+        if len(self._rows) == 0:
+            raise ValueError(f"The tables in {str(folder)!r} hold no row.")
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def read(self, index: int) -> RawSample:
+        check_index(index, len(self), self.name)
+        label, row = f"{self.name}:row {index}", self._rows.row(index)
+        captions = checked_captions(label, caption_texts(row[self._captions]))
+        return RawSample(label, image_of_field(label, self._folder, row[self._image]), captions)
+
+
+class CandidateImages:
+    """The images among which an association is sought, WinoGAViL's: one after the other, row by row."""
+
+    def __init__(self, folder: Path) -> None:
+        self._rows = ArrowRows(folder, ("candidate_images",))
+        self.table = ArrowRows(folder, ("cue", "candidates", "associations"))
+        self.name, self.fingerprint, self._folder = folder.name, self._rows.fingerprint, str(folder)
+        candidates = self.table.column("candidates")
+        self.candidates: list[list[str]] = candidates
+        self._places = [(row, place) for row, names in enumerate(candidates) for place in range(len(names))]
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def read(self, index: int) -> RawSample:
+        check_index(index, len(self), self.name)
+        row, place = self._places[index]
+        label, images = f"{self.name}:row {row}, candidate {place}", self._rows.row(row)["candidate_images"]
+        if len(images) != len(self.candidates[row]):
+            raise BadSample(label, f"{len(images)} images for {len(self.candidates[row])} candidates")
+        return RawSample(label, image_of_field(label, self._folder, images[place]), (self.candidates[row][place],))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# WinoGAViL: which of the candidate images does a cue go with?
+
+
+def prompt_of_cue(cue: str) -> str:
+    """
+    >>> prompt_of_cue("Orange"), prompt_of_cue("bear")
+    ('An orange', 'A bear')
+    """
+    cue = cue.lower()
+    return f"An {cue}" if cue[:1] in tuple("aeiou") else f"A {cue}"
+
+
+def associations(task: str, folder: Path, embedder: Embedder) -> Result:
+    """The mean Jaccard index; main is that of questions with ten or twelve candidates, as in DataComp."""
+    samples = distributed.together(lambda: CandidateImages(folder))
+    images = embedder.images(samples)
+    cues, right = samples.table.column("cue"), samples.table.column("associations")
+    text_QD = embedder.captions([prompt_of_cue(cue) for cue in cues])
+    row_of_id = {sample: row for row, sample in enumerate(images.ids.tolist())}
+    scores: dict[int, list[tuple[float, float]]] = {}
+    first, left_out = 0, 0
+    for question, candidates in enumerate(samples.candidates):
+        rows = [row_of_id.get(first + place) for place in range(len(candidates))]
+        first += len(candidates)
+        is_right = [candidate in right[question] for candidate in candidates]
+        there = [row for row in rows if row is not None]
+        if len(there) < len(rows) or not any(is_right):
+            left_out += 1
+            continue
+        similarities = (images.image_ND[there] @ text_QD[question]).tolist()
+        guessing = jaccard_of_guessing(len(candidates), sum(is_right))
+        scores.setdefault(len(candidates), []).append((jaccard(similarities, is_right), guessing))
+    many = [score for size, of_size in scores.items() if size >= 10 for score in of_size]
+    if not many:
+        raise ValueError(f"{str(folder)!r} holds no question with ten or more candidates, which are those that count.")
+    few = [score for size, of_size in scores.items() if size <= 6 for score in of_size]
+    every = [score for of_size in scores.values() for score in of_size]
+    metrics = {"jaccard_10_12": _mean(many), "jaccard": _mean(every)}
+    if few:
+        metrics["jaccard_5_6"] = _mean(few)
+    counts = {"questions": len(samples.candidates), "images": len(images.ids), "left_out": left_out}
+    notes = (f"{left_out:,} questions left out: an image could not be read, or none is right",) if left_out else ()
+    chance = sum(guessing for _, guessing in many) / len(many)
+    return Result(task, metrics, "jaccard_10_12", chance, max(scores), counts=counts, notes=notes)
+
+
+def _mean(scores: list[tuple[float, float]]) -> float:
+    return sum(score for score, _ in scores) / len(scores)
+
+
+def jaccard(similarities: Sequence[float], right: Sequence[bool]) -> float:
+    """Take as many of the most similar as are right (of equals the first): what both share over what they have
+    together."""
+    count = sum(right)
+    taken = sorted(range(len(right)), key=lambda place: -similarities[place])[:count]
+    common = sum(right[place] for place in taken)
+    return common / (2 * count - common)
+
+
+def jaccard_of_guessing(candidates: int, right: int) -> float:
+    """Its mean over all choices of ``right`` among ``candidates``."""
+    ways = math.comb(candidates, right)
+    return sum(
+        math.comb(right, common) * math.comb(candidates - right, right - common) / ways * common / (2 * right - common)
+        for common in range(1, right + 1)
+    )

@@ -1,13 +1,16 @@
-"""A model and a source in, tables of embeddings out; the work is spread over the ranks."""
+"""A model and a source in, tables of embeddings out; the ranks share the work, and a cache folder may keep them."""
 
 # N, n: samples   T: captions   B: rows of a batch   D: width
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,20 +19,21 @@ from torch import Tensor, nn
 from fullbatch import distributed
 from fullbatch.config.data import Source
 from fullbatch.config.training import Precision
-from fullbatch.data.contents import fingerprint_of_samples
+from fullbatch.data.images import EvalTransform
 from fullbatch.data.loader import Batch, EvaluationBatches, Pool, load
-from fullbatch.data.sample import Samples
-from fullbatch.data.sources import open_source
-from fullbatch.data.transforms import EvalTransform
-from fullbatch.data.views import ViewMaker, no_tokens
-from fullbatch.evaluation.cache import EmbeddingCache
-from fullbatch.models.precision import in_precision
+from fullbatch.data.sample import Samples, fingerprint_of
+from fullbatch.data.sources import fingerprint_of_samples, open_source
+from fullbatch.data.tar_index import cache_folder, write_atomically
+from fullbatch.data.two_views import ViewMaker, no_tokens
+from fullbatch.models.design import to_json
+from fullbatch.models.execution import in_precision
+from fullbatch.models.two_towers import TwoTowers
 
 log = logging.getLogger("fullbatch")
 
 
 @dataclass(frozen=True)
-class Pairs:
+class EmbeddedPairs:
     """The embedded samples of a source, in its order; float32 on the host."""
 
     ids: Tensor
@@ -52,7 +56,7 @@ class Images:
 
 
 @dataclass(frozen=True)
-class Walked:
+class SourceRows:
     """What a pass over a source gave for each of its images, in its order; on the host, the same on every rank."""
 
     ids: Tensor
@@ -72,9 +76,9 @@ class Tables:
 
 @dataclass(frozen=True)
 class Embedder:
-    """How to embed: the model (as wrapped for training), its input, the device; ``cache`` keeps what ``images`` and
-    ``captions`` give, for a model that does not change.  ``watch`` is told where a pass stands: the source, batches
-    done, and all of them."""
+    """How to embed: the model (as wrapped for training), its input, the device.  ``cache`` keeps what ``images`` and
+    ``captions`` return, for a model that does not change; ``watch`` is told the source, the batches done, and their
+    number."""
 
     model: nn.Module
     tokenize: Callable[[list[str]], Tensor]
@@ -88,24 +92,23 @@ class Embedder:
     views: ViewMaker | None = None  # what stands in for captions, where one encoder sees two views of each image
     watch: Callable[[str, int, int], None] = lambda source, done, total: None
 
-    def pairs(self, source: Source) -> Pairs:
+    def pairs(self, source: Source) -> EmbeddedPairs:
         """Every sample of a source with its first caption, on every rank; bad samples are named in the log."""
-        found = self._pass(open_source(source), source, with_text=True)
-        assert found.text_ND is not None
-        captions = [of_image[0] for of_image in found.images.captions]
-        return Pairs(found.images.ids, found.images.image_ND, found.text_ND, captions)
+        images = self.images(source)
+        captions = [of_image[0] for of_image in images.captions]
+        return EmbeddedPairs(images.ids, images.image_ND, self.captions(captions), captions)
 
     @torch.no_grad()
     def tables(self, batches: Iterable[Batch]) -> Tables:
         """Every rank brings equally many batches, some of which may be empty."""
-        found: tuple[list[Tensor], ...] = ([], [], [])
+        columns: tuple[list[Tensor], ...] = ([], [], [])
         with _evaluating(self.model):
             for batch in batches:
                 here = batch.to(self.device)
-                for table, part in zip(found, (here.ids, *self._rows(here)), strict=True):
-                    assert part is not None
-                    table.append(part)
-        ids_n, image_nD, text_nD = (distributed.gather_uneven(torch.cat(parts)) for parts in found)
+                there = self._present(here, self.tokenize)
+                for table, part in zip(columns, (here.ids, *self._embed(there.images, there.tokens)), strict=True):
+                    table.append(part[: len(here.ids)])
+        ids_n, image_nD, text_nD = (distributed.gather_uneven(torch.cat(parts)) for parts in columns)
         order = ids_n.argsort()
         return Tables(ids_n[order], image_nD[order], text_nD[order])
 
@@ -114,16 +117,16 @@ class Embedder:
         named = source if isinstance(source, Source) else None
         samples = open_source(source) if isinstance(source, Source) else source
         if self.cache is None:
-            return self._pass(samples, named or samples.name, with_text=False).images
+            return self._images(samples, named or samples.name)
         path = self.cache.path("images", self.max_pixels, fingerprint_of_samples(samples, named))
         kept = self.cache.load(path)
         if kept is not None:
             tensors, (left_out, *captions) = kept
             return Images(tensors["ids"], tensors["image"], [tuple(of) for of in captions], tuple(left_out))
-        found = self._pass(samples, named or samples.name, with_text=False).images
-        texts = [list(found.left_out), *map(list, found.captions)]
-        self.cache.save(path, {"ids": found.ids, "image": found.image_ND}, texts)
-        return found
+        images = self._images(samples, named or samples.name)
+        texts = [list(images.left_out), *map(list, images.captions)]
+        self.cache.save(path, {"ids": images.ids, "image": images.image_ND}, texts)
+        return images
 
     @torch.no_grad()
     def captions(self, captions: list[str]) -> Tensor:
@@ -136,44 +139,32 @@ class Embedder:
         path = self.cache.path("captions", *captions) if self.cache is not None else None
         kept = self.cache.load(path) if self.cache is not None and path is not None else None
         if kept is not None:
-            return kept[0]["text"]
+            tensors, _ = kept
+            return tensors["text"]
         world, rows = distributed.world(), self.batch_size
-        found = []
+        turns_here = []
         with _evaluating(self.model):
             for start in range(0, len(captions), rows * world.size):  # every rank joins in every turn
                 mine = captions[start + world.rank * rows : start + (world.rank + 1) * rows]
                 text_BD = self._embed(None, self.tokenize(mine or [""]).to(self.device))[1]
-                found.append(text_BD[: len(mine)])
-        turns = [distributed.gather_uneven(text_BD).cpu() for text_BD in found]  # a turn has the captions in order
+                turns_here.append(text_BD[: len(mine)])
+        turns = [distributed.gather_uneven(text_BD).cpu() for text_BD in turns_here]  # a turn has the captions in order
         text_TD = torch.cat(turns)
         _check_finite(text_TD, captions, "captions")
         if self.cache is not None and path is not None:
             self.cache.save(path, {"text": text_TD}, [])
         return text_TD
 
-    def _pass(self, samples: Samples, source: Source | str, with_text: bool) -> _Found:
-        def rows(batch: Batch) -> tuple[Tensor, ...]:
-            image_BD, text_BD = self._rows(batch, with_text)
-            return (image_BD,) if text_BD is None else (image_BD, text_BD)
-
-        found = self.walk(samples, source, rows, self.tokenize if with_text else no_tokens)
-        image_ND, *text_ND = found.tables
-        return _Found(Images(found.ids, image_ND, found.captions, found.left_out), text_ND[0] if text_ND else None)
+    def _images(self, samples: Samples, source: Source | str) -> Images:
+        walked = self.walk(samples, source, lambda batch: (self.image_rows(batch.images),))
+        return Images(walked.ids, walked.tables[0], walked.captions, walked.left_out)
 
     @torch.no_grad()
-    def walk(
-        self,
-        samples: Samples,
-        source: Source | str,
-        rows: Callable[[Batch], tuple[Tensor, ...]],
-        tokenize: Callable[[list[str]], Tensor] = no_tokens,
-    ) -> Walked:
-        """Whatever ``rows`` makes of a batch, a row a sample, over all samples; the model is in evaluation mode.
-
-        Every rank calls ``rows`` equally often: with a batch of one black image where its share is used up.
-        """
+    def walk(self, samples: Samples, source: Source | str, rows: Callable[[Batch], tuple[Tensor, ...]]) -> SourceRows:
+        """Whatever ``rows`` makes of a batch, one row per sample, over all samples; the model is in evaluation mode.
+        Every rank calls ``rows`` equally often: with a batch of one black image where its share is used up."""
         transform = EvalTransform(self.image_size, self.max_pixels)
-        batches = EvaluationBatches(Pool([samples]), self.batch_size, transform, tokenize, distributed.world())
+        batches = EvaluationBatches(Pool([samples]), self.batch_size, transform, no_tokens, distributed.world())
         ids: list[Tensor] = []
         parts: list[tuple[Tensor, ...]] = []
         captions: dict[int, tuple[str, ...]] = {}
@@ -182,28 +173,27 @@ class Embedder:
         with _evaluating(self.model):
             for number, batch in enumerate(load(batches, range(len(batches)), self.workers, self.device), start=1):
                 ids.append(batch.ids)
-                parts.append(tuple(part[: len(batch.ids)] for part in rows(self._present(batch, tokenize))))
+                parts.append(tuple(part[: len(batch.ids)] for part in rows(self._present(batch, no_tokens))))
                 captions.update(zip(batch.ids.tolist(), batch.every_caption, strict=True))
                 bad += [str(error) for error in batch.bad]
                 self.watch(str(source), number, len(batches))
-        said: dict[int, tuple[str, ...]] = {}
+        captions_of_id: dict[int, tuple[str, ...]] = {}
         left_out: list[str] = []
-        for theirs, broken in distributed.gather_objects((captions, bad)):
-            said.update(theirs)
-            left_out += broken
+        for captions_there, bad_there in distributed.gather_objects((captions, bad)):
+            captions_of_id.update(captions_there)
+            left_out += bad_there
         for error in left_out:
             log.info("left a bad sample out of the evaluation: %s", error)
-        if not said:
+        if not captions_of_id:
             raise ValueError(f"No sample of {source} can be evaluated ({left_out[0] if left_out else 'it is empty'}).")
         tables_of_parts: list[tuple[Tensor, ...]] = [tuple(ids), *zip(*parts, strict=True)]
         gathered = [distributed.gather_uneven(torch.cat(table)).cpu() for table in tables_of_parts]
         order = gathered[0].argsort()
         ids_N, *tables = (rows_N[order] for rows_N in gathered)
-        names = [said[sample] for sample in ids_N.tolist()]
-        for place, rows_ND in enumerate(tables):
-            what = "captions" if place and tokenize is not no_tokens else "images"
-            _check_finite(rows_ND, [repr(of[0]) for of in names], f"{what} of {source}")
-        return Walked(ids_N, tuple(tables), names, tuple(left_out))
+        names = [captions_of_id[sample] for sample in ids_N.tolist()]
+        for rows_ND in tables:
+            _check_finite(rows_ND, [repr(of[0]) for of in names], f"images of {source}")
+        return SourceRows(ids_N, tuple(tables), names, tuple(left_out))
 
     def image_rows(self, images_BCSS: Tensor) -> Tensor:
         """The embeddings of these images, (B, D)."""
@@ -218,12 +208,6 @@ class Embedder:
             features_BF: Tensor = bare.features(images_BCSS)
         return features_BF
 
-    def _rows(self, batch: Batch, with_text: bool = True) -> tuple[Tensor, Tensor | None]:
-        rows = len(batch.ids)
-        there = self._present(batch, self.tokenize if with_text else no_tokens)
-        image_BD, text_BD = self._embed(there.images, there.tokens if with_text else None)
-        return image_BD[:rows], text_BD[:rows] if with_text else None
-
     def _present(self, batch: Batch, tokenize: Callable[[list[str]], Tensor]) -> Batch:
         """Sharded towers need every rank's presence at every batch, also when its share is used up."""
         if len(batch.ids):
@@ -236,12 +220,6 @@ class Embedder:
         with in_precision(self.precision, self.device):
             embedded: tuple[Tensor, Tensor] = self.model(images, tokens)
         return embedded
-
-
-@dataclass(frozen=True)
-class _Found:
-    images: Images
-    text_ND: Tensor | None
 
 
 def _check_finite(table_ND: Tensor, names: list[str], what: str) -> None:
@@ -263,3 +241,80 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
         yield
     finally:
         model.train(mode)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# embeddings kept on disk, under a name made of everything they depend on
+
+
+_VERSION = 1  # part of every name; raise it when images are read or embedded otherwise
+
+
+def fingerprint_of_model(model: TwoTowers) -> str:
+    """Of the weights, buffers, design and tokenizer: what an embedding depends on but for the sample."""
+    digest = hashlib.blake2b(digest_size=16)
+    digest.update(to_json(model.design).encode())
+    tokenizer = model.tokenize
+    digest.update(repr((tokenizer.name, tokenizer.context_length, tokenizer.given, model.image_size)).encode())
+    tensors = {**dict(model.named_buffers()), **model.state_dict()}
+    for name, tensor in sorted(tensors.items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+@dataclass(frozen=True)
+class EmbeddingCache:
+    """folder   where the files lie
+    model    fingerprint_of_model, with what else all its embeddings depend on
+    """
+
+    folder: Path
+    model: str
+
+    @classmethod
+    def of(cls, where: str, model: TwoTowers, *settings: object) -> EmbeddingCache | None:
+        """``where``: "auto" is a folder in the cache folder, "none" is no cache."""
+        if where == "none":
+            return None
+        home = cache_folder() if where == "auto" else Path(where).expanduser()
+        if home is None:
+            return None
+        folder = home / "embeddings" if where == "auto" else home
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ValueError(f"--cache {where}: the folder cannot be made ({error.strerror}).") from None
+        return cls(folder, fingerprint_of(_VERSION, fingerprint_of_model(model), *settings))
+
+    def path(self, *parts: object) -> Path:
+        return self.folder / f"{fingerprint_of(self.model, *parts)}.safetensors"
+
+    def load(self, path: Path) -> tuple[dict[str, Tensor], list[list[str]]] | None:
+        """The tensors and texts under a name; None unless every rank has them whole."""
+        kept = _read(path)
+        (lacking,) = distributed.any_rank(kept is None)
+        return None if lacking else kept
+
+    def save(self, path: Path, tensors: dict[str, Tensor], texts: list[list[str]]) -> None:
+        """All or nothing: a file appears under its name when it is complete."""
+        from safetensors.torch import save
+
+        if distributed.is_node_leader():
+            raw = save({name: tensor.contiguous() for name, tensor in tensors.items()}, {"texts": json.dumps(texts)})
+            try:
+                write_atomically(path, lambda file: file.write(raw))
+            except OSError as error:
+                log.warning("Cannot keep embeddings in %s (%s).", path.parent, error.strerror)
+        distributed.host_barrier()
+
+
+def _read(path: Path) -> tuple[dict[str, Tensor], list[list[str]]] | None:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, "pt") as opened:
+            texts: list[list[str]] = json.loads((opened.metadata() or {})["texts"])
+            return {name: opened.get_tensor(name) for name in opened.keys()}, texts  # noqa: SIM118
+    except (OSError, SafetensorError, KeyError, ValueError):
+        return None

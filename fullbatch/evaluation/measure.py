@@ -1,16 +1,19 @@
 """The measurements: embedded images and what is right for them in, a result out."""
 
-# N: images   T: captions   C: classes   D: width
+# N: images   T: captions   C: classes   P: prompts a class   G: groups of images   D: width
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import normalize
 from typing_extensions import assert_never
 
 from fullbatch import distributed
@@ -18,11 +21,138 @@ from fullbatch.config.data import Source
 from fullbatch.evaluation.benchmark_folders import Captioned, Classified, open_benchmark
 from fullbatch.evaluation.datacomp import MainMetric
 from fullbatch.evaluation.embed import Embedder, Images
-from fullbatch.evaluation.metrics import macro_f1, macro_f1_of_guessing, worst_group
-from fullbatch.evaluation.prompts import PLAIN_TEMPLATES, imagenet_names, imagenet_numbers, written_out
 from fullbatch.evaluation.result import Result
-from fullbatch.evaluation.retrieval import Answers, chance_of_first, own_captions, recalls
-from fullbatch.evaluation.zero_shot import accuracies, class_embeddings, guesses
+from fullbatch.evaluation.retrieval import Answers, Gallery, chance_of_first, own_captions, recalls
+
+PLAIN_TEMPLATES = ("{}", "a picture of {}", "an image about {}")
+
+
+def written_out(templates: tuple[str, ...]) -> tuple[str, ...]:
+    """With the names of sets replaced by their prompts: "openai" is open_clip's 80, "simple" its 7."""
+    import open_clip
+
+    sets = {"openai": open_clip.OPENAI_IMAGENET_TEMPLATES, "simple": open_clip.SIMPLE_IMAGENET_TEMPLATES}
+    return tuple(prompt for text in templates for prompt in ([f("{}") for f in sets[text]] if text in sets else [text]))
+
+
+def prompted(template: str, name: str) -> str:
+    """CLIP_benchmark's files write {c} where open_clip writes {}."""
+    return template.replace("{c}", name).replace("{}", name)
+
+
+@functools.cache
+def imagenet_names() -> tuple[str, ...]:
+    """open_clip's names of the 1,000 classes, by number."""
+    import open_clip
+
+    return tuple(open_clip.IMAGENET_CLASSNAMES)
+
+
+@functools.cache
+def imagenet_numbers() -> dict[str, int]:
+    """From what a class's folder may be called to the class's number: "n01440764", "0", "000"."""
+    from timm.data import ImageNetInfo
+
+    ids = ImageNetInfo("imagenet-1k").label_names()
+    numbers = {f"{number:0{width}d}": number for number in range(len(ids)) for width in (1, 3, 4)}
+    return numbers | {name: number for number, name in enumerate(ids)}
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# from predictions to numbers: each metric of DataComp's tasks is one function
+
+
+def share(hit_N: Tensor) -> float:
+    return int(hit_N.sum()) / len(hit_N)
+
+
+def mean_per_class(hit_N: Tensor, labels_N: Tensor) -> float:
+    """The mean over the classes that occur of the share of their images that are right (balanced accuracy)."""
+    count_C = labels_N.bincount()
+    right_C = labels_N[hit_N].bincount(minlength=len(count_C))
+    there_C = count_C > 0
+    return float(np.mean(right_C[there_C].numpy() / count_C[there_C].numpy()))
+
+
+def worst_group(hit_N: Tensor, groups_N: Tensor) -> float:
+    """The least share of right images among the groups that occur, however small."""
+    _, group_N, count_G = torch.unique(groups_N, return_inverse=True, return_counts=True)
+    right_G = group_N[hit_N].bincount(minlength=len(count_G))
+    return float((right_G.double() / count_G.double()).min())
+
+
+def macro_f1(predicted_N: Tensor, labels_N: Tensor) -> float:
+    """The mean over the classes that occur of 2 hits / (predicted as it + members), as WILDS averages it."""
+    size = int(max(predicted_N.max(), labels_N.max())) + 1
+    members_C, guessed_C = labels_N.bincount(minlength=size), predicted_N.bincount(minlength=size)
+    right_C = labels_N[predicted_N == labels_N].bincount(minlength=size)
+    there_C = members_C > 0
+    return float(np.mean((2 * right_C[there_C]).numpy() / (members_C + guessed_C)[there_C].numpy()))
+
+
+def macro_f1_of_guessing(labels_N: Tensor, classes: int) -> float:
+    """What guessing evenly among the classes gives for many images: precision is prevalence, recall 1 / C."""
+    prevalence_C = labels_N.bincount().double().numpy() / len(labels_N)
+    there_C = prevalence_C[prevalence_C > 0]
+    return float(np.mean(2.0 * there_C / (classes * there_C + 1.0)))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# zero-shot: an image goes to the class whose prompts, embedded and averaged, are nearest
+
+
+FEWEST_FOR_TOP5 = 5  # classes
+_ENTRIES = 1 << 24  # similarities held at a time
+
+
+def class_embeddings(embedder: Embedder, classes: Sequence[str], templates: Sequence[str]) -> Tensor:
+    """The mean of each class's unit prompt embeddings, made unit again (Radford et al. 2021)."""
+    prompts = [prompted(template, name) for name in classes for template in templates]
+    return mean_of_prompts(embedder.captions(prompts).view(len(classes), len(templates), -1))
+
+
+def mean_of_prompts(prompts_CPD: Tensor) -> Tensor:
+    return normalize(prompts_CPD.mean(dim=1), dim=-1)
+
+
+@dataclass(frozen=True)
+class Guesses:
+    """guess_N   the nearest class; of classes that are equally near the first
+    place_N   how many classes come before the right one, by the same rule
+    """
+
+    guess_N: Tensor
+    place_N: Tensor
+
+    @property
+    def hit_N(self) -> Tensor:
+        return self.place_N == 0
+
+
+def guesses(image_ND: Tensor, classes_CD: Tensor, labels_N: Tensor) -> Guesses:
+    rows = max(1, _ENTRIES // len(classes_CD))
+    numbers_C, gallery = torch.arange(len(classes_CD)), Gallery.of(classes_CD)
+    found, places = [], []
+    for some_ND, label_N in zip(torch.split(image_ND, rows), torch.split(labels_N, rows), strict=True):
+        sim_NC = gallery.similarities(some_ND)
+        own_N1 = sim_NC.gather(1, label_N[:, None])
+        before_NC = (sim_NC > own_N1) | ((sim_NC == own_N1) & (numbers_C < label_N[:, None]))
+        found.append(sim_NC.argmax(dim=1))
+        places.append(before_NC.sum(dim=1))
+    return Guesses(torch.cat(found), torch.cat(places))
+
+
+def accuracies(guessed: Guesses, labels_N: Tensor, classes: int) -> dict[str, float]:
+    """Top-1, top-5 where there are so many classes, and the mean over classes of top-1."""
+    results = {"accuracy": share(guessed.hit_N)}
+    if classes >= FEWEST_FOR_TOP5:
+        results["accuracy_top5"] = share(guessed.place_N < 5)
+    return results | {"mean_per_class": mean_per_class(guessed.hit_N, labels_N)}
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# the measurements
+
 
 EXAMPLES = 8
 _OTHER_REGION = 5  # FMoW's last: what lies in none of the five; WILDS leaves it out, DataComp does not
@@ -35,10 +165,10 @@ def retrieved(task: str, images: Images, answers: Answers, embedder: Embedder) -
         raise ValueError(f"The task {task!r} has {what}: any model would be right.")
     captions = [caption for of_image in images.captions for caption in of_image]
     text_TD = embedder.captions(captions)
-    found = recalls(images.image_ND.to(embedder.device), text_TD.to(embedder.device), answers)
+    metrics = recalls(images.image_ND.to(embedder.device), text_TD.to(embedder.device), answers)
     counts = {"images": len(images.ids), "captions": len(captions), "left_out": len(images.left_out)}
     shown = _examples(images, text_TD, captions)
-    return Result(task, found, "mean_r1", chance, len(captions), shown, counts, _left_out(images))
+    return Result(task, metrics, "mean_r1", chance, len(captions), shown, counts, left_out_note(images.left_out))
 
 
 def _examples(images: Images, text_TD: Tensor, captions: list[str]) -> tuple[dict[str, Any], ...]:
@@ -83,7 +213,7 @@ def classified(
             metrics["worst_group_without_other"] = worst_group(guessed.hit_N[inside_N], groups_N[inside_N])
     counts = {"images": len(images.ids), "classes": len(classes), "left_out": len(images.left_out)}
     chance = _chance(main, labels_N, len(classes))
-    return Result(task, metrics, main, chance, len(classes), counts=counts, notes=_left_out(images))
+    return Result(task, metrics, main, chance, len(classes), counts=counts, notes=left_out_note(images.left_out))
 
 
 def _chance(main: MainMetric, labels_N: Tensor, classes: int) -> float:
@@ -132,20 +262,20 @@ def benchmark(
     kind: str = "",
     main: MainMetric = "accuracy",
 ) -> Result:
-    found = distributed.together(lambda: open_benchmark(path, kind))
-    images = embedder.images(found.samples)
-    match found:
+    opened = distributed.together(lambda: open_benchmark(path, kind))
+    images = embedder.images(opened.samples)
+    match opened:
         case Captioned():
             return retrieved(task, images, own_captions([len(of) for of in images.captions]), embedder)
         case Classified():
-            groups_N = None if found.groups_NM is None else found.groups_NM[images.ids, 0]
-            prompts, labels_N = templates or found.templates or PLAIN_TEMPLATES, found.labels_N[images.ids]
-            return classified(task, images, labels_N, found.classes, prompts, embedder, groups_N, main)
+            groups_N = None if opened.groups_NM is None else opened.groups_NM[images.ids, 0]
+            prompts, labels_N = templates or opened.templates or PLAIN_TEMPLATES, opened.labels_N[images.ids]
+            return classified(task, images, labels_N, opened.classes, prompts, embedder, groups_N, main)
         case _:
-            assert_never(found)
+            assert_never(opened)
 
 
-def _left_out(images: Images) -> tuple[str, ...]:
-    if not images.left_out:
+def left_out_note(left_out: Sequence[str]) -> tuple[str, ...]:
+    if not left_out:
         return ()
-    return (f"{len(images.left_out):,} samples could not be read and are left out (first: {images.left_out[0]})",)
+    return (f"{len(left_out):,} samples could not be read and are left out (first: {left_out[0]})",)

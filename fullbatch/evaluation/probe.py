@@ -22,10 +22,10 @@ import torch
 
 from fullbatch import distributed
 from fullbatch.config.training import Evaluation
+from fullbatch.data.images import EvalTransform
 from fullbatch.data.in_memory import InMemoryBatches
 from fullbatch.data.loader import Batch, EvaluationBatches, Part, Pool, load
 from fullbatch.data.order import key_of, shuffled
-from fullbatch.data.transforms import EvalTransform
 from fullbatch.evaluation.audit import normalizer_audit
 from fullbatch.evaluation.embed import Embedder
 from fullbatch.objective.objective import Objective

@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from fullbatch.evaluation.datacomp import Average
-
 
 @dataclass(frozen=True)
 class Result:
@@ -46,6 +44,26 @@ class Gap:
     task: str
     kind: Literal["missing", "failed"]
     reason: str
+
+
+@dataclass(frozen=True)
+class Average:
+    """The mean of the main metrics of the ``found`` tasks among the ``of`` that belong to it; None where none was."""
+
+    name: str
+    value: float | None
+    found: int
+    of: int
+
+    def __str__(self) -> str:
+        """
+        >>> str(Average("VTAB", 0.213, 3, 7))
+        '21.3 (3 of 7 tasks)'
+        """
+        if self.value is None:
+            return f"none of {self.of} tasks"
+        whole = f"{self.of} task{'s' if self.of > 1 else ''}"
+        return f"{100.0 * self.value:.1f} ({whole if self.found == self.of else f'{self.found} of {whole}'})"
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Retrieval: for each image the rank of the best of its captions among all captions, and the other way round."""
 
-# N: images   T: captions   S: different things said   E: pairs of an image and what describes it
-# A: anchors   C: anchors at a time   B: gallery   P: right pairs of anchors at hand and gallery rows   D: width
+# N: images   T: captions   S: different things said   E: pairs of an image and what describes it   D: width
+# A: anchors   C: anchors at a time   B: gallery   U: its different rows   P: right pairs of anchors and gallery rows
 
 from __future__ import annotations
 
@@ -14,7 +14,33 @@ import torch
 from torch import Tensor
 
 from fullbatch import distributed
-from fullbatch.evaluation.gallery import Gallery
+
+
+@dataclass(frozen=True)
+class Gallery:
+    """Rows to search in, where equal rows get equal similarities.  A matrix product gives them similarities that differ
+    in the last bit, by their place in a block; so each different row is multiplied once.
+
+    place_B   which of rows_UD each row is; None where all differ
+    """
+
+    rows_UD: Tensor
+    place_B: Tensor | None
+
+    @classmethod
+    def of(cls, rows_BD: Tensor) -> Gallery:
+        table = np.ascontiguousarray(rows_BD.cpu().numpy())
+        as_bytes = table.view(np.dtype((np.void, table.itemsize * table.shape[1]))).ravel()
+        _, first_U, place_B = np.unique(as_bytes, return_index=True, return_inverse=True)
+        if len(first_U) == len(rows_BD):
+            return cls(rows_BD, None)
+        chosen, place = (torch.from_numpy(numbers).to(rows_BD.device) for numbers in (first_U, place_B.reshape(-1)))
+        return cls(rows_BD[chosen], place)
+
+    def similarities(self, anchors_CD: Tensor) -> Tensor:
+        sim_CU = anchors_CD @ self.rows_UD.T
+        return sim_CU if self.place_B is None else sim_CU[:, self.place_B]
+
 
 _ENTRIES = 1 << 24  # similarities held at a time
 
@@ -78,16 +104,16 @@ def own_captions(counts: Sequence[int]) -> Answers:
 def equal_captions(captions: Sequence[Sequence[str]]) -> Answers:
     """Right for an image is every caption that says what one of its own does."""
     numbers: dict[str, int] = {}
-    said = [[numbers.setdefault(caption, len(numbers)) for caption in of_image] for of_image in captions]
-    pairs = sorted({(image, number) for image, of_image in enumerate(said) for number in of_image})
+    sayings = [[numbers.setdefault(caption, len(numbers)) for caption in of_image] for of_image in captions]
+    pairs = sorted({(image, number) for image, of_image in enumerate(sayings) for number in of_image})
     edges = torch.tensor(pairs)
-    return Answers(torch.tensor([number for of_image in said for number in of_image]), edges[:, 0], edges[:, 1])
+    return Answers(torch.tensor([number for of_image in sayings for number in of_image]), edges[:, 0], edges[:, 1])
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """For each anchor: how many wrong rows are nearer than the best right one, how many are as near, and how many
-    right ones are as near as the best."""
+    """For each anchor: wrong rows nearer than the best right one, wrong rows as near, and right rows as near as the
+    best."""
 
     ahead_A: Tensor
     level_A: Tensor
@@ -114,15 +140,12 @@ def ranks(
     right: Callable[[int, int], tuple[Tensor, Tensor]],
     chunk: int | None = None,
 ) -> Ranks:
-    """``right(start, stop)`` gives the pairs of these anchors and the gallery rows that are right for them.
-
-    The ranks share the anchors.
-    """
+    """``right(start, stop)`` gives the right pairs of these anchors and gallery rows.  The ranks share the anchors."""
     world, count, device = distributed.world(), len(anchors_AD), anchors_AD.device
     chunk = chunk or max(1, min(1024, _ENTRIES // len(gallery_BD)))
     first, last = count * world.rank // world.size, count * (world.rank + 1) // world.size
     gallery = Gallery.of(gallery_BD)
-    found = [torch.empty((0, 3), dtype=torch.int64, device=device)]
+    places = [torch.empty((0, 3), dtype=torch.int64, device=device)]
     for start in range(first, last, chunk):
         stop = min(start + chunk, last)
         sim_CB = gallery.similarities(anchors_AD[start:stop])
@@ -133,8 +156,8 @@ def ranks(
         right_level_C.index_add_(0, row_P, (right_P == best_C[row_P]).long())
         ahead_C = (sim_CB > best_C[:, None]).sum(dim=1)  # no right row among them
         level_C = (sim_CB == best_C[:, None]).sum(dim=1) - right_level_C
-        found.append(torch.stack([ahead_C, level_C, right_level_C], dim=1))
-    return Ranks(*distributed.gather_uneven(torch.cat(found)).cpu().unbind(dim=1))
+        places.append(torch.stack([ahead_C, level_C, right_level_C], dim=1))
+    return Ranks(*distributed.gather_uneven(torch.cat(places)).cpu().unbind(dim=1))
 
 
 def recalls(image_ND: Tensor, text_TD: Tensor, answers: Answers, chunk: int | None = None) -> dict[str, float]:
@@ -144,10 +167,10 @@ def recalls(image_ND: Tensor, text_TD: Tensor, answers: Answers, chunk: int | No
         ("text_to_image", ranks(text_TD, image_ND, answers.of_captions, chunk)),
     )
     results = {}
-    for name, found in directions:
+    for name, places in directions:
         for k in (1, 5, 10):
-            results[f"{name}_r{k}"] = found.hits(k).mean().item()
-        results[f"{name}_median_rank"] = found.median()
+            results[f"{name}_r{k}"] = places.hits(k).mean().item()
+        results[f"{name}_median_rank"] = places.median()
     results["mean_r1"] = 0.5 * (results["image_to_text_r1"] + results["text_to_image_r1"])
     return results
 

@@ -149,28 +149,28 @@ def near_negatives(
     places_N = torch.arange(len(image_ND), device=image_ND.device)
     beyond_N = torch.cat([others(here_A).amax(dim=1) for here_A in torch.split(places_N, rows)])
     beyond_N = beyond_N - (image_ND * text_ND).sum(dim=1)
-    found = []
+    near = []
     for anchor in beyond_N.topk(min(anchors, len(beyond_N))).indices:
         nearest = others(anchor[None])[0].topk(NEAREST)
         kept_K = nearest.indices[nearest.values > -torch.inf]
         sims = [(texts[kept_K] @ images[anchor]).tolist() for images, texts in models]
-        found.append(NearNegatives(int(anchor), kept_K.tolist(), sims))
-    return found
+        near.append(NearNegatives(int(anchor), kept_K.tolist(), sims))
+    return near
 
 
-def merged_bins(found: list[Distribution], most: int = 80) -> tuple[list[float], list[list[float]]]:
+def merged_bins(distributions: list[Distribution], most: int = 80) -> tuple[list[float], list[list[float]]]:
     """The middles of at most ``most`` bins that span all of them, and the share of each distribution in each bin."""
-    together_K = torch.stack([each.bins_K for each in found]).sum(dim=0)
+    together_K = torch.stack([distribution.bins_K for distribution in distributions]).sum(dim=0)
     used = together_K.nonzero()[:, 0]
     first, last = int(used[0]), int(used[-1]) + 1
     width = -(-(last - first) // (most - 2))
     first -= width  # an empty bin on either side, so that curves come down to zero
     bins = -(-(last - first) // width) + 1
     rows = []
-    for each in found:
+    for distribution in distributions:
         padded = torch.zeros(bins * width, dtype=torch.float64)
         low, high = max(first, 0), min(first + bins * width, BINS)
-        padded[low - first : high - first] = each.bins_K[low:high].double()
-        rows.append((padded.view(bins, width).sum(dim=1) / each.count).tolist())
+        padded[low - first : high - first] = distribution.bins_K[low:high].double()
+        rows.append((padded.view(bins, width).sum(dim=1) / distribution.count).tolist())
     middles = [(first + (place + 0.5) * width) * 2.0 / BINS - 1.0 for place in range(bins)]
     return middles, rows

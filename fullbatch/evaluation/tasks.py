@@ -10,7 +10,7 @@ import torch
 from typing_extensions import assert_never
 
 from fullbatch import distributed
-from fullbatch.config.data import Source
+from fullbatch.config.data import BUILTIN, Source
 from fullbatch.config.run import RunConfig
 from fullbatch.config.tasks import (
     BenchmarkFolder,
@@ -24,24 +24,27 @@ from fullbatch.config.tasks import (
     ZeroShot,
     parse_task,
 )
-from fullbatch.data.builtin import BUILTIN
-from fullbatch.data.folders import ImageFolder, images_below
+from fullbatch.data.image_folders import ImageFolder, images_below
 from fullbatch.data.sample import Samples
 from fullbatch.data.sources import open_source
-from fullbatch.data.tables import ByPicture, CsvTable
-from fullbatch.evaluation.arrow_folders import ArrowPairs
+from fullbatch.data.table_files import ByPicture, CsvTable
 from fullbatch.evaluation.benchmark_folders import open_benchmark
-from fullbatch.evaluation.class_count import MOST_READ, count
-from fullbatch.evaluation.corrupted_folders import published_corruptions
-from fullbatch.evaluation.datacomp import ENTRIES, Entry, averages
+from fullbatch.evaluation.datacomp import ENTRIES, ArrowPairs, Entry, associations, averages
 from fullbatch.evaluation.embed import Embedder
-from fullbatch.evaluation.measure import benchmark, class_folders, classified, imagenet, require_imagenet, retrieved
-from fullbatch.evaluation.probes import labelled_features, linear_probe, neighbours
-from fullbatch.evaluation.prompts import PLAIN_TEMPLATES
+from fullbatch.evaluation.frozen_features import labelled_features, linear_probe, neighbours
+from fullbatch.evaluation.measure import (
+    PLAIN_TEMPLATES,
+    benchmark,
+    class_folders,
+    classified,
+    imagenet,
+    require_imagenet,
+    retrieved,
+)
+from fullbatch.evaluation.metric_names import MOST_READ, count
 from fullbatch.evaluation.result import Gap, Measured, Result
 from fullbatch.evaluation.retrieval import equal_captions, own_captions
-from fullbatch.evaluation.views import corrupted_views, other_view
-from fullbatch.evaluation.winogavil import associations
+from fullbatch.evaluation.view_retrieval import corrupted_views, other_view, published_corruptions
 
 VIEW_TASKS = "take views:SOURCE, corrupted_views:SOURCE, knn:TRAIN|TEST or linear:TRAIN|TEST"
 # What is measured after training on a built-in set, unless the user says otherwise.
@@ -104,14 +107,14 @@ def _require(
     samples = open_source(source)
     if len(samples) == 0:
         raise ValueError(f"The task {text!r} has no sample in {source}.")
-    found = count(samples, least, of) if least else None
-    if found is not None and found.classes == 0:
+    counted = count(samples, least, of) if least else None
+    if counted is not None and counted.classes == 0:
         tried = min(len(samples), MOST_READ)
         raise ValueError(
-            f"The task {text!r}: none of {tried:,} samples can be read (first: {found.problem}). If its images lie "
+            f"The task {text!r}: none of {tried:,} samples can be read (first: {counted.problem}). If its images lie "
             "elsewhere, add ?root=FOLDER."
         )
-    if found is not None and found.classes < least and found.whole:
+    if counted is not None and counted.classes < least and counted.whole:
         raise ValueError(f"The task {text!r} has {fewer}: any model would be right.")
     return samples
 
@@ -132,9 +135,7 @@ def run_tasks(
     say: Callable[[Result | Gap], None] = lambda answer: None,
 ) -> Measured:
     """All of them.  A task of a suite that fails is a gap and the others go on; with ``go_on`` so is any task.
-
-    ``templates``: None is each task's own; a suite always has its own.  ``say`` hears each answer when it is there.
-    """
+    ``templates`` None is each task's own; a suite always has its own.  ``say`` hears each answer when it is there."""
     answers: list[Result | Gap] = []
 
     def keep(answer: Result | Gap) -> None:
@@ -147,9 +148,9 @@ def run_tasks(
         task = parse_task(text)
         if isinstance(task, DataCompSuite):
             suites += 1
-            distributed.together(lambda root=task.root: _require_suite(root))  # type: ignore[misc]
+            distributed.together(lambda root=task.path: _require_suite(root))  # type: ignore[misc]
             for entry in ENTRIES:
-                answer = _entry(entry, task.root, embedder)
+                answer = _entry(entry, task.path, embedder)
                 keep(answer)
                 if isinstance(answer, Result):
                     main_of_key[entry.key] = answer.value

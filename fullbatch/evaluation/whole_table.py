@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from fullbatch import distributed
+from fullbatch.data.images import EvalTransform
 from fullbatch.data.in_memory import InMemoryBatches
 from fullbatch.data.loader import Batch, EvaluationBatches, Pool, load
-from fullbatch.data.transforms import EvalTransform
 from fullbatch.evaluation.embed import Embedder
 
 

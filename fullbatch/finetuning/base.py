@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fullbatch.config.model import DEFAULT_MODEL, Model
-from fullbatch.finetuning.folders import replace_folder
 from fullbatch.models.build import build_model, require_temperature
-from fullbatch.models.export import export
-from fullbatch.models.load import find_saved
 from fullbatch.models.open_clip_towers import design_named
-from fullbatch.models.towers import TwoTowers
+from fullbatch.models.saved import export, find_saved
+from fullbatch.models.two_towers import TwoTowers
 from fullbatch.run import load_trained
 from fullbatch.training import checkpoint
+from fullbatch.training.checkpoint import sync
 from fullbatch.training.run_folder import Folder
 
 KINDS = "a run folder, one of its checkpoints, what `fullbatch export` wrote, or an open_clip model with --pretrained"
@@ -34,10 +35,7 @@ def is_run(path: Path) -> bool:
 
 
 def open_model(named: Model, image_size: int | None = None, temperature: float | None = None) -> Opened:
-    """By what lies at the path ``named.model``, else by name and weights.
-
-    ``temperature`` stands in where the weights bring none.
-    """
+    """The model at the path ``named.model``, else by name and weights; ``temperature`` is for those that bring none."""
     path, weights = Path(named.model), named.pretrained
     if named.is_pair:
         if weights is None:
@@ -65,8 +63,8 @@ def _built(named: Model, image_size: int | None, temperature: float | None) -> O
     model = build_model(_bare(named), image_size)
     own = model.initial_temperature
     given = own if own is not None else temperature
-    found = given if given is not None else require_temperature(model, str(named.pretrained))
-    return Opened(model.eval(), found, model.initial_bias)
+    chosen = given if given is not None else require_temperature(model, str(named.pretrained))
+    return Opened(model.eval(), chosen, model.initial_bias)
 
 
 def _bare(named: Model) -> Model:
@@ -129,3 +127,36 @@ def write_model(opened: Opened, folder: Path) -> None:
 def starting_from(named: Model, folder: Path) -> Model:
     """The same model with the weights, design and tokenizer that ``write_model`` left in ``folder``."""
     return replace(named.as_saved_in(folder), tokenizer=None)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# folders that hold a model: whole and synced, or not there at all
+
+
+def replace_folder(folder: Path, write: Callable[[Path], object]) -> None:
+    """Have ``write`` fill a new folder, then put it in the old one's place.  That takes two moves; ``settle`` finishes
+    what was cut off between them."""
+    settle(folder)
+    new, old = _beside(folder)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    write(new)
+    for path in (*new.rglob("*"), new):
+        sync(path)
+    if folder.exists():
+        folder.rename(old)
+    new.rename(folder)
+    sync(folder.parent)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def settle(folder: Path) -> None:
+    """After a kill: the old one is moved away only when the new one is complete."""
+    new, old = _beside(folder)
+    if not folder.exists() and old.exists():
+        (new if new.exists() else old).rename(folder)
+    for path in (new, old):
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def _beside(folder: Path) -> tuple[Path, Path]:
+    return folder.with_name(f".{folder.name}.new"), folder.with_name(f".{folder.name}.old")

@@ -11,15 +11,24 @@ from pathlib import Path
 
 from fullbatch import distributed
 from fullbatch.assembly import pick_device
+from fullbatch.config.messages import listed
 from fullbatch.config.model import DEFAULT_MODEL, Model
 from fullbatch.config.run import RunConfig
-from fullbatch.config.words import listed
 from fullbatch.evaluation.tasks import BUILTIN_TASKS, check_tasks
-from fullbatch.finetuning.base import open_model, starting_from, write_model
-from fullbatch.finetuning.folders import settle
-from fullbatch.finetuning.keeper import Keeper
-from fullbatch.finetuning.record import BASE, FILE, TUNED, Record, read_record, write_record
-from fullbatch.finetuning.verdict import MEAN, Verdict, check_metric, check_tolerance
+from fullbatch.finetuning.base import open_model, settle, starting_from, write_model
+from fullbatch.finetuning.record import (
+    BASE,
+    FILE,
+    MEAN,
+    TUNED,
+    Record,
+    Verdict,
+    check_metric,
+    check_tolerance,
+    read_record,
+    write_record,
+)
+from fullbatch.finetuning.recorder import EpochRecorder
 from fullbatch.run import Trained, train
 from fullbatch.training import checkpoint
 from fullbatch.training.display import Display
@@ -76,22 +85,22 @@ def finetune(
         else:
             distributed.together(lambda: _check_resumed(folder, config))
             distributed.together(lock)
-            found = distributed.together(lambda: _resumed(folder, metric, tolerance) if first else None)
-            record = distributed.from_first_rank(found)
+            resumed = distributed.together(lambda: _resumed(folder, metric, tolerance) if first else None)
+            record = distributed.from_first_rank(resumed)
         if not (config.recovery.recovery_epochs or config.recovery.recovery_steps):
             Display(first, config.run.quiet).say("no recovery: the optimizer starts cold")
         with _swept(folder, first):
             if resume is None:
                 distributed.together(lambda: _write_base(config, folder, record) if first else None)
             config = replace(config, model=starting_from(config.model, folder.path / BASE))
-            keeper = Keeper(folder, config, record)
-            trained = train(config, resume, keeper, command="finetune")
-        ended = keeper.record.verdict()
+            recorder = EpochRecorder(folder, config, record)
+            trained = train(config, resume, recorder, command="finetune")
+        ended = recorder.record.verdict()
         if first:
-            write_record(folder.path, keeper.record, ended, trained.results.get("cost"))
+            write_record(folder.path, recorder.record, ended, trained.results.get("cost"))
         distributed.host_barrier()
     model = folder.path / (TUNED if ended.outcome == "tuned" else BASE)
-    return Finetuned(trained, keeper.record, ended, model)
+    return Finetuned(trained, recorder.record, ended, model)
 
 
 def measuring(config: RunConfig) -> RunConfig:

@@ -12,7 +12,6 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,8 +19,8 @@ from torch import Tensor
 from fullbatch.evaluation.embed import Embedder
 from fullbatch.evaluation.tasks import run_tasks
 from fullbatch.finetuning.base import Opened
-from fullbatch.finetuning.verdict import changes_between, score_of, values_of
-from fullbatch.models.design import OpenClipDesign
+from fullbatch.finetuning.record import changes_between, score_of, values_of
+from fullbatch.models.design import Design, OpenClipDesign
 from fullbatch.models.open_clip_towers import START_SCALE
 from fullbatch.training.run_folder import replace_text
 
@@ -51,8 +50,7 @@ class Curve:
 
     @property
     def best(self) -> Point:
-        """The highest score without a task that paid for it, and of equal ones the nearest to the base, which always
-        qualifies."""
+        """The highest score without a regressed task; of equal ones the nearest to the base, which always qualifies."""
         safe = [point for point in self.points if point.score is not None and not point.regressed]
         return max(safe, key=lambda point: (point.score, -point.alpha), default=self.points[0])
 
@@ -69,9 +67,9 @@ class Between:
     """Models on the line from ``base`` to ``tuned``: one set of towers, whose weights are replaced."""
 
     def __init__(self, base: Opened, tuned: Opened) -> None:
-        _require_alike(base, tuned)
         self.base, self.tuned = base, tuned
         self._ends = [_weights(opened) for opened in (base, tuned)]
+        _require_alike(base.model.design, tuned.model.design, *self._ends)
         self.model = tuned.model
 
     def at(self, alpha: float) -> Opened:
@@ -109,29 +107,24 @@ def _mixed_bias(base: float | None, tuned: float | None, alpha: float) -> float 
     return (1.0 - alpha) * (base or 0.0) + alpha * (tuned or 0.0)
 
 
-def _require_alike(base: Opened, tuned: Opened) -> None:
-    one, other = base.model, tuned.model
-    shapes = [{name: tuple(value.shape) for name, value in _named(opened)} for opened in (base, tuned)]
+def _require_alike(base: Design, tuned: Design, *weights: Mapping[str, Tensor]) -> None:
+    shapes = [{name: tuple(value.shape) for name, value in state.items()} for state in weights]
     differing = [name for name in sorted({*shapes[0], *shapes[1]}) if shapes[0].get(name) != shapes[1].get(name)]
     if differing:
         first = differing[0]
         raise ValueError(
-            f"The two models are of different architectures ({one.design.name} and {other.design.name}): they differ "
+            f"The two models are of different architectures ({base.name} and {tuned.name}): they differ "
             f"in {len(differing)} weights, first {first}: {shapes[0].get(first)} and {shapes[1].get(first)}. "
             "Only a model and what was tuned from it have weights in between."
         )
-    if _plain_design(one.design) != _plain_design(other.design):
+    if _plain_design(base) != _plain_design(tuned):
         raise ValueError(
-            f"The two models have the same weights but another design ({one.design.name} and {other.design.name}): "
+            f"The two models have the same weights but another design ({base.name} and {tuned.name}): "
             "their activations or normalisation differ, so that nothing in between means anything."
         )
 
 
-def _named(opened: Opened) -> list[tuple[str, Tensor]]:
-    return [(name, value) for name, value in opened.model.state_dict().items() if name not in _SCALARS]
-
-
-def _plain_design(design: Any) -> Any:
+def _plain_design(design: Design) -> Design:
     """Without the name it goes by, and where its logit scale and bias start."""
     if isinstance(design, OpenClipDesign):
         config = {key: value for key, value in design.config.items() if key not in START_SCALE}
@@ -170,7 +163,7 @@ def write_curve(
     path: Path, curve: Curve, base: str, tuned: str, metric: str, tolerance: float, written: str | None
 ) -> None:
     points = [asdict(replace(point, values=dict(point.values))) for point in curve.points]
-    said = {
+    content = {
         "base": base,
         "tuned": tuned,
         "metric": metric,
@@ -179,4 +172,4 @@ def write_curve(
         "best_alpha": curve.best.alpha,
         "written": written,
     }
-    replace_text(path, json.dumps(said, indent=1) + "\n")
+    replace_text(path, json.dumps(content, indent=1) + "\n")

@@ -1,4 +1,6 @@
-"""finetune.json: what was measured at the base and after each epoch, and what came of it.
+"""What was measured at the base and after each epoch, and whether the tuned model is better and worse nowhere.
+
+Values go by "TASK METRIC", as in metrics.jsonl; all are shares, and higher is better.
 
 RUN/
   base/           the model as it was
@@ -11,14 +13,125 @@ RUN/
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from fullbatch.config.words import listed
-from fullbatch.finetuning.verdict import MEAN, Change, Verdict, changes_between, score_of, verdict
+from fullbatch.config.messages import listed, nearest
+from fullbatch.config.tasks import DataCompSuite, parse_task
+from fullbatch.evaluation.result import Measured
 from fullbatch.training.run_folder import replace_text
+
+MEAN = "mean"  # of the main metric of every task
+Outcome = Literal["tuned", "kept_base"]
+
+
+@dataclass(frozen=True)
+class Change:
+    """What tuning did to one metric of one task; ``chance`` is None where nobody knows it."""
+
+    task: str
+    metric: str
+    base: float
+    tuned: float
+    change: float
+    chance: float | None
+    regressed: bool
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """outcome   whether the tuned model takes the base's place
+    reasons   why it does not; none where it does
+    """
+
+    outcome: Outcome
+    reasons: tuple[str, ...]
+
+
+def check_metric(metric: str, tasks: Sequence[str]) -> None:
+    """Before anything is measured only the task can be looked at; ``values_of`` looks at the metric."""
+    if metric == MEAN:
+        return
+    task = metric.rsplit(" ", 1)[0]
+    of_a_suite = task.startswith("datacomp:") and any(isinstance(parse_task(text), DataCompSuite) for text in tasks)
+    if " " not in metric or (task not in tasks and not of_a_suite):
+        raise ValueError(
+            f"--metric {metric!r} is none that will be measured{nearest(task, tasks)} "
+            f"It is {MEAN!r}, or a task and its metric, such as '{tasks[0]} METRIC'; the tasks are {listed(tasks)}."
+        )
+
+
+def check_tolerance(tolerance: float) -> None:
+    if not 0.0 <= tolerance <= 1.0:
+        raise ValueError(f"--tolerance must lie in [0, 1], got {tolerance}; 0.01 lets a task fall by one point.")
+
+
+def values_of(measured: Measured, metric: str) -> dict[str, float]:
+    """The main value of each task, and the chosen one where it is another."""
+    values = dict(measured.main_values)
+    if metric == MEAN or metric in values:
+        return values
+    shares = {
+        f"{result.task} {name}": value
+        for result in measured.results
+        for name, value in result.metrics.items()
+        if not name.endswith("median_rank")  # the lower the better
+    }
+    if metric not in shares:
+        raise ValueError(
+            f"--metric {metric!r} was not measured{nearest(metric, shares)} It is {MEAN!r}, or one of {listed(shares)}."
+        )
+    return {**values, metric: shares[metric]}
+
+
+def score_of(values: Mapping[str, float | None], metric: str, base: Mapping[str, float | None]) -> float | None:
+    """The number that decides.  None where a task that the base was measured on has no number: a mean over fewer tasks
+    compares with nothing."""
+    finite = {name: value for name in base if (value := values.get(name)) is not None and math.isfinite(value)}
+    if not finite or len(finite) < len(base):
+        return None
+    return sum(finite.values()) / len(finite) if metric == MEAN else finite.get(metric)
+
+
+def changes_between(
+    base: Mapping[str, float | None],
+    tuned: Mapping[str, float | None],
+    chances: Mapping[str, float],
+    tolerance: float,
+) -> tuple[Change, ...]:
+    """Of the values that both have.  A fall of exactly the tolerance is within it."""
+    changes = []
+    for name, before in base.items():
+        after = tuned.get(name)
+        if before is not None and after is not None:
+            task, metric = name.rsplit(" ", 1)
+            fell = before - after > tolerance + 1e-9  # shares are sums of roundings
+            changes.append(Change(task, metric, before, after, after - before, chances.get(name), fell))
+    return tuple(changes)
+
+
+def judged(base_score: float | None, best_score: float | None, changes: Sequence[Change], tolerance: float) -> Verdict:
+    """The base stays unless the best epoch beats it and no task pays for that."""
+    reasons = []
+    if best_score is None or base_score is None:
+        reasons.append("no epoch could be scored, for a task gave no number")
+    elif best_score <= base_score:
+        reasons.append(f"no epoch beats the base: the best one scores {best_score:.2%}, the base {base_score:.2%}")
+    for change in changes:
+        if change.regressed:
+            reasons.append(
+                f"{change.task} fell from {change.base:.2%} to {change.tuned:.2%} ({change.metric}), "
+                f"by more than the tolerance, {tolerance:g}"
+            )
+    return Verdict("kept_base" if reasons else "tuned", tuple(reasons))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# finetune.json
+
 
 BASE, TUNED = "base", "tuned"  # folders
 FILE, MEASURED = "finetune.json", "measured.json"
@@ -57,11 +170,11 @@ class Record:
 
     @property
     def base(self) -> Epoch | None:
-        return next((each for each in self.epochs if each.epoch == 0), None)
+        return next((known for known in self.epochs if known.epoch == 0), None)
 
     @property
     def best(self) -> Epoch | None:
-        return next((each for each in self.epochs if each.step == self.best_step and each.epoch > 0), None)
+        return next((known for known in self.epochs if known.step == self.best_step and known.epoch > 0), None)
 
     def beats(self, epoch: Epoch) -> bool:
         """Whether its weights belong in tuned/: the first that has a score, then whatever scores higher."""
@@ -71,14 +184,12 @@ class Record:
         return best is None or best.score is None or epoch.score > best.score
 
     def with_epoch(self, epoch: Epoch, best: bool) -> Record:
-        """With this one in the place of what was known of its step; as ``best``, its weights are in tuned/.
-
-        The numbers of the best epoch stay those of the weights on disk, should its step be done again.
-        """
+        """With this epoch in place of what was known of its step; as ``best``, its weights are in tuned/.  The numbers
+        of the best epoch stay those of the weights on disk, should its step be done again."""
         if self.best is not None and epoch.step == self.best.step and not best:
             return self
-        others = [each for each in self.epochs if each.step != epoch.step]
-        epochs = tuple(sorted([*others, epoch], key=lambda each: each.step))
+        others = [known for known in self.epochs if known.step != epoch.step]
+        epochs = tuple(sorted([*others, epoch], key=lambda known: known.step))
         return replace(self, epochs=epochs, best_step=epoch.step if best else self.best_step)
 
     def by(self, metric: str) -> Record:
@@ -96,7 +207,7 @@ class Record:
 
     def until(self, step: int) -> Record:
         """Without the epochs that a run which goes on from ``step`` will do again."""
-        kept = tuple(each for each in self.epochs if each.step <= step or each.step == self.best_step)
+        kept = tuple(known for known in self.epochs if known.step <= step or known.step == self.best_step)
         return replace(self, epochs=kept)
 
     def epoch_of(self, step: int, epoch: float, values: Mapping[str, float]) -> Epoch:
@@ -110,19 +221,19 @@ class Record:
         return changes_between(self.base.values, self.best.values, self.chances, self.tolerance)
 
     def verdict(self) -> Verdict:
-        base, best = (None if each is None else each.score for each in (self.base, self.best))
-        return verdict(base, best, self.changes, self.tolerance)
+        base, best = (None if known is None else known.score for known in (self.base, self.best))
+        return judged(base, best, self.changes, self.tolerance)
 
 
 def write_record(
     run: Path, record: Record, ended: Verdict | None = None, cost: Mapping[str, Any] | None = None
 ) -> None:
     outcome = None if ended is None else ended.outcome
-    said = {
+    content = {
         "model": record.model,
         "metric": record.metric,
         "tolerance": record.tolerance,
-        "epochs": [asdict(each) for each in record.epochs],
+        "epochs": [asdict(epoch) for epoch in record.epochs],
         "chances": dict(record.chances),
         "best_step": record.best_step,
         "tasks": [asdict(change) for change in record.changes],
@@ -131,13 +242,13 @@ def write_record(
         "reasons": [] if ended is None else list(ended.reasons),
         "cost": cost,
     }
-    replace_text(run / FILE, json.dumps(said, indent=1) + "\n")
+    replace_text(run / FILE, json.dumps(content, indent=1) + "\n")
 
 
 def result_of(run: Path) -> Path | None:
     """The folder that a run which has ended says to take."""
-    said = json.loads((run / FILE).read_text(encoding="utf-8")).get("result")
-    return None if said is None else run / str(said)
+    result = json.loads((run / FILE).read_text(encoding="utf-8")).get("result")
+    return None if result is None else run / str(result)
 
 
 def read_record(run: Path) -> Record:
@@ -145,9 +256,10 @@ def read_record(run: Path) -> Record:
     if not path.is_file():
         raise ValueError(f"{run} is not the folder of a `fullbatch finetune` run: there is no {FILE} in it.")
     try:
-        said = json.loads(path.read_text(encoding="utf-8"))
-        epochs = tuple(Epoch(**each) for each in said["epochs"])
-        record = Record(said["model"], said["metric"], said["tolerance"], epochs, said["best_step"], said["chances"])
+        content = json.loads(path.read_text(encoding="utf-8"))
+        epochs = tuple(Epoch(**epoch) for epoch in content["epochs"])
+        kept = ("model", "metric", "tolerance", "best_step", "chances")
+        record = Record(epochs=epochs, **{name: content[name] for name in kept})
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path} is damaged ({error}).") from None
     tuned = run / TUNED / MEASURED

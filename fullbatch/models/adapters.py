@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fullbatch.config.model import Model
-from fullbatch.models.hub import require_peft
+from fullbatch.models.weights import require_peft
 
 _LISTS = (nn.ModuleList, nn.Sequential)
 _BASE, _DOWN, _UP = ".base_layer.", ".lora_A.default.weight", ".lora_B.default.weight"  # in peft's names
@@ -64,14 +64,14 @@ def add_adapters(backbone: nn.Module, config: Model, name: str) -> None:
     targets: list[str] = []
     for tower, parts in (("image", ("visual",)), ("text", ("text", "transformer"))):
         if config.lora_towers in ("both", tower):
-            found = [target for part in parts if hasattr(backbone, part) for target in _targets(backbone, part, name)]
-            if not found:
+            maps = [target for part in parts if hasattr(backbone, part) for target in _targets(backbone, part, name)]
+            if not maps:
                 other = "text" if tower == "image" else "image"
                 raise ValueError(
                     f"The {tower} tower of the model {name!r} has no layers with linear maps, which is where LoRA's "
                     f"adapters go; use --lora-towers {other}, or train without --lora-rank."
                 )
-            targets += found
+            targets += maps
     learning = [weight for weight in backbone.parameters() if weight.requires_grad]
     inject_adapter_in_model(
         LoraConfig(
@@ -104,8 +104,8 @@ def plain_state(state: Mapping[str, Tensor], scale: float) -> dict[str, Tensor]:
 
 
 def _targets(backbone: nn.Module, part: str, name: str) -> Iterator[str]:
-    """The linear maps in the layers of a tower: below the members of its lists of modules, so that heads and
-    projections, whose owners may look at their type or use their weights directly, stay as they are."""
+    """The linear maps in a tower's layers: below the members of its lists of modules.  Heads and projections stay as
+    they are, since their owners may look at their type or use their weights directly."""
     for where, module in list(backbone.get_submodule(part).named_modules(prefix=part)):
         if not _is_in_a_layer(backbone, where):
             continue

@@ -13,10 +13,9 @@ from typing_extensions import assert_never
 from fullbatch.config.model import DEFAULT_MODEL, Model
 from fullbatch.models.adapters import add_adapters
 from fullbatch.models.design import Design, OpenClipDesign, PairDesign, ViewsDesign
-from fullbatch.models.hub import first_line
-from fullbatch.models.load import Saved, check_design, find_saved
 from fullbatch.models.open_clip_towers import START_SCALE, build_open_clip, design_named, load_open_clip, tag_weights
-from fullbatch.models.pair import build_pair, pair_design
+from fullbatch.models.saved import Saved, check_design, find_saved
+from fullbatch.models.timm_towers import TwoViews, build_pair, build_views, pair_design, views_design
 from fullbatch.models.tokenizers import (
     NoText,
     Tokenizer,
@@ -24,9 +23,8 @@ from fullbatch.models.tokenizers import (
     hugging_face_tokenizer,
     tokenizer_of_config,
 )
-from fullbatch.models.towers import TwoTowers
-from fullbatch.models.views import TwoViews, build_views, views_design
-from fullbatch.models.weights import load_weights
+from fullbatch.models.two_towers import TwoTowers
+from fullbatch.models.weights import first_line, load_weights
 
 
 def build_model(config: Model, image_size: int | None = None) -> TwoTowers:
@@ -44,30 +42,30 @@ def build_model(config: Model, image_size: int | None = None) -> TwoTowers:
             raise ValueError(f"--pretrained {config.pretrained!r} does not exist; for {what} give a file.")
         design, weights = tag_weights(design, config.pretrained)
         saved = Saved(weights)
-    if isinstance(design, ViewsDesign):
-        return _two_views(config, design, saved)
-    tokenizer = _tokenizer(config, design, saved)
-
+    fresh, given = saved is None, None if saved is None else saved.weights
+    tokenizer = NoText() if isinstance(design, ViewsDesign) else _tokenizer(config, design, saved)
     backbone: Any
     temperature: float | None = None
     bias: float | None = None
     match design:
         case OpenClipDesign():
             backbone = build_open_clip(design)
-            width, mean, std = int(design.config["embed_dim"]), design.mean, design.std
-            size = _side(backbone.visual.image_size, design.name)
-            if saved is not None and saved.weights is not None:
-                temperature, bias = load_open_clip(backbone, saved.state(), str(saved.weights), design.name)
+            width, size = int(design.config["embed_dim"]), _side(backbone.visual.image_size, design.name)
+            if saved is not None and given is not None:
+                temperature, bias = load_open_clip(backbone, saved.state(), str(given), design.name)
         case PairDesign():
-            fresh = saved is None
-            backbone, design = build_pair(
-                design, tokenizer, fresh and config.image_weights, fresh and config.text_weights
-            )
-            width, mean, std, size = design.embed_dim, design.mean or (), design.std or (), design.image_size or 0
-            if saved is not None and saved.weights is not None:
-                load_weights(backbone, saved.state(), str(saved.weights), design.name)
+            assert isinstance(tokenizer, Tokenizer)
+            weights_of_text = fresh and config.text_weights
+            backbone, design = build_pair(design, tokenizer, fresh and config.image_weights, weights_of_text)
+            width, size = design.embed_dim, design.image_size or 0
+        case ViewsDesign():
+            config.refuse_text()  # also where the weights brought the design
+            backbone, design = build_views(design, fresh and config.image_weights)
+            width, size = design.projection[-1], design.image_size or 0
         case _:
             assert_never(design)
+    if saved is not None and given is not None and not isinstance(design, OpenClipDesign):
+        load_weights(backbone, saved.state(), str(given), design.name)
     if saved is not None and saved.temperature is not None:
         temperature, bias = saved.temperature, bias if saved.bias is None else saved.bias
 
@@ -76,40 +74,18 @@ def build_model(config: Model, image_size: int | None = None) -> TwoTowers:
         add_adapters(backbone, config, design.name)
     if config.checkpoint_activations:
         _checkpoint_activations(backbone, design.name)
-    return TwoTowers(
+    return (TwoViews if isinstance(design, ViewsDesign) else TwoTowers)(
         backbone,
         design,
         tokenizer,
         width=width,
         image_size=size,
-        mean=mean,
-        std=std,
+        mean=design.mean or (),
+        std=design.std or (),
         locked=locked,
         initial_temperature=temperature,
         initial_bias=bias,
         adapter_scale=config.lora_scale,
-    )
-
-
-def _two_views(config: Model, design: ViewsDesign, saved: Saved | None) -> TwoViews:
-    config.refuse_text()  # also where the weights brought the design
-    backbone, design = build_views(design, saved is None and config.image_weights)
-    if saved is not None and saved.weights is not None:
-        load_weights(backbone, saved.state(), str(saved.weights), design.name)
-    locked = _lock(backbone, design.name, config)
-    if config.checkpoint_activations:
-        _checkpoint_activations(backbone, design.name)
-    return TwoViews(
-        backbone,
-        design,
-        NoText(),
-        width=design.projection[-1],
-        image_size=design.image_size or 0,
-        mean=design.mean or (),
-        std=design.std or (),
-        locked=locked,
-        initial_temperature=None if saved is None else saved.temperature,
-        initial_bias=None if saved is None else saved.bias,
     )
 
 

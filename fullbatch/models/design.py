@@ -59,11 +59,8 @@ class PairDesign:
         return f"{self.image_tower} + {self.text_tower}"
 
     def resized(self, context_length: int | None, image_size: int | None) -> PairDesign:
-        return dataclasses.replace(
-            self,
-            context_length=context_length or self.context_length,
-            image_size=image_size or self.image_size,
-        )
+        length, size = context_length or self.context_length, image_size or self.image_size
+        return dataclasses.replace(self, context_length=length, image_size=size)
 
 
 @dataclass(frozen=True)

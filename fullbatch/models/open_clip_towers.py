@@ -11,10 +11,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from fullbatch.config.words import listed, nearest
+from fullbatch.config.messages import listed, nearest
 from fullbatch.models.design import OPENAI_MEAN, OPENAI_STD, OpenClipDesign
-from fullbatch.models.hub import fetched, first_line
-from fullbatch.models.weights import load_weights
+from fullbatch.models.weights import fetched, first_line, load_weights
 
 TINY = Path(__file__).with_name("tiny.json")
 _REQUIRED = ("embed_dim", "vision_cfg", "text_cfg")
@@ -39,10 +38,8 @@ def design_named(model: str) -> OpenClipDesign:
 
 
 def _normalisation(name: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and deviation of pixels as all weights that open_clip knows for a model want them (SigLIP's: 0.5).
-
-    open_clip notes them by the tag alone; the same weights given as a file shall see the same pixels.
-    """
+    """Mean and deviation of pixels that all of open_clip's weights for a model want (SigLIP's: 0.5).  open_clip notes
+    them by the tag alone, but the same weights given as a file must see the same pixels."""
     import open_clip
     from open_clip.pretrained import get_pretrained_cfg
 
@@ -109,8 +106,8 @@ def tag_weights(design: OpenClipDesign, tag: str) -> tuple[OpenClipDesign, Path]
     import open_clip
     from open_clip.pretrained import download_pretrained, get_pretrained_cfg
 
-    found = get_pretrained_cfg(design.name, tag)
-    if not found:
+    settings = get_pretrained_cfg(design.name, tag)
+    if not settings:
         tags = open_clip.list_pretrained_tags_by_model(design.name)
         few = [*tags[:5], f"{len(tags) - 5} more"] if len(tags) > 6 else tags
         offer = f"its tags are {listed(few)}" if tags else "it has no tags"
@@ -120,26 +117,24 @@ def tag_weights(design: OpenClipDesign, tag: str) -> tuple[OpenClipDesign, Path]
         )
     advice = "connect to the hub, or download the checkpoint and give its path by --pretrained PATH"
     with fetched(f"The weights {tag!r} of the model {design.name!r}", advice):
-        path = Path(download_pretrained(found))
+        path = Path(download_pretrained(settings))
     config = dict(design.config)
-    if found.get("quick_gelu", False) != config.get("quick_gelu", False):
-        config["quick_gelu"] = bool(found.get("quick_gelu", False))
+    if settings.get("quick_gelu", False) != config.get("quick_gelu", False):
+        config["quick_gelu"] = bool(settings.get("quick_gelu", False))
         warnings.warn(
             f"The weights {tag!r} were trained with quick_gelu={config['quick_gelu']}, so that the model "
             f"{design.name!r} is built with it too.",
             stacklevel=2,
         )
-    mean, std = found.get("mean") or design.mean, found.get("std") or design.std
+    mean, std = settings.get("mean") or design.mean, settings.get("std") or design.std
     return dataclasses.replace(design, config=config, mean=tuple(mean), std=tuple(std)), path
 
 
 def load_open_clip(
     model: nn.Module, state: dict[str, Tensor], source: str, name: str
 ) -> tuple[float | None, float | None]:
-    """Load open_clip weights, old layouts and other image sizes included; returns their temperature and bias.
-
-    None is returned for what they do not have: towers are complete without it, and the objective has its own.
-    """
+    """Load open_clip weights, old layouts and other image sizes included; return their temperature and bias, or None
+    where they have none: the objective has its own."""
     from open_clip.convert import convert_state_dict
     from open_clip.model import convert_to_custom_text_state_dict, resize_pos_embed, resize_text_pos_embed
 

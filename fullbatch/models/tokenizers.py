@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fullbatch.models.hub import fetched, require_transformers
+from fullbatch.models.weights import fetched, require_transformers
 
 CLIP_VOCABULARY = 49408
 
@@ -100,20 +100,21 @@ def tokenizer_of_config(text_config: dict[str, Any], given: str | None, model: s
     if text_config.get("tokenizer_mode"):
         options["tokenizer_mode"] = text_config["tokenizer_mode"]
     if given is not None:
-        found = given_tokenizer(given, length, model, options)
+        tokenizer = given_tokenizer(given, length, model, options)
         room = int(text_config.get("vocab_size", CLIP_VOCABULARY))
-        if found.vocabulary > room and "hf_model_name" not in text_config:
+        if tokenizer.vocabulary > room and "hf_model_name" not in text_config:
             raise ValueError(
-                f"The tokenizer {given!r} knows {found.vocabulary} tokens and the model {model!r} only {room}; "
+                f"The tokenizer {given!r} knows {tokenizer.vocabulary} tokens and the model {model!r} only {room}; "
                 "give the tokenizer the model was made for, or a JSON config with a larger vocab_size."
             )
-        end = getattr(found.hugging_face, "eos_token_id", None)
-        if found.hugging_face is not None and text_config.get("pool_type", "argmax") == "argmax" and end != room - 1:
+        end = getattr(tokenizer.hugging_face, "eos_token_id", None)
+        at_largest_id = text_config.get("pool_type", "argmax") == "argmax"
+        if tokenizer.hugging_face is not None and at_largest_id and end != room - 1:
             raise ValueError(
                 f"The model {model!r} reads a caption at its largest token id, so that captions must end in the id "
                 f"{room - 1}, and the tokenizer {given!r} ends them in {end}; set text_cfg.pool_type in a JSON config."
             )
-        return found
+        return tokenizer
     name = text_config.get("hf_tokenizer_name")
     return hugging_face_tokenizer(name, length, model, options) if name else clip_tokenizer(length, options)
 

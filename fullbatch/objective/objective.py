@@ -28,7 +28,7 @@ from fullbatch.config import (
 from fullbatch.config.checks import is_whole
 from fullbatch.config.pairwise import RAW
 from fullbatch.kernels.log_mean_exp import Reduced, Table, log_mean_exp_of_batch
-from fullbatch.models.recording import being_recorded
+from fullbatch.models.execution import being_recorded
 from fullbatch.objective import checks
 from fullbatch.objective.amortized import AmortizedNormalizer
 from fullbatch.objective.loss import DirectionLoss, Metrics, Summary, direction_loss, raw_positive

@@ -9,8 +9,8 @@ import os
 from pathlib import Path
 from typing import Any
 
+from fullbatch.config.messages import listed, nearest
 from fullbatch.config.tree import read_yaml
-from fullbatch.config.words import listed, nearest
 
 _FOLDERS = {"recipe": Path(__file__).parent, "search": Path(__file__).parent / "search"}
 _NAMES = {kind: tuple(sorted(path.stem for path in folder.glob("*.yaml"))) for kind, folder in _FOLDERS.items()}

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from fullbatch.config.messages import plain, without_password
 from fullbatch.config.run import RunConfig
-from fullbatch.config.shown import plain, without_password
 from fullbatch.config.tree import to_dict
 from fullbatch.report.collect import Record, RunData
 from fullbatch.report.curves import Chart

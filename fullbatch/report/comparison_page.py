@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fullbatch.comparison.statistics import SEEDS_TO_TELL, T_95, half_interval
-from fullbatch.config.shown import plain
+from fullbatch.config.messages import plain
 from fullbatch.report.blocks import Page, Section, best, chart_place, curves_section, folded, listing, notice, table
 from fullbatch.report.collect import ComparisonData, Record
 from fullbatch.report.curves import COLORS, DASHES, Chart, Line, charts_of, for_script

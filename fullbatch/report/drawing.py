@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Literal
 
-from fullbatch.config.shown import plain
+from fullbatch.config.messages import plain
 from fullbatch.report.curves import COLORS
 from fullbatch.report.markup import Child, Html, joined, node
 from fullbatch.report.wording import number

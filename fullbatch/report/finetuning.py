@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fullbatch.config.shown import plain
+from fullbatch.config.messages import plain
 from fullbatch.report.blocks import Section, chart_place, folded, named_task, notice, table
 from fullbatch.report.collect import Record, RunData, records_of
 from fullbatch.report.curves import COLORS, DASHES, SEEN, Chart, Format, Line, Mark, short_name, trained_on

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fullbatch.config.shown import plain
+from fullbatch.config.messages import plain
 from fullbatch.report.blocks import Section, folded, gaps_of, notice
 from fullbatch.report.grids import Answer, Grid, Query, without_repeats
 from fullbatch.report.markup import Child, Html, joined, node, quoted

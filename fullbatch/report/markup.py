@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
-from fullbatch.config.shown import MAX_TEXT, plain
+from fullbatch.config.messages import MAX_TEXT, plain
 
 _EMPTY = frozenset(("img", "meta", "br", "input"))
 

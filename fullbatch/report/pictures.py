@@ -8,7 +8,7 @@ import io
 
 from PIL import Image, features
 
-from fullbatch.data.decode import decode
+from fullbatch.data.images import decode
 from fullbatch.data.sample import BadSample
 
 LARGEST = 128  # pixels a side

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from fullbatch.config.shown import plain
+from fullbatch.config.messages import plain
 from fullbatch.report.batch_losses import batch_loss_charts, batch_losses_section
 from fullbatch.report.blocks import (
     Page,

@@ -18,12 +18,12 @@ from torch.nn.functional import adaptive_avg_pool2d
 from fullbatch.config.model import Model
 from fullbatch.config.run import RunConfig
 from fullbatch.config.training import Precision
+from fullbatch.data.images import EvalTransform
 from fullbatch.data.loader import EvaluationBatches, Part, Pool, load
 from fullbatch.data.sample import BadSample, RawSample
-from fullbatch.data.transforms import EvalTransform
 from fullbatch.models.build import build_model
-from fullbatch.models.precision import in_precision
-from fullbatch.models.towers import TwoTowers
+from fullbatch.models.execution import in_precision
+from fullbatch.models.two_towers import TwoTowers
 from fullbatch.run import load_trained
 from fullbatch.training.run_folder import Folder
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from fullbatch.config.shown import plain
+from fullbatch.config.messages import plain
 from fullbatch.report.blocks import Page, Section, listing, notice, table
 from fullbatch.report.collect import Record, SearchData, records_of
 from fullbatch.report.markup import Child, Html, joined, node

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fullbatch.comparison.statistics import SEEDS_TO_TELL
-from fullbatch.config.shown import plain
+from fullbatch.config.messages import plain
 from fullbatch.config.tree import write_values
 from fullbatch.report.blocks import Section, best, folded, table
 from fullbatch.report.collect import Record, SearchData, records_of

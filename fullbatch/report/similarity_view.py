@@ -11,7 +11,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fullbatch.config.shown import plain
+from fullbatch.config.messages import plain
 from fullbatch.evaluation.retrieval import equal_captions, recalls
 from fullbatch.evaluation.similarities import (
     FAR,

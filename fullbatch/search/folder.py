@@ -9,8 +9,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from fullbatch.config.shown import HIDDEN, without_password
-from fullbatch.config.words import listed
+from fullbatch.config.messages import HIDDEN, listed, without_password
 from fullbatch.search.plan import SearchPlan, read_search, search_from
 from fullbatch.search.storage import open_storage
 from fullbatch.search.study import difference, kept_plan, searches_in

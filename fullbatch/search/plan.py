@@ -15,14 +15,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from fullbatch.config.checks import require, require_choice, require_count
-from fullbatch.config.layers import layered
-from fullbatch.config.method import Method
-from fullbatch.config.methods import named_method
+from fullbatch.config.messages import listed, nearest
+from fullbatch.config.methods import Method, named_method
 from fullbatch.config.optimization import OPTIMIZERS, Optimizer
-from fullbatch.config.run import RunConfig
+from fullbatch.config.run import RunConfig, layered
 from fullbatch.config.tree import from_dict, merged, read_yaml
-from fullbatch.config.words import listed, nearest
-from fullbatch.evaluation.asked import Metric, parse_metrics
+from fullbatch.evaluation.metric_names import Metric, parse_metrics
 from fullbatch.evaluation.tasks import tasks_of
 from fullbatch.search.plan_parts import CHOSEN, Choices, Fine, Phase, Take, all_different
 from fullbatch.search.plan_parts import Finals as Finals

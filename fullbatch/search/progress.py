@@ -12,7 +12,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from fullbatch.config.shown import message
+from fullbatch.config.messages import message
 from fullbatch.training.display import print_line
 
 NONE = "\u2013"  # an en dash for what is not known

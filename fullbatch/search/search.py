@@ -28,7 +28,7 @@ from optuna.exceptions import StorageInternalError
 
 from fullbatch.comparison.processes import OUTPUT, write_to
 from fullbatch.comparison.progress import last_line
-from fullbatch.config.shown import without_password
+from fullbatch.config.messages import without_password
 from fullbatch.config.tree import write_values
 from fullbatch.search.checks import check_search
 from fullbatch.search.crew import Crew, Desk, WorkersDie

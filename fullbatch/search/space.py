@@ -14,15 +14,13 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from fullbatch.config.checks import is_number, is_whole, require
-from fullbatch.config.layers import RIVALS
-from fullbatch.config.method import PARTS, Method
-from fullbatch.config.methods import METHODS, settings_of
+from fullbatch.config.messages import listed, nearest
+from fullbatch.config.methods import METHODS, PARTS, Method, settings_of
 from fullbatch.config.model import DEFAULT_PAIR_WIDTH
 from fullbatch.config.optimization import OPTIMIZER_SETTINGS, OPTIMIZERS
 from fullbatch.config.pairwise import Sigmoid
-from fullbatch.config.run import RunConfig
+from fullbatch.config.run import RIVALS, RunConfig
 from fullbatch.config.temperature import LearnedScale, Predicted, RobustGlobal
-from fullbatch.config.words import listed, nearest
 
 if TYPE_CHECKING:  # Optuna is loaded by a search only
     from optuna.distributions import BaseDistribution

@@ -18,7 +18,7 @@ import optuna
 from optuna.exceptions import StorageInternalError
 from optuna.storages import BaseStorage, JournalStorage, RDBStorage
 
-from fullbatch.config.shown import without_password
+from fullbatch.config.messages import without_password
 from fullbatch.search.journal import JournalFile
 
 T = TypeVar("T")

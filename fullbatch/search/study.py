@@ -14,7 +14,7 @@ from optuna.storages import BaseStorage
 from optuna.trial import TrialState, create_trial
 
 from fullbatch.comparison.checks import first_difference
-from fullbatch.config.words import listed, nearest
+from fullbatch.config.messages import listed, nearest
 from fullbatch.search.plan import SearchPlan, search_from
 from fullbatch.search.slots import PhaseName
 from fullbatch.search.storage import patiently

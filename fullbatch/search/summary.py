@@ -12,8 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
+from fullbatch.config.messages import cell
 from fullbatch.config.run import RunConfig
-from fullbatch.config.shown import cell
 from fullbatch.config.training import Evaluation
 from fullbatch.config.tree import write_yaml
 from fullbatch.search.cost import cost_of

@@ -27,7 +27,7 @@ from fullbatch.comparison.processes import OUTPUT
 from fullbatch.config.run import RunConfig
 from fullbatch.config.tree import to_dict
 from fullbatch.data.loader import open_pool
-from fullbatch.evaluation.asked import Metric, worst_of
+from fullbatch.evaluation.metric_names import Metric, worst_of
 from fullbatch.evaluation.tasks import check_tasks, tasks_of
 from fullbatch.models.build import build_model
 from fullbatch.run import Evaluated, train

@@ -11,7 +11,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from fullbatch.config.shown import message, plain
+from fullbatch.config.messages import message, plain
 
 LINE_EVERY = 10.0  # seconds
 

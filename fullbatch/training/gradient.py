@@ -24,8 +24,7 @@ from fullbatch.config.training import Precision
 from fullbatch.data.loader import Batch
 from fullbatch.data.order import key_of
 from fullbatch.distributed import towers
-from fullbatch.models.precision import in_precision
-from fullbatch.models.recording import being_recorded
+from fullbatch.models.execution import being_recorded, in_precision
 from fullbatch.objective.objective import Objective, Output
 from fullbatch.training.embedding_table import EmbeddingTable
 

@@ -33,8 +33,8 @@ from typing import Any, NoReturn, TextIO
 
 import torch
 
+from fullbatch.config.messages import without_password
 from fullbatch.config.run import RunConfig
-from fullbatch.config.shown import without_password
 from fullbatch.config.tree import from_dict, read_yaml, to_dict, write_yaml
 from fullbatch.training import checkpoint
 from fullbatch.training.best import Best

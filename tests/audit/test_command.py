@@ -13,8 +13,8 @@ from fullbatch.assembly import build_objective, make_batches
 from fullbatch.audit import Options, audit_run
 from fullbatch.cli import main
 from fullbatch.config.data import Data, Source
+from fullbatch.data.images import EvalTransform
 from fullbatch.data.sources import open_source
-from fullbatch.data.transforms import EvalTransform
 from fullbatch.evaluation.audit import normalizer_audit
 from fullbatch.report.batch_losses import batch_loss_charts, batch_losses_section
 from fullbatch.report.collect import read_run

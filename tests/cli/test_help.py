@@ -11,8 +11,7 @@ from fullbatch import __version__
 from fullbatch.cli import COMMANDS
 from fullbatch.cli.flags import field_help
 from fullbatch.cli.help import ESSENTIALS
-from fullbatch.config.method import Scale
-from fullbatch.config.methods import NORMALIZERS, PAIRWISE, TEMPERATURES
+from fullbatch.config.methods import NORMALIZERS, PAIRWISE, TEMPERATURES, Scale
 from fullbatch.config.pairwise import CycleConsistency
 from fullbatch.config.run import RunConfig
 from fullbatch.config.tree import from_dict

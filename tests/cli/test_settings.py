@@ -4,8 +4,7 @@ import pytest
 import yaml
 
 from fullbatch.config.data import Data
-from fullbatch.config.methods import METHODS
-from fullbatch.config.objective import Objective
+from fullbatch.config.methods import METHODS, ObjectiveConfig
 from fullbatch.config.run import RunConfig
 from fullbatch.config.training import RunFolder
 from fullbatch.config.tree import from_dict, read_yaml, write_yaml
@@ -14,7 +13,7 @@ from tests.cli.making import answer, config_of
 
 @pytest.mark.parametrize("method", METHODS)
 def test_yaml_out_is_yaml_in(method, tmp_path):
-    config = RunConfig(objective=Objective(method))
+    config = RunConfig(objective=ObjectiveConfig(method))
     path = tmp_path / "config.yaml"
     path.write_text(write_yaml(config))
     assert from_dict(RunConfig, read_yaml(path)) == config
@@ -24,7 +23,7 @@ def test_yaml_out_is_yaml_in(method, tmp_path):
 def test_yaml_keeps_what_looks_like_something_else(tmp_path):
     settings = {"rho": 1e-14, "prototype_lr": None, "reset_accumulator": True, "prototypes": 7}
     config = RunConfig(
-        objective=Objective("neuclip", settings=settings),
+        objective=ObjectiveConfig("neuclip", settings=settings),
         data=Data(("1e5", "no", "a b?weight=2", "ünïcode: {0..3}.tar"), crop=(0.5, 1.0)),
         run=RunFolder(name="2024", runs="1.5e3"),
     )
@@ -115,12 +114,12 @@ def test_defaults_then_recipe_then_config_then_flags(tmp_path):
 
 
 def test_another_method_leaves_the_settings_of_the_old_one_behind(tmp_path):
-    assert config_of("--method", "sogclr").objective == Objective("sogclr")
+    assert config_of("--method", "sogclr").objective == ObjectiveConfig("sogclr")
     assert config_of("--method", "neuclip").objective == config_of().objective
     assert config_of("--normalizer", "None").objective == config_of().objective
     path = write(tmp_path / "mine.yaml", objective={"method": "sogclr", "settings": {"gamma": 0.5}})
     layered = config_of("--recipe", "cc3m-rn50", "--config", path).objective
-    assert layered == Objective("sogclr", settings={"gamma": 0.5})
+    assert layered == ObjectiveConfig("sogclr", settings={"gamma": 0.5})
     kept = config_of("--config", path, "--method", "sogclr", "--settings.temperature", "0.1").objective
     assert kept.settings == {"gamma": 0.5, "temperature": 0.1}
 

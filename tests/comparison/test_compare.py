@@ -11,7 +11,7 @@ from fullbatch.comparison.execute import execute
 from fullbatch.comparison.plan import plan_from, read_plan
 from fullbatch.comparison.summary import results_of
 from fullbatch.comparison.workers import Job
-from fullbatch.evaluation.named import CLASSIFICATION, RETRIEVAL
+from fullbatch.evaluation.metric_names import CLASSIFICATION, RETRIEVAL
 from fullbatch.training.run_folder import Folder, read_lines
 from tests.comparison.making import arguments, small_plan
 

@@ -5,9 +5,8 @@ import pytest
 from fullbatch.comparison.race import _short
 from fullbatch.comparison.statistics import Guessing
 from fullbatch.comparison.summary import guessing_of
-from fullbatch.evaluation import class_count
-from fullbatch.evaluation.class_count import Counted, count_classes
-from fullbatch.evaluation.named import metric_named
+from fullbatch.evaluation import metric_names
+from fullbatch.evaluation.metric_names import Counted, count_classes, metric_named
 from tests.data.making import png
 
 
@@ -44,7 +43,7 @@ def test_where_a_part_of_the_samples_does_not_tell_it_is_said(tmp_path, monkeypa
     task = pictures(tmp_path / "few", "a", "b", "c", count=8)
     assert count_classes(task, 5) == Counted(3, whole=True)
     assert count_classes(task, 2) == Counted(2, whole=False), "enough"
-    monkeypatch.setattr(class_count, "MOST_READ", 10)
+    monkeypatch.setattr(metric_names, "MOST_READ", 10)
     assert count_classes(task, 5) == Counted(3, whole=False)
     assert metric_named("accuracy_top5", [task]) == f"{task} accuracy_top5"
     assert "a part of its samples has 3 classes only" in caplog.text

@@ -6,7 +6,7 @@ import pytest
 
 from fullbatch.comparison.statistics import Guessing, Spread, match, paired
 from fullbatch.comparison.summary import guessing_of
-from fullbatch.evaluation.named import named_numbers
+from fullbatch.evaluation.metric_names import named_numbers
 
 # Means 4, 6, 8 at 64, 128, 512, each with the standard deviation sqrt(0.02).
 BASELINE = {size: Spread((mean - 0.1, mean + 0.1)) for size, mean in ((64, 4.0), (128, 6.0), (512, 8.0))}

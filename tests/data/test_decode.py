@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fullbatch.data.decode import decode
+from fullbatch.data.images import decode
 from fullbatch.data.sample import BadSample
 from tests.data.making import encoded, jpeg, picture, png
 

@@ -6,9 +6,9 @@ from contextlib import suppress
 import numpy as np
 import pytest
 
-from fullbatch.data.decode import decode
+from fullbatch.data.images import decode
 from fullbatch.data.sample import BadSample
-from fullbatch.data.tables import CsvTable
+from fullbatch.data.table_files import CsvTable
 from fullbatch.data.tar_shards import TarShards
 from tests.data.making import captioned, jpeg, read_all, write_images, write_members
 

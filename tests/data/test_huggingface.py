@@ -4,8 +4,8 @@ import shutil
 import pytest
 
 from fullbatch.config.data import Source
-from fullbatch.data.huggingface import HuggingFaceSet
 from fullbatch.data.sources import open_source
+from fullbatch.data.table_files import HuggingFaceSet
 from tests.data.making import jpeg, picture, read_all, write_images
 
 datasets = pytest.importorskip("datasets")

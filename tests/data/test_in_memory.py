@@ -9,11 +9,11 @@ from PIL import Image
 
 from fullbatch.config.data import Data
 from fullbatch.data.decoded import decode_all, decoded_key
+from fullbatch.data.images import EvalTransform, TrainTransform
 from fullbatch.data.in_memory import InMemoryBatches, Resident, cropped, random_boxes, resident
 from fullbatch.data.loader import Pool, open_pool
 from fullbatch.data.order import Order, uniforms
 from fullbatch.data.sample import BadSample, RawSample
-from fullbatch.data.transforms import EvalTransform, TrainTransform
 from fullbatch.distributed import World
 from tests.data.making import png
 from tests.data.test_loader import tokenize

@@ -5,9 +5,9 @@ import pytest
 import torch
 
 from fullbatch.config.data import Data
+from fullbatch.data.images import EvalTransform, TrainTransform
 from fullbatch.data.loader import EvaluationBatches, Pool, TrainingBatches, load, open_pool
 from fullbatch.data.sample import BadSample, RawSample
-from fullbatch.data.transforms import EvalTransform, TrainTransform
 from fullbatch.distributed import World
 from tests.data.making import captioned, write_shard
 

@@ -9,8 +9,8 @@ from fullbatch.audit import Options, audit_run
 from fullbatch.config.data import Data
 from fullbatch.config.selection import Selection
 from fullbatch.data.decoded import decoded_key
+from fullbatch.data.images import EvalTransform
 from fullbatch.data.loader import open_pool
-from fullbatch.data.transforms import EvalTransform
 from fullbatch.report.suspects import training_pool
 from fullbatch.run import train
 from fullbatch.training.run_folder import read_lines

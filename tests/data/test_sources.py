@@ -1,10 +1,9 @@
 import pytest
 
-from fullbatch.config.data import Source
-from fullbatch.data.builtin import BUILTIN, builtin_path
-from fullbatch.data.folders import CocoCaptions, ImageFolder
-from fullbatch.data.sources import expand_braces, expand_pattern, open_source
-from fullbatch.data.tables import CsvTable, ParquetTable
+from fullbatch.config.data import BUILTIN, Source
+from fullbatch.data.image_folders import CocoCaptions, ImageFolder
+from fullbatch.data.sources import builtin_path, expand_braces, expand_pattern, open_source
+from fullbatch.data.table_files import CsvTable, ParquetTable
 from fullbatch.data.tar_shards import TarShards
 from tests.data.making import captioned, read_all, write_coco, write_csv, write_images, write_shard
 

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from fullbatch.data import reading, tar_index, tar_shards
+from fullbatch.data import sample, tar_index, tar_shards
 from fullbatch.data.sample import BadSample
 from fullbatch.data.tar_shards import TarShards
 from tests.data.making import captioned, jpeg, png, read_all, write_members, write_shard
@@ -112,7 +112,7 @@ def test_bad_samples_keep_their_place(tmp_path, members, reason):
 def test_long_captions_are_cut_and_large_members_refused(tmp_path, monkeypatch):
     members = [("a.jpg", b"x" * 100), ("a.txt", b"y" * 20_000), ("b.jpg", b"x" * 101), ("b.txt", b"y")]
     samples = opened(write_members(tmp_path / "a.tar", members))
-    monkeypatch.setattr(reading, "MAX_IMAGE_BYTES", 100)
+    monkeypatch.setattr(sample, "MAX_IMAGE_BYTES", 100)
     monkeypatch.setattr(tar_shards, "MAX_IMAGE_BYTES", 100)
     assert len(samples.read(0).captions[0]) == 10_000
     with pytest.raises(BadSample, match="101 bytes, more than the limit of 100"):

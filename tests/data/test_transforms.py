@@ -8,8 +8,8 @@ import pytest
 import torch
 from PIL import Image
 
+from fullbatch.data.images import EvalTransform, TrainTransform, random_crop
 from fullbatch.data.sample import BadSample
-from fullbatch.data.transforms import EvalTransform, TrainTransform, random_crop
 from tests.data.making import encoded, jpeg, picture, png
 
 SIZES = [(256, 256), (300, 500), (640, 480), (37, 50), (224, 224), (1, 1), (3, 900), (901, 40), (257, 129)]

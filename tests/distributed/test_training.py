@@ -10,7 +10,7 @@ import torch
 
 import fullbatch as fb
 from fullbatch.assembly import assemble
-from fullbatch.config.recovery import Recovery
+from fullbatch.config.optimization import Recovery
 from fullbatch.config.training import Evaluation
 from fullbatch.run import train
 from fullbatch.training import checkpoint

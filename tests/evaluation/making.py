@@ -16,7 +16,7 @@ import torch
 from fullbatch.config.model import Model
 from fullbatch.evaluation.embed import Embedder
 from fullbatch.models.build import build_model
-from fullbatch.models.towers import TwoTowers
+from fullbatch.models.two_towers import TwoTowers
 from tests.data.making import png, write_members
 from tests.training.small import TOWERS
 

@@ -9,12 +9,11 @@ from clip_benchmark.metrics import zeroshot_classification, zeroshot_retrieval
 from sklearn.metrics import balanced_accuracy_score
 from torch.utils.data import DataLoader
 
-from fullbatch.data.transforms import EvalTransform
+from fullbatch.data.images import EvalTransform
 from fullbatch.evaluation.benchmark_folders import open_benchmark
-from fullbatch.evaluation.prompts import written_out
+from fullbatch.evaluation.measure import accuracies, class_embeddings, guesses, written_out
 from fullbatch.evaluation.retrieval import own_captions, recalls
 from fullbatch.evaluation.tasks import run_task
-from fullbatch.evaluation.zero_shot import accuracies, class_embeddings, guesses
 from tests.conftest import unit_rows
 from tests.data.making import encoded
 from tests.evaluation.making import (

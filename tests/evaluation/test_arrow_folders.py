@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from fullbatch.evaluation.arrow_folders import ArrowRows, files_of_test_split
+from fullbatch.evaluation.datacomp import ArrowRows, files_of_test_split
 
 arrow = pytest.importorskip("pyarrow")
 

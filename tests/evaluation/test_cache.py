@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fullbatch.config.data import Source
-from fullbatch.evaluation.cache import EmbeddingCache, fingerprint_of_model
+from fullbatch.evaluation.embed import EmbeddingCache, fingerprint_of_model
 from fullbatch.evaluation.tasks import run_task
 from tests.data.making import png, write_members
 from tests.evaluation.making import small_embedder, small_model, write_benchmark

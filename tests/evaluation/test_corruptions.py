@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fullbatch.evaluation.corruptions import CORRUPTION_NAMES, CORRUPTIONS, corrupted
-from fullbatch.evaluation.weather import Draws, plasma, streaked
+from fullbatch.evaluation.corruptions import CORRUPTION_NAMES, CORRUPTIONS, Draws, corrupted, plasma, streaked
 from tests.data.making import picture
 
 KINDS = range(len(CORRUPTIONS))

@@ -1,15 +1,17 @@
 """DataComp's suite from folders: each task's main metric by hand, gaps by name, averages that say over what."""
 
+from dataclasses import replace
+
 import datasets
 import pytest
 import torch
 from torch.nn.functional import normalize
 
-from fullbatch.data.transforms import EvalTransform
-from fullbatch.evaluation.datacomp import ENTRIES, GROUPS, Average, averages
+from fullbatch.data.images import EvalTransform
+from fullbatch.evaluation.datacomp import ENTRIES, GROUPS, averages, prompt_of_cue
 from fullbatch.evaluation.embed import Embedder
+from fullbatch.evaluation.result import Average
 from fullbatch.evaluation.tasks import run_task, run_tasks
-from fullbatch.evaluation.winogavil import prompt_of_cue
 from tests.data.making import encoded, picture, png, write_members
 from tests.evaluation.making import (
     CLASSES,
@@ -28,11 +30,10 @@ GROUPED = [0, 0, 0, 1, 1, 1, 5, 5, 2, 2]
 class Scripted(Embedder):
     """The image of number i is embedded at class GUESSED[i], a step nearer than at the classes after it."""
 
-    def _pass(self, samples, source, with_text):
-        found = super()._pass(samples, source, with_text)
-        rows = torch.tensor([[1.0 / (1 + (c - g) % 6) for c in range(6)] for g in GUESSED])[found.images.ids]
-        object.__setattr__(found.images, "image_ND", normalize(rows, dim=1))
-        return found
+    def images(self, source):
+        images = super().images(source)
+        rows = torch.tensor([[1.0 / (1 + (c - g) % 6) for c in range(6)] for g in GUESSED])[images.ids]
+        return replace(images, image_ND=normalize(rows, dim=1))
 
     def captions(self, captions):
         number = [next(place for place, name in enumerate(CLASSES) if name in caption) for caption in captions]

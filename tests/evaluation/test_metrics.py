@@ -4,16 +4,16 @@ import pytest
 import torch
 from sklearn.metrics import balanced_accuracy_score, f1_score, jaccard_score
 
-from fullbatch.evaluation.metrics import (
-    jaccard,
-    jaccard_of_guessing,
+from fullbatch.evaluation.datacomp import jaccard, jaccard_of_guessing
+from fullbatch.evaluation.measure import (
+    accuracies,
+    guesses,
     macro_f1,
     macro_f1_of_guessing,
     mean_per_class,
     share,
     worst_group,
 )
-from fullbatch.evaluation.zero_shot import accuracies, guesses
 from tests.conftest import unit_rows
 
 LABELS = torch.tensor([0, 0, 0, 0, 1, 1, 3, 3])

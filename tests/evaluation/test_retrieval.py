@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from fullbatch.evaluation import retrieval
-from fullbatch.evaluation.gallery import Gallery
-from fullbatch.evaluation.retrieval import Ranks, chance_of_first, equal_captions, own_captions, ranks, recalls
+from fullbatch.evaluation.retrieval import Gallery, Ranks, chance_of_first, equal_captions, own_captions, ranks, recalls
 from tests.conftest import unit_rows
 
 PAIRS = [[f"caption {i // 2}"] for i in range(30)]  # captions come in equal pairs

@@ -8,7 +8,7 @@ from torch import nn
 from fullbatch.config.tasks import DataCompSuite, ImageNetFolder, Retrieval, parse_task
 from fullbatch.config.training import Evaluation
 from fullbatch.evaluation.embed import Embedder
-from fullbatch.evaluation.prompts import imagenet_names, imagenet_numbers, prompted, written_out
+from fullbatch.evaluation.measure import imagenet_names, imagenet_numbers, prompted, written_out
 from fullbatch.evaluation.tasks import check_tasks, run_task, run_tasks
 from tests.data.making import png, write_coco, write_csv
 from tests.evaluation.making import small_embedder, small_model

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fullbatch.config.model import Model
-from fullbatch.config.optimization import Optimizer
-from fullbatch.config.recovery import Recovery
+from fullbatch.config.optimization import Optimizer, Recovery
 from fullbatch.config.run import RunConfig
 from fullbatch.config.training import Evaluation, Training
 from fullbatch.run import export_run, train

@@ -8,7 +8,7 @@ from safetensors import safe_open
 
 from fullbatch.config.model import Model
 from fullbatch.models.build import build_model
-from fullbatch.models.export import export
+from fullbatch.models.saved import export
 from tests.models.conftest import CAPTIONS, some_images
 
 

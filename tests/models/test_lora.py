@@ -8,7 +8,7 @@ import torch
 from fullbatch.config.model import Model
 from fullbatch.models.adapters import LinearAttention, plain_state
 from fullbatch.models.build import build_model
-from fullbatch.models.export import export
+from fullbatch.models.saved import export
 from fullbatch.run import export_run, load_trained, train
 from fullbatch.training import checkpoint
 from tests.models.conftest import some_images

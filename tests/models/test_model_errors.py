@@ -9,7 +9,7 @@ import torch
 
 from fullbatch.config.model import Model
 from fullbatch.models.build import build_model, require_temperature
-from fullbatch.models.export import export
+from fullbatch.models.saved import export
 from tests.training.small import TOWERS
 
 

@@ -12,8 +12,8 @@ from torch.nn import functional as F
 
 from fullbatch.config.model import Model
 from fullbatch.models.build import build_model
-from fullbatch.models.export import export
-from fullbatch.models.towers import batch_norm_names
+from fullbatch.models.saved import export
+from fullbatch.models.two_towers import batch_norm_names
 from tests.models.conftest import CAPTIONS, some_images
 
 

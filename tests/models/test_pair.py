@@ -9,8 +9,8 @@ import torch
 
 from fullbatch.config.model import Model
 from fullbatch.models.build import build_model
-from fullbatch.models.export import export
-from fullbatch.models.towers import batch_norm_names
+from fullbatch.models.saved import export
+from fullbatch.models.two_towers import batch_norm_names
 from tests.models.conftest import CAPTIONS, some_images
 
 WORDS = ["a photo of a cat", "two dogs running fast", "the cat", ""]

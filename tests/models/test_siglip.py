@@ -7,11 +7,11 @@ import open_clip
 import pytest
 import torch
 
+from fullbatch.config.methods import ObjectiveConfig
 from fullbatch.config.model import Model
-from fullbatch.config.objective import Objective
 from fullbatch.config.optimization import Optimizer
 from fullbatch.models.build import build_model
-from fullbatch.models.export import export
+from fullbatch.models.saved import export
 from fullbatch.run import export_run, load_trained, train
 from tests.models.conftest import some_images
 from tests.models.siglip import CAPTIONS, write_siglip
@@ -101,7 +101,7 @@ def tuning(folder, model, method="tuneclip", steps=4, **objective):
     return dataclasses.replace(
         config,
         model=model,
-        objective=Objective(method=method, **objective),
+        objective=ObjectiveConfig(method=method, **objective),
         optimizer=Optimizer(lr=1e-5, temperature_lr=1e-3),
         run=dataclasses.replace(config.run, save_every=2),
     )

@@ -5,7 +5,7 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fullbatch.config.shown import plain
+from fullbatch.config.messages import plain
 from fullbatch.report.markup import Html, embedded_json, node
 
 

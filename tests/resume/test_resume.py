@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import fullbatch as fb
-from fullbatch.config.objective import Objective
+from fullbatch.config.methods import ObjectiveConfig
 from fullbatch.config.optimization import Optimizer
 from fullbatch.run import train
 from fullbatch.training import checkpoint
@@ -19,9 +19,11 @@ TIMES = ("seconds", "samples_per_second")
 
 # Beside the named methods: the choices that none of them makes.
 OTHERS = {
-    "mlp": Objective(normalizer="mlp", settings={"updates": 2, "restart_every": 7, "rho": 1.0}),
-    "simultaneous": Objective(settings={"prototypes": 24, "schedule": "simultaneous", "restart_every": 7, "rho": 1.0}),
-    "hinged prototypes per sample": Objective(
+    "mlp": ObjectiveConfig(normalizer="mlp", settings={"updates": 2, "restart_every": 7, "rho": 1.0}),
+    "simultaneous": ObjectiveConfig(
+        settings={"prototypes": 24, "schedule": "simultaneous", "restart_every": 7, "rho": 1.0}
+    ),
+    "hinged prototypes per sample": ObjectiveConfig(
         pairwise="squared_hinge", temperature_rule="per_sample", settings={"prototypes": 24, "updates": 2, "rho": 1.0}
     ),
 }

@@ -2,7 +2,7 @@
 
 import pytest
 
-from fullbatch.evaluation.asked import Metric, parse_metrics, worst_of
+from fullbatch.evaluation.metric_names import Metric, parse_metrics, worst_of
 
 TASKS = ("retrieval:emoji?split=new_style", "zero_shot:emoji?split=new_style&captions=a,b")
 IR, TR = (f"{TASKS[0]} {name}" for name in ("text_to_image_r1", "image_to_text_r1"))

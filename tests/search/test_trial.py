@@ -20,7 +20,7 @@ import fullbatch.training.trainer
 from fullbatch.comparison.processes import OUTPUT
 from fullbatch.config.optimization import Optimizer
 from fullbatch.config.training import Evaluation
-from fullbatch.evaluation.asked import parse_metrics
+from fullbatch.evaluation.metric_names import parse_metrics
 from fullbatch.run import train
 from fullbatch.search.trial import FILE, CannotWork, Score, run_trial
 from fullbatch.training import checkpoint

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import fullbatch as fb
 from fullbatch.assembly import assemble, periods_of
-from fullbatch.config.recovery import Recovery
+from fullbatch.config.optimization import Recovery
 from fullbatch.config.run import RunConfig
 from fullbatch.config.selection import Selection
 from fullbatch.data.loader import TrainingBatches

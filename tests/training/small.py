@@ -11,8 +11,8 @@ import torch
 
 import fullbatch as fb
 from fullbatch.config.data import Data
+from fullbatch.config.methods import ObjectiveConfig
 from fullbatch.config.model import Model
-from fullbatch.config.objective import Objective
 from fullbatch.config.run import RunConfig
 from fullbatch.config.training import Evaluation, RunFolder, Training
 from fullbatch.training import checkpoint
@@ -48,7 +48,7 @@ def small_config(
     known = fb.settings_of(fb.METHODS[method])
     settings = {key: value for key, value in SETTINGS.get(method, {}).items() if key in known}
     return RunConfig(
-        objective=Objective(method=method, settings=settings),
+        objective=ObjectiveConfig(method=method, settings=settings),
         data=Data(data=(data,), workers=0),
         model=Model(model=model),
         training=Training(batch_size=8, samples=8 * steps, device="cpu", **training),

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import fullbatch.assembly
-from fullbatch.config.recovery import Recovery
+from fullbatch.config.optimization import Recovery
 from fullbatch.models.build import build_model
 from fullbatch.run import train
 from fullbatch.training import checkpoint

@@ -9,8 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fullbatch.config.optimization import OPTIMIZERS, Optimizer
-from fullbatch.config.recovery import Recovery
+from fullbatch.config.optimization import OPTIMIZERS, Optimizer, Recovery
 from fullbatch.config.run import RunConfig
 from fullbatch.models.build import build_model
 from fullbatch.run import train

@@ -19,7 +19,7 @@ from fullbatch.config.model import Model
 from fullbatch.config.optimization import Optimizer
 from fullbatch.config.training import Evaluation
 from fullbatch.config.tree import write_yaml
-from fullbatch.models.export import export
+from fullbatch.models.saved import export
 from fullbatch.report.collect import read_run
 from fullbatch.report.curves import charts_of
 from fullbatch.run import export_run, load_trained, train

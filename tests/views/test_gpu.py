@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from fullbatch.config.views import Views
-from fullbatch.data.views import ViewMaker
+from fullbatch.config.data import Views
+from fullbatch.data.two_views import ViewMaker
 from fullbatch.run import train
 from tests.training.small import renamed, saved_state
 from tests.training.test_graphs import losses

@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 from PIL import Image
 from torchvision.transforms.v2 import functional as TF
 
-from fullbatch.config.views import Views
+from fullbatch.config.data import Views
 from fullbatch.data.decoded import decode_all, decoded_key
+from fullbatch.data.images import EvalTransform
 from fullbatch.data.in_memory import InMemoryBatches, resident
 from fullbatch.data.loader import EvaluationBatches, Pool, TrainingBatches
 from fullbatch.data.order import Order
 from fullbatch.data.sample import BadSample, RawSample
-from fullbatch.data.transforms import EvalTransform
-from fullbatch.data.views import (
+from fullbatch.data.two_views import (
     EVALUATION,
     ViewMaker,
     WholeSquare,
@@ -147,7 +147,7 @@ def test_draws_follow_the_settings():
 def test_large_images_are_made_in_pieces(monkeypatch):
     images, places = pictures(7), np.arange(7)
     whole = ViewMaker(ALL, 0)(images, 0, places)
-    monkeypatch.setattr("fullbatch.data.views._ELEMENTS", 3 * 16 * 16 * 2)
+    monkeypatch.setattr("fullbatch.data.two_views._ELEMENTS", 3 * 16 * 16 * 2)
     for one, other in zip(whole, ViewMaker(ALL, 0)(images, 0, places), strict=True):
         assert torch.equal(one, other)
 

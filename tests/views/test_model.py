@@ -9,9 +9,9 @@ from fullbatch.config.model import Model
 from fullbatch.config.run import RunConfig
 from fullbatch.models.build import build_model, rebuild_model
 from fullbatch.models.design import ViewsDesign, from_json, to_json
-from fullbatch.models.export import export, write_design
-from fullbatch.models.towers import batch_norm_names
-from fullbatch.models.views import TwoViews, projection_head
+from fullbatch.models.saved import export, write_design
+from fullbatch.models.timm_towers import TwoViews, projection_head
+from fullbatch.models.two_towers import batch_norm_names
 
 SMALL = Model(view_tower="test_resnet", view_stem="small", projection=(16, 8))
 

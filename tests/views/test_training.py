@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from fullbatch.audit import Options, audit_run
+from fullbatch.config.data import Views
+from fullbatch.config.methods import ObjectiveConfig
 from fullbatch.config.model import Model
-from fullbatch.config.objective import Objective
 from fullbatch.config.optimization import Optimizer, Schedule
 from fullbatch.config.selection import Selection
-from fullbatch.config.views import Views
-from fullbatch.models.views import TwoViews
+from fullbatch.models.timm_towers import TwoViews
 from fullbatch.run import export_run, load_trained, train
 from tests.resume.test_resume import go_on_from, lines
 from tests.training.small import differences, renamed, saved_state, small_config
@@ -41,10 +41,10 @@ def cache(tmp_path, monkeypatch):
 
 
 OTHERS = {
-    "simclr, across": Objective(method="simclr", negatives="across"),
-    "sogclr, both": Objective(method="sogclr", negatives="both", settings={"gamma": 0.9, "temperature": 0.1}),
-    "sogclr, across, one u": Objective(method="sogclr", settings={"shared": True}),
-    "mlp": Objective(normalizer="mlp", settings={"updates": 2, "restart_every": 7, "rho": 1.0}),
+    "simclr, across": ObjectiveConfig(method="simclr", negatives="across"),
+    "sogclr, both": ObjectiveConfig(method="sogclr", negatives="both", settings={"gamma": 0.9, "temperature": 0.1}),
+    "sogclr, across, one u": ObjectiveConfig(method="sogclr", settings={"shared": True}),
+    "mlp": ObjectiveConfig(normalizer="mlp", settings={"updates": 2, "restart_every": 7, "rho": 1.0}),
 }
 METHODS = ("sogclr", "sogclr_views", "fastclip_v3", "isogclr", "neuclip", "amorlip", "siglip", "vicreg")
 

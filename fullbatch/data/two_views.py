@@ -19,10 +19,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fullbatch.config.views import Views
-from fullbatch.data.crops import Floats, random_boxes
+from fullbatch.config.data import Views
+from fullbatch.data.images import EvalTransform, Floats, random_boxes
 from fullbatch.data.order import Ints, key_of, uniforms
-from fullbatch.data.transforms import EvalTransform
 
 EVALUATION = -1  # the epoch of views that are not trained on; their places are the samples' numbers
 _TAG = 5  # keeps these draws apart from those of order, crops and captions

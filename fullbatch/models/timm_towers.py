@@ -1,25 +1,27 @@
-"""A timm image tower and a Hugging Face text tower, each with a linear projection to one width."""
+"""timm's image towers: in a pair with a Hugging Face text tower, or alone on two views of each image."""
 
-# B: pairs   L: tokens   F: features of a tower   D: width of the embedding
+# B: images, pairs   C, H, W: channels, pixels   L: tokens   F: features of a tower   D: width of the embedding
 
 from __future__ import annotations
 
 import dataclasses
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from fullbatch.config.messages import listed, nearest
 from fullbatch.config.model import DEFAULT_PAIR_WIDTH, Model
-from fullbatch.config.words import listed, nearest
-from fullbatch.models.design import PairDesign
-from fullbatch.models.hub import fetched, require_transformers
+from fullbatch.models.design import PairDesign, ViewsDesign
 from fullbatch.models.tokenizers import Tokenizer
-from fullbatch.models.weights import load_weights, read_weights
+from fullbatch.models.two_towers import TwoTowers
+from fullbatch.models.weights import fetched, load_weights, read_weights, require_transformers
 
+AnyTimm = TypeVar("AnyTimm", PairDesign, ViewsDesign)
 DEFAULT_CONTEXT = 77
 _POOLING = "1_Pooling/config.json"
 # Text towers whose configs are known here, so that random weights need no hub.
@@ -37,7 +39,27 @@ _KNOWN: dict[str, dict[str, Any]] = {
 _FIRST_TOKEN = ("bert", "distilbert", "roberta", "xlm-roberta", "camembert", "electra", "deberta", "deberta-v2")
 
 
-class PairBackbone(nn.Module):
+class _TimmBackbone(nn.Module):
+    """``visual`` is a timm model without its classifier."""
+
+    visual: Any
+
+    def lock_image_tower(self, unlocked_groups: int = 0) -> None:
+        """Freeze the timm tower but for its last groups of layers; its projection keeps learning."""
+        from timm.models import group_parameters
+
+        self.visual.requires_grad_(False)
+        if unlocked_groups:
+            groups = group_parameters(self.visual, self.visual.group_matcher())
+            for key in sorted(groups)[-unlocked_groups:]:
+                for name in groups[key]:
+                    self.visual.get_parameter(name).requires_grad_(True)
+
+    def set_grad_checkpointing(self, enable: bool = True) -> None:
+        self.visual.set_grad_checkpointing(enable)
+
+
+class PairBackbone(_TimmBackbone):
     """The two towers under the method names of open_clip's models.
 
     padding      the token id that attention leaves out
@@ -67,17 +89,6 @@ class PairBackbone(nn.Module):
         features_BD: Tensor = self.text_projection(pooled_BF)
         return features_BD
 
-    def lock_image_tower(self, unlocked_groups: int = 0) -> None:
-        """Freeze the timm tower but for its last groups; its projection keeps learning."""
-        from timm.models import group_parameters
-
-        self.visual.requires_grad_(False)
-        if unlocked_groups:
-            groups = group_parameters(self.visual, self.visual.group_matcher())
-            for key in sorted(groups)[-unlocked_groups:]:
-                for name in groups[key]:
-                    self.visual.get_parameter(name).requires_grad_(True)
-
     def lock_text_tower(self, unlocked_layers: int = 0) -> None:
         """Freeze the text tower but for its last layers; its projection keeps learning."""
         self.text.requires_grad_(False)
@@ -90,19 +101,15 @@ class PairBackbone(nn.Module):
                 layer.requires_grad_(True)
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
-        self.visual.set_grad_checkpointing(enable)
+        super().set_grad_checkpointing(enable)
         self.text.gradient_checkpointing_enable({"use_reentrant": False})
 
 
 def pair_design(config: Model) -> PairDesign:
     """The design that `--image-tower` and `--text-tower` name."""
-    import timm
-
     assert config.image_tower is not None and config.text_tower is not None
     require_transformers(f"--text-tower {config.text_tower!r}")
-    if not timm.is_model(config.image_tower):
-        guess = nearest(config.image_tower, timm.list_models())
-        raise ValueError(f"--image-tower {config.image_tower!r} is not a timm model{guess}")
+    _require_timm("--image-tower", config.image_tower)
     return PairDesign(
         image_tower=config.image_tower,
         text_tower=config.text_tower,
@@ -111,6 +118,13 @@ def pair_design(config: Model) -> PairDesign:
         context_length=config.context_length or DEFAULT_CONTEXT,
         pooling=config.text_pooling or _pooling_of(config.text_tower),
     )
+
+
+def _require_timm(flag: str, name: str) -> None:
+    import timm
+
+    if not timm.is_model(name):
+        raise ValueError(f"{flag} {name!r} is not a timm model{nearest(name, timm.list_models())}")
 
 
 def text_config_named(name: str) -> dict[str, Any]:
@@ -132,51 +146,50 @@ def _pooling_of(name: str) -> Literal["first", "mean"] | None:
     if name in _KNOWN and not Path(name).is_dir():
         return None
     silent = dict.fromkeys(("gated_repo", "missing_entries", "connection_errors"), False)
-    found = cached_file(name, _POOLING, **{f"_raise_exceptions_for_{why}": raised for why, raised in silent.items()})
-    if found is None:
+    file = cached_file(name, _POOLING, **{f"_raise_exceptions_for_{why}": raised for why, raised in silent.items()})
+    if file is None:
         return None
     try:
-        said = json.loads(Path(found).read_text(encoding="utf-8"))
-        modes = [
-            mode.removeprefix("pooling_mode_") for mode, on in said.items() if mode.startswith("pooling_mode_") and on
-        ]
-        modes = [said["pooling_mode"]] if "pooling_mode" in said else modes
+        content = json.loads(Path(file).read_text(encoding="utf-8"))
+        switched_on = [name for name, on in content.items() if name.startswith("pooling_mode_") and on]
+        modes = [name.removeprefix("pooling_mode_") for name in switched_on]
+        modes = [content["pooling_mode"]] if "pooling_mode" in content else modes
     except (OSError, ValueError, AttributeError) as error:
-        raise ValueError(f"{found} cannot be read: {error}; mend it, or set --text-pooling first or mean.") from None
-    known: dict[str, Literal["first", "mean"]] = {
-        "mean_tokens": "mean",
-        "mean": "mean",
-        "cls_token": "first",
-        "cls": "first",
-    }
-    if len(modes) != 1 or modes[0] not in known:
-        raise ValueError(f"{found} pools by {listed(modes) or 'nothing'}; set --text-pooling first or mean.")
-    return known[modes[0]]
+        raise ValueError(f"{file} cannot be read: {error}; mend it, or set --text-pooling first or mean.") from None
+    if modes in (["mean_tokens"], ["mean"]):
+        return "mean"
+    if modes in (["cls_token"], ["cls"]):
+        return "first"
+    raise ValueError(f"{file} pools by {listed(modes) or 'nothing'}; set --text-pooling first or mean.")
 
 
 def build_pair(
     design: PairDesign, tokenizer: Tokenizer, image_weights: bool | str, text_weights: bool
 ) -> tuple[PairBackbone, PairDesign]:
     """The towers, and the design with the timm tower's image size and normalisation filled in."""
-    from timm.data.config import resolve_model_data_config
-
-    resolve: Any = resolve_model_data_config
     visual = timm_tower("--image-tower", design.image_tower, design.image_size, image_weights)
     text = _text_tower(design, tokenizer, text_weights)
-    wanted = resolve(visual)
-    filled = dataclasses.replace(
-        design,
-        text_config=text.config.to_dict(),
-        image_size=design.image_size or int(wanted["input_size"][-1]),
-        mean=design.mean or tuple(wanted["mean"]),
-        std=design.std or tuple(wanted["std"]),
-    )
+    filled = dataclasses.replace(_filled(design, visual), text_config=text.config.to_dict())
     return PairBackbone(visual, text, design.embed_dim, tokenizer.padding, design.pooling), filled
 
 
+def _filled(design: AnyTimm, visual: Any, image_size: int | None = None) -> AnyTimm:
+    """With the timm tower's image size and normalisation, where the design leaves them open."""
+    from timm.data.config import resolve_model_data_config
+
+    resolve: Any = resolve_model_data_config
+    wanted = resolve(visual)
+    return dataclasses.replace(
+        design,
+        image_size=design.image_size or image_size or int(wanted["input_size"][-1]),
+        mean=design.mean or tuple(wanted["mean"]),
+        std=design.std or tuple(wanted["std"]),
+    )
+
+
 def timm_tower(flag: str, name: str, image_size: int | None, weights: bool | str) -> Any:
-    """A timm model without its classifier, called ``name`` by ``flag``; with its own weights, with those of a file, or
-    with none."""
+    """A timm model without its classifier; with its own weights, a file's, or none.  ``flag`` is where the user named
+    it."""
     import timm
 
     options: dict[str, Any] = {"num_classes": 0}
@@ -198,8 +211,8 @@ def timm_tower(flag: str, name: str, image_size: int | None, weights: bool | str
 
 
 def _load_tower(tower: Any, path: Path, name: str) -> None:
-    """A classifier's head is left out; where timm has a rule for published weights (positions of another image size,
-    other names), it is applied."""
+    """Without a classifier's head, and by timm's rule for published weights (other positions, other names) if it has
+    one."""
     if not path.is_file():
         raise ValueError(f"--image-weights {str(path)!r} is not a file; give a state dict of {name!r}.")
     heads = tower.default_cfg.get("classifier") or ()
@@ -253,3 +266,86 @@ def _projection(features: int, embed_dim: int) -> nn.Linear:
     layer = nn.Linear(features, embed_dim, bias=False)
     torch.nn.init.normal_(layer.weight, std=features**-0.5)
     return layer
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# one image encoder and a projection head for two views of each image: SimCLR's model
+
+
+SMALL_SIZE = 32  # pixels a side that the small stem is made for
+
+
+class ViewBackbone(_TimmBackbone):
+    """A timm encoder and a projection head, which is left behind after training."""
+
+    def __init__(self, visual: Any, projection: Sequence[int]) -> None:
+        super().__init__()
+        self.visual = visual
+        self.projection = projection_head(int(visual.num_features), projection)
+
+    def encode_image(self, images_BCHW: Tensor) -> Tensor:
+        embedded_BD: Tensor = self.projection(self.visual(images_BCHW))
+        return embedded_BD
+
+
+class TwoViews(TwoTowers):
+    """``TwoTowers`` whose second tower is the first: in place of captions, a batch holds another view of each image.
+
+    The views pass the encoder one after the other, as in SimCLR's and SogCLR's code: BatchNorm sees one view at a time.
+    """
+
+    def features(self, images_BCHW: Tensor) -> Tensor:
+        """What the encoder gives before the projection, for nearest neighbours and linear probes; not normalised."""
+        features_BF: Tensor = self.backbone.visual(self.normalised(images_BCHW))
+        return features_BF.float()
+
+    def encode_text(self, tokens_BL: Tensor) -> Tensor:
+        """Of a second view; the name is that of the place it has."""
+        return self.encode_image(tokens_BL)
+
+    def _side_by_side(self, images_BCHW: Tensor, tokens_BL: Tensor) -> tuple[Tensor, Tensor]:
+        """Never at the same time: both passes move the same BatchNorm statistics."""
+        return self.encode_image(images_BCHW), self.encode_text(tokens_BL)
+
+
+def projection_head(features: int, widths: Sequence[int]) -> nn.Sequential:
+    """Linear maps to these widths, with BatchNorm and ReLU between; the last BatchNorm has no gain and no bias."""
+    layers: list[nn.Module] = []
+    for place, width in enumerate(widths):
+        last = place == len(widths) - 1
+        layers.append(nn.Linear(features, width, bias=False))
+        layers.append(nn.BatchNorm1d(width, affine=not last))
+        if not last:
+            layers.append(nn.ReLU(inplace=True))
+        features = width
+    return nn.Sequential(*layers)
+
+
+def views_design(config: Model) -> ViewsDesign:
+    """The design that `--view-tower` names."""
+    assert config.view_tower is not None
+    _require_timm("--view-tower", config.view_tower)
+    return ViewsDesign(config.view_tower, config.view_stem, config.projection)
+
+
+def build_views(design: ViewsDesign, weights: bool | str) -> tuple[ViewBackbone, ViewsDesign]:
+    """The encoder, and the design with its image size and normalisation filled in."""
+    visual = timm_tower("--view-tower", design.tower, design.image_size, weights)
+    filled = _filled(design, visual, SMALL_SIZE if design.stem == "small" else None)
+    if design.stem == "small":
+        _make_stem_small(visual, design.tower)
+    return ViewBackbone(visual, design.projection), filled
+
+
+def _make_stem_small(visual: Any, name: str) -> None:
+    """For images of about 32 pixels: a 3 x 3 convolution that keeps their size, and no max-pooling after it."""
+    from timm.models.resnet import ResNet
+
+    if not isinstance(visual, ResNet):
+        raise ValueError(
+            f"--view-stem small replaces the first convolution and the max-pooling of a ResNet, and {name!r} is none; "
+            "use resnet18, resnet34 or resnet50, or leave it out."
+        )
+    visual.conv1 = nn.Conv2d(3, visual.bn1.num_features, 3, stride=1, padding=1, bias=False)
+    torch.nn.init.kaiming_normal_(visual.conv1.weight, mode="fan_out", nonlinearity="relu")
+    visual.maxpool = nn.Identity()

@@ -10,8 +10,16 @@ from sklearn.linear_model import LogisticRegression
 from fullbatch.config.model import Model
 from fullbatch.config.tasks import LinearProbe, Neighbours, parse_task
 from fullbatch.distributed import towers
-from fullbatch.evaluation.probes import FEW, NEIGHBOURS, TEMPERATURE, Labelled, fit, linear_probe, neighbour_votes
-from fullbatch.evaluation.probes import neighbours as neighbour_result
+from fullbatch.evaluation.frozen_features import (
+    FEW,
+    NEIGHBOURS,
+    TEMPERATURE,
+    Labelled,
+    fit,
+    linear_probe,
+    neighbour_votes,
+)
+from fullbatch.evaluation.frozen_features import neighbours as neighbour_result
 from fullbatch.evaluation.tasks import check_tasks, run_task, run_tasks
 from fullbatch.models.build import build_model
 from tests.data.making import png

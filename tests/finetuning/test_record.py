@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fullbatch.finetuning.folders import replace_folder, settle
-from fullbatch.finetuning.record import Epoch, Record
-from fullbatch.finetuning.verdict import changes_between, check_metric, score_of
+from fullbatch.finetuning.base import replace_folder, settle
+from fullbatch.finetuning.record import Epoch, Record, changes_between, check_metric, score_of
 
 A, B = "retrieval:a mean_r1", "zero_shot:b accuracy"
 BASE = {A: 0.50, B: 0.30}

@@ -16,24 +16,27 @@ sample's number, so that all models see the same ones.
 from __future__ import annotations
 
 import hashlib
+import io
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 
 from fullbatch import distributed
-from fullbatch.config.data import Source
-from fullbatch.config.views import Views
+from fullbatch.config.data import Source, Views
 from fullbatch.data.loader import Batch
-from fullbatch.data.sample import Samples
+from fullbatch.data.sample import BadSample, RawSample, Samples
 from fullbatch.data.sources import open_source
 from fullbatch.data.tar_index import cache_folder, write_atomically
-from fullbatch.data.views import EVALUATION, ViewMaker
-from fullbatch.evaluation.corrupted_folders import published_corruptions
+from fullbatch.data.two_views import EVALUATION, ViewMaker
 from fullbatch.evaluation.corruptions import CORRUPTION_NAMES, CORRUPTIONS, Pixels, corrupted
-from fullbatch.evaluation.embed import Embedder, Walked
+from fullbatch.evaluation.embed import Embedder, SourceRows
+from fullbatch.evaluation.measure import left_out_note
 from fullbatch.evaluation.result import Result
 from fullbatch.evaluation.retrieval import Ranks, ranks
 
@@ -46,12 +49,9 @@ _VERSION = 1  # raise it when corruptions change
 
 
 def other_view(task: str, source: Source, embedder: Embedder) -> Result:
-    def rows(batch: Batch) -> tuple[Tensor, Tensor]:
-        first, second = _MAKER(batch.images, EVALUATION, batch.ids.cpu().numpy())
-        return embedder.image_rows(first), embedder.image_rows(second)
-
-    found = embedder.walk(distributed.together(lambda: open_source(source)), source, rows)
-    first_ND, second_ND = (table.to(embedder.device) for table in found.tables)
+    samples = distributed.together(lambda: open_source(source))
+    walked = embedder.walk(samples, source, lambda batch: _embedded(embedder, batch.images, EVALUATION, batch.ids))
+    first_ND, second_ND = (table.to(embedder.device) for table in walked.tables)
     count = len(first_ND)
     if count == 1:
         raise ValueError(f"The task {task!r} has one image: any model would be right.")
@@ -63,7 +63,13 @@ def other_view(task: str, source: Source, embedder: Embedder) -> Result:
         places = ranks(anchors, gallery, _partners)
         metrics |= {f"{name}_r{k}": places.hits(k).mean().item() for k in (1, 5)}
         metrics[f"{name}_median_rank"] = places.median()
-    return _result(task, metrics, 1.0 / count, count, found)
+    return _result(task, metrics, 1.0 / count, count, walked)
+
+
+def _embedded(embedder: Embedder, images_BCSS: Tensor, epoch: int, ids_B: Tensor) -> tuple[Tensor, Tensor]:
+    """Both views of each image."""
+    first, second = _MAKER(images_BCSS, epoch, ids_B.cpu().numpy())
+    return embedder.image_rows(first), embedder.image_rows(second)
 
 
 def _partners(start: int, stop: int) -> tuple[Tensor, Tensor]:
@@ -77,18 +83,11 @@ def corrupted_views(task: str, source: Source, embedder: Embedder) -> Result:
     if published:
         return _published_views(task, published, embedder)
     samples = distributed.together(lambda: open_source(source))
-    kinds, size = len(CORRUPTIONS), embedder.image_size
-    keep = len(samples) * kinds * 3 * size * size <= _KEPT
+    keep = len(samples) * len(CORRUPTIONS) * 3 * embedder.image_size**2 <= _KEPT
 
     def rows(batch: Batch) -> tuple[Tensor, Tensor]:
-        ids = batch.ids.cpu().numpy()
-        views: tuple[list[Tensor], list[Tensor]] = ([], [])
-        for kind, images in enumerate(every_corruption(batch, keep)):
-            # an epoch of its own for each kind: their views are drawn apart
-            for made, images_BCSS in zip(views, _MAKER(images, EVALUATION - 1 - kind, ids), strict=True):
-                made.append(embedder.image_rows(images_BCSS))
-        first_BKD, second_BKD = (torch.stack(made, dim=1) for made in views)
-        return own_hits(first_BKD, second_BKD), own_hits(second_BKD, first_BKD)
+        kinds = enumerate(every_corruption(batch, keep))
+        return _hits([_embedded(embedder, images, _epoch(kind), batch.ids) for kind, images in kinds])
 
     return _corrupted_result(task, embedder.walk(samples, source, rows), CORRUPTION_NAMES)
 
@@ -96,41 +95,42 @@ def corrupted_views(task: str, source: Source, embedder: Embedder) -> Result:
 def _published_views(task: str, published: Mapping[str, Samples], embedder: Embedder) -> Result:
     """A pass for each corruption; an image that cannot be read in one of them is left out of all."""
 
-    def walk(name: str, samples: Samples) -> Walked:
-        epoch = EVALUATION - 1 - CORRUPTION_NAMES.index(name)
-
-        def rows(batch: Batch) -> tuple[Tensor, Tensor]:
-            first, second = _MAKER(batch.images, epoch, batch.ids.cpu().numpy())
-            return embedder.image_rows(first), embedder.image_rows(second)
-
-        return embedder.walk(samples, samples.name, rows)
+    def walk(name: str, samples: Samples) -> SourceRows:
+        epoch = _epoch(CORRUPTION_NAMES.index(name))
+        return embedder.walk(samples, samples.name, lambda batch: _embedded(embedder, batch.images, epoch, batch.ids))
 
     walks = [walk(name, samples) for name, samples in published.items()]
-    counts_N = torch.cat([one.ids for one in walks]).bincount()
-    ids_N = (counts_N == len(walks)).nonzero()[:, 0]
-    first_NKD, second_NKD = (
-        torch.stack([one.tables[view][torch.isin(one.ids, ids_N)] for one in walks], dim=1) for view in (0, 1)
-    )
-    hits = own_hits(first_NKD, second_NKD), own_hits(second_NKD, first_NKD)
-    left_out = tuple(why for one in walks for why in one.left_out)
-    return _corrupted_result(task, Walked(ids_N, hits, [], left_out), tuple(published))
+    ids_N = (torch.cat([walked.ids for walked in walks]).bincount() == len(walks)).nonzero()[:, 0]
+    read = [torch.isin(walked.ids, ids_N) for walked in walks]
+    views = [(walked.tables[0][here], walked.tables[1][here]) for walked, here in zip(walks, read, strict=True)]
+    left_out = tuple(why for walked in walks for why in walked.left_out)
+    return _corrupted_result(task, SourceRows(ids_N, _hits(views), [], left_out), tuple(published))
 
 
-def _corrupted_result(task: str, found: Walked, kinds: Sequence[str]) -> Result:
-    by_kind = torch.stack(found.tables).mean(dim=(0, 1)).tolist()
+def _epoch(kind: int) -> int:
+    """One of its own for each corruption: their views are drawn apart."""
+    return EVALUATION - 1 - kind
+
+
+def _hits(views: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    """Of both directions, from the two views of each corruption."""
+    first_NKD, second_NKD = (torch.stack(made, dim=1) for made in zip(*views, strict=True))
+    return own_hits(first_NKD, second_NKD), own_hits(second_NKD, first_NKD)
+
+
+def _corrupted_result(task: str, walked: SourceRows, kinds: Sequence[str]) -> Result:
+    by_kind = torch.stack(walked.tables).mean(dim=(0, 1)).tolist()
     metrics = {
-        "first_to_second_r1": found.tables[0].mean().item(),
-        "second_to_first_r1": found.tables[1].mean().item(),
+        "first_to_second_r1": walked.tables[0].mean().item(),
+        "second_to_first_r1": walked.tables[1].mean().item(),
         **{f"r1_{name}": value for name, value in zip(kinds, by_kind, strict=True)},
     }
-    return _result(task, metrics, 1.0 / len(kinds), len(kinds), found)
+    return _result(task, metrics, 1.0 / len(kinds), len(kinds), walked)
 
 
 def own_hits(anchor_BKD: Tensor, gallery_BKD: Tensor) -> Tensor:
-    """(B, K): whether gallery row k of image b is the nearest of its K to anchor k; equally near ones share a hit.
-
-    NaN where the embeddings are not finite, which the caller is to refuse.
-    """
+    """(B, K): whether gallery row k of image b is the nearest of its K to anchor k; equally near ones share a hit.  NaN
+    where the embeddings are not finite, which the caller is to refuse."""
     sim_BKK = (anchor_BKD @ gallery_BKD.transpose(1, 2)).float()
     own_BK1 = sim_BKK.diagonal(dim1=1, dim2=2)[..., None]
     ahead_BK, level_BK = (sim_BKK > own_BK1).sum(dim=2), (sim_BKK == own_BK1).sum(dim=2)
@@ -139,12 +139,10 @@ def own_hits(anchor_BKD: Tensor, gallery_BKD: Tensor) -> Tensor:
     return torch.where(sim_BKK.isfinite().all(dim=2), hits_BK, torch.nan)
 
 
-def _result(task: str, metrics: dict[str, float], chance: float, size: int, found: Walked) -> Result:
+def _result(task: str, metrics: dict[str, float], chance: float, size: int, walked: SourceRows) -> Result:
     mean = 0.5 * (metrics["first_to_second_r1"] + metrics["second_to_first_r1"])
-    notes: tuple[str, ...] = ()
-    if found.left_out:
-        notes = (f"{len(found.left_out):,} samples could not be read and are left out (first: {found.left_out[0]})",)
-    counts = {"images": len(found.ids), "left_out": len(found.left_out)}
+    counts = {"images": len(walked.ids), "left_out": len(walked.left_out)}
+    notes = left_out_note(walked.left_out)
     return Result(task, {"mean_r1": mean, **metrics}, "mean_r1", chance, size, counts=counts, notes=notes)
 
 
@@ -183,3 +181,63 @@ def _read(path: object, shape: tuple[int, ...]) -> Pixels | None:
     except (OSError, ValueError):
         return None
     return kept if kept.shape == shape and kept.dtype == np.uint8 else None
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# CIFAR-10-C, CIFAR-100-C and Tiny-ImageNet-C as they are published: a file or a folder for each corruption
+
+
+SEVERITIES = 5  # a file of CIFAR-C holds all of them, one after the other; what is measured here is the first
+
+
+@dataclass
+class ArrayImages:
+    """The images of one array file at severity 1; their captions are their numbers."""
+
+    name: str
+    fingerprint: str
+    count: int
+
+    def __len__(self) -> int:
+        return self.count
+
+    def read(self, index: int) -> RawSample:
+        where = f"{self.name}:{index}"
+        try:
+            pixels_HWC = np.load(self.name, mmap_mode="r", allow_pickle=False)[index]
+        except (OSError, ValueError) as error:
+            raise BadSample(where, str(error)) from None
+        encoded = io.BytesIO()
+        Image.fromarray(np.asarray(pixels_HWC)).save(encoded, "PNG")
+        return RawSample(where, encoded.getvalue(), (str(index),))
+
+
+def published_corruptions(root: str) -> dict[str, Samples]:
+    """What the folder holds of each corruption, image for image the same; nothing: it is no such folder."""
+    folder = Path(root).expanduser()
+    samples_of: dict[str, Samples] = {}
+    for name in CORRUPTION_NAMES:
+        if (file := folder / f"{name}.npy").is_file():
+            samples_of[name] = _array_images(file)
+        elif (images := folder / name / "1").is_dir():
+            samples_of[name] = open_source(Source(str(images), kind="folder", captions=("folder",)))
+    sizes = {name: len(samples) for name, samples in samples_of.items()}
+    if len(set(sizes.values())) > 1:
+        raise ValueError(f"{root!r} has different numbers of images for different corruptions: {sizes}.")
+    if len(samples_of) == 1:
+        raise ValueError(f"{root!r} has one corruption ({next(iter(samples_of))}): any model would be right.")
+    return samples_of
+
+
+def _array_images(path: Path) -> ArrayImages:
+    try:
+        images = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{str(path)!r} is no array of images: {error}") from None
+    if images.dtype != np.uint8 or images.ndim != 4 or images.shape[3] != 3 or len(images) % SEVERITIES:
+        raise ValueError(
+            f"{str(path)!r} must hold {SEVERITIES} severities of images, bytes of the shape (N, height, width, 3), as "
+            f"CIFAR-10-C has them, got {images.dtype} {images.shape}."
+        )
+    status = path.stat()
+    return ArrayImages(str(path), f"{path}:{status.st_size}:{status.st_mtime_ns}", len(images) // SEVERITIES)

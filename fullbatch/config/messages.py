@@ -1,10 +1,13 @@
-"""What others wrote, on its way to a terminal, a log, a table or a page: one clean line, without passwords."""
+"""Text in messages, logs, tables and pages: the nearest name, a list of names; and what others wrote, as one clean line
+without passwords."""
 
 from __future__ import annotations
 
+import difflib
 import logging
 import re
 import unicodedata
+from collections.abc import Iterable
 from typing import Any
 
 MAX_TEXT = 300  # characters of any text that others wrote: captions, names, log lines
@@ -78,3 +81,13 @@ class MessageFormatter(logging.Formatter):
     def formatMessage(self, record: logging.LogRecord) -> str:
         record.message = message(record.message)
         return super().formatMessage(record)
+
+
+def nearest(word: object, words: Iterable[str]) -> str:
+    """The end of a sentence about an unknown word: a guess where there is one, then a full stop."""
+    close = difflib.get_close_matches(str(word), list(words), n=1, cutoff=0.5)
+    return f"; did you mean {close[0]!r}?" if close else "."
+
+
+def listed(words: Iterable[str]) -> str:
+    return ", ".join(words)

@@ -8,11 +8,13 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import Any
 
-from fullbatch.data.reading import (
+from fullbatch.data.sample import (
     IMAGE_EXTENSIONS,
     MAX_IMAGE_BYTES,
     MAX_TEXT_BYTES,
+    BadSample,
     PackedStrings,
+    RawSample,
     caption_texts,
     check_index,
     checked_captions,
@@ -22,7 +24,6 @@ from fullbatch.data.reading import (
     read_image,
     utf8,
 )
-from fullbatch.data.sample import BadSample, RawSample
 
 _TRIED = 16  # images that are looked for, to find the folder that all start from
 
@@ -37,9 +38,8 @@ class ImageFolder:
     def __init__(self, path: str, name: str = "", bare: bool = False, uncaptioned: bool = False) -> None:
         self.name, self._bare, self._uncaptioned = name or path, bare, uncaptioned
         self._root = os.path.abspath(path)
-        found = sorted(os.fsencode(image) for image in images_below(self._root))
-        self._images = PackedStrings(found)
-        if not found:
+        self._images = PackedStrings(sorted(os.fsencode(image) for image in images_below(self._root)))
+        if not len(self._images):
             endings = ", ".join(f".{extension}" for extension in IMAGE_EXTENSIONS)
             raise ValueError(f"The folder {path!r} holds no images ({endings}); name one that does.")
         self.fingerprint = fingerprint_of("folder", *self._images)
@@ -93,8 +93,7 @@ def images_below(root: str) -> Iterator[str]:
 
 
 class CocoCaptions:
-    """The images of a JSON file that have captions, in its order: of COCO's captions files, or of a list of
-    {"image": path, "caption": text or texts}."""
+    """The captioned images of a JSON file: of COCO's, or of a list of {"image": path, "caption": text or texts}."""
 
     def __init__(self, path: str, root: str = "", name: str = "") -> None:
         self.name = name or path
@@ -123,10 +122,10 @@ class CocoCaptions:
         return RawSample(label, read_image(label, self._root, file_name), checked)
 
 
-Captioned = tuple[object, list[object]]  # an image's path, and what is said of it
+PathAndCaptions = tuple[object, list[object]]  # an image's path, and what is said of it
 
 
-def _load_captions(path: str) -> list[Captioned]:
+def _load_captions(path: str) -> list[PathAndCaptions]:
     try:
         with open(path, encoding="utf-8-sig") as file:
             record = json.load(file)
@@ -151,7 +150,7 @@ def _load_captions(path: str) -> list[Captioned]:
     ]
 
 
-def _of_list(entries: list[Any]) -> list[Captioned]:
+def _of_list(entries: list[Any]) -> list[PathAndCaptions]:
     """Entries of the same image are one."""
     captions_of: dict[str, list[object]] = {}
     for entry in entries:
@@ -164,9 +163,10 @@ def _is_entry(entry: object) -> bool:
     return isinstance(entry, dict) and all(isinstance(entry.get(k), str | int | None) for k in ("id", "image_id"))
 
 
-def _root_of(path: str, rows: list[Captioned]) -> str:
-    """Where the images are: below the file's folder or the one above, or in a folder there that the file's name names,
-    as COCO has annotations/captions_val2017.json beside val2017/.  The first place that holds one of the first few."""
+def _root_of(path: str, rows: list[PathAndCaptions]) -> str:
+    """The folder that image paths start from: the first of a few places that holds one of the first images.  It tries
+    the file's folder, the one above, and folders there that the file's name mentions, as COCO has val2017/ beside
+    annotations/."""
     own = os.path.dirname(os.path.abspath(path))
     words = [word for word in os.path.splitext(os.path.basename(path))[0].split("_") if word.strip(".")]
     above = (own, os.path.dirname(own))

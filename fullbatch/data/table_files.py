@@ -1,4 +1,4 @@
-"""Tables of images and captions: CSV, TSV and parquet."""
+"""Tables of images and captions: CSV, TSV, parquet, and sets that Hugging Face's ``datasets`` saved to disk."""
 
 from __future__ import annotations
 
@@ -8,14 +8,16 @@ import os
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fullbatch.config.words import nearest
-from fullbatch.data.reading import (
+from fullbatch.config.messages import nearest
+from fullbatch.data.sample import (
+    BadSample,
     PackedStrings,
+    RawSample,
     caption_texts,
     check_index,
     checked_captions,
@@ -24,7 +26,6 @@ from fullbatch.data.reading import (
     read_image,
     utf8,
 )
-from fullbatch.data.sample import BadSample, RawSample
 
 IMAGE_COLUMNS = ("image", "filepath", "file_path", "path", "image_path", "filename", "jpg")
 CAPTION_COLUMNS = ("caption", "captions", "text", "title", "txt", "TEXT")
@@ -50,11 +51,16 @@ def choose_columns(
     return image, captions
 
 
-class CsvTable:
-    """Rows of CSV or TSV files; images lie below ``root``, by default below the folder of each file.
+class _Row(NamedTuple):
+    label: str
+    root: str
+    path: str  # of the image
+    captions: tuple[str, ...]
 
-    Relative paths may not leave ``root``; absolute paths are taken as they are.
-    """
+
+class CsvTable:
+    """Rows of CSV or TSV files.  Relative image paths start at ``root``, by default each file's folder, and may not
+    leave it; absolute paths are taken as they are."""
 
     def __init__(
         self, paths: list[str], image: str = "", captions: tuple[str, ...] = (), root: str = "", name: str = ""
@@ -82,22 +88,21 @@ class CsvTable:
         return int(self._starts[-1])
 
     def read(self, index: int) -> RawSample:
-        label, root, path, captions = self._row(index)
-        return RawSample(label, read_image(label, root, path), captions)
+        row = self._row(index)
+        return RawSample(row.label, read_image(row.label, row.root, row.path), row.captions)
 
     def picture(self, index: int) -> str | None:
         """The file that a row names; None where the row cannot be used."""
         try:
-            _, root, path, _ = self._row(index)
+            row = self._row(index)
         except BadSample:
             return None
-        return os.path.normpath(os.path.join(root, path))
+        return os.path.normpath(os.path.join(row.root, row.path))
 
     def captions(self, index: int) -> tuple[str, ...]:
-        return self._row(index)[3]
+        return self._row(index).captions
 
-    def _row(self, index: int) -> tuple[str, str, str, tuple[str, ...]]:
-        """(label, root, path of the image, captions)"""
+    def _row(self, index: int) -> _Row:
         check_index(index, len(self), self.name)
         file = int(np.searchsorted(self._starts, index, side="right")) - 1
         problem, path, *captions = (self._fields[index * self._width + column] for column in range(self._width))
@@ -105,7 +110,7 @@ class CsvTable:
         if problem:
             raise BadSample(label, problem.decode())
         checked = checked_captions(label, [utf8(label, caption) for caption in captions])
-        return label, self._roots[file], os.fsdecode(path).strip(), checked
+        return _Row(label, self._roots[file], os.fsdecode(path).strip(), checked)
 
 
 class ByPicture:
@@ -130,8 +135,8 @@ class ByPicture:
         check_index(index, len(self), self.name)
         first, *others = self._rows[index]
         raw = self._table.read(first)
-        said = [*raw.captions, *(caption for row in others for caption in self._table.captions(row))]
-        return RawSample(raw.name, raw.image, tuple(dict.fromkeys(said)))
+        captions = [*raw.captions, *(caption for row in others for caption in self._table.captions(row))]
+        return RawSample(raw.name, raw.image, tuple(dict.fromkeys(captions)))
 
 
 def _csv_rows(path: str, image: str, captions: tuple[str, ...]) -> Iterator[tuple[bytes, ...]]:
@@ -156,7 +161,7 @@ def _csv_rows(path: str, image: str, captions: tuple[str, ...]) -> Iterator[tupl
 
 
 def _records(lines: Iterable[str], separator: str) -> Iterator[tuple[list[str], str]]:
-    """Rows of the csv module, which goes on after a row that it cannot read.  A NUL, over which Python 3.10 stumbles,
+    """Rows of the csv module, which goes on after a row that it cannot read.  A NUL, which Python 3.10 cannot read,
     becomes a byte that is not UTF-8: its row is bad as a caption and as a path."""
     reader = csv.reader((line.replace("\0", "\udc80") for line in lines), delimiter=separator)
     while True:
@@ -178,8 +183,7 @@ def _footer(path: str) -> bytes:
 class ParquetTable:
     """Rows of parquet files whose images are bytes, Hugging Face's {bytes, path} or paths below ``root``.
 
-    A row is read with its whole row group, and the last ones stay in memory: fast in order, slow at random when the
-    images themselves are in the table.
+    A row is read with its whole row group, and the last groups stay in memory: images at random are slow.
     """
 
     def __init__(
@@ -284,3 +288,71 @@ def _warn_if_slow(file: Any, path: str, image: str) -> None:
             path,
             size >> 20,
         )
+
+
+class HuggingFaceSet:
+    """Rows of a saved data set; its image column holds images, bytes or paths below ``root``."""
+
+    def __init__(
+        self,
+        path: str,
+        split: str = "train",
+        image: str = "",
+        captions: tuple[str, ...] = (),
+        root: str = "",
+        name: str = "",
+    ) -> None:
+        self.name = name or path
+        self._root = root or os.path.abspath(path)
+        self._label = os.path.basename(os.path.abspath(path))
+        rows = _load(path, split)
+        self._image, self._captions = choose_columns(repr(path), rows.column_names, image, captions)
+        self._rows = _undecoded(rows.select_columns(list(dict.fromkeys([self._image, *self._captions]))), self._image)
+        files = [part for file in rows.cache_files for part in _name_and_size(file["filename"])]
+        self.fingerprint = fingerprint_of("huggingface", self._image, *self._captions, len(rows), *files)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def read(self, index: int) -> RawSample:
+        check_index(index, len(self), self.name)
+        label = f"{self._label}:row {index}"
+        try:
+            row = self._rows[index]
+        except (OSError, ValueError) as error:  # pyarrow's errors are these
+            raise BadSample(label, f"cannot be read: {error}") from None
+        captions = checked_captions(label, [text for c in self._captions for text in caption_texts(row[c])])
+        return RawSample(label, image_of_field(label, self._root, row[self._image]), captions)
+
+
+def _name_and_size(path: str) -> tuple[str, int]:
+    return os.path.basename(path), os.path.getsize(path)
+
+
+def _load(path: str, split: str) -> Any:
+    try:
+        import datasets
+    except ImportError:
+        raise ValueError(f'Reading {path!r} needs datasets: pip install "fullbatch[huggingface]".') from None
+    try:
+        loaded = datasets.load_from_disk(path)
+    except Exception as error:  # of many kinds, some of them datasets' own
+        raise ValueError(f"{path!r} is not a data set that save_to_disk wrote: {error}") from error
+    if not isinstance(loaded, datasets.DatasetDict):
+        return loaded
+    if split not in loaded:
+        there = list(loaded)
+        raise ValueError(
+            f"{path!r} has no split {split!r}{nearest(split, there)} "
+            f"Its splits are {', '.join(there)}; say which with PATH?split=NAME."
+        )
+    return loaded[split]
+
+
+def _undecoded(rows: Any, image: str) -> Any:
+    """Images as the bytes that were saved: we decode them ourselves."""
+    import datasets
+
+    if isinstance(rows.features[image], datasets.Image):
+        return rows.cast_column(image, datasets.Image(decode=False))
+    return rows

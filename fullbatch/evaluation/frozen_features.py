@@ -14,8 +14,8 @@ from torch.nn import functional as F
 from fullbatch import distributed
 from fullbatch.config.data import Source
 from fullbatch.data.sources import open_source
-from fullbatch.evaluation.embed import Embedder
-from fullbatch.evaluation.metrics import mean_per_class, share
+from fullbatch.evaluation.embed import Embedder, SourceRows
+from fullbatch.evaluation.measure import mean_per_class, share
 from fullbatch.evaluation.result import Result
 
 NEIGHBOURS, TEMPERATURE = 200, 0.07  # Wu et al. 2018
@@ -35,36 +35,29 @@ class Labelled:
     classes: tuple[str, ...]
     left_out: int
 
-    def to(self, device: torch.device) -> Labelled:
-        return Labelled(self.features_NF.to(device), self.labels_N.to(device), self.classes, self.left_out)
-
 
 def labelled_features(task: str, train: Source, test: Source, embedder: Embedder) -> tuple[Labelled, Labelled]:
     """Both sets on the embedder's device; classes are those of the training set."""
-    found = [
-        embedder.walk(
-            distributed.together(lambda source=source: open_source(source)),  # type: ignore[misc]
-            source,
-            lambda batch: (embedder.feature_rows(batch.images).float(),),
-        )
-        for source in (train, test)
-    ]
-    names = [[of_image[0] for of_image in walked.captions] for walked in found]
-    classes = tuple(sorted(set(names[0])))
-    _require_classes(task, classes, names[1])
+
+    def walk(source: Source) -> SourceRows:
+        samples = distributed.together(lambda: open_source(source))
+        return embedder.walk(samples, source, lambda batch: (embedder.feature_rows(batch.images).float(),))
+
+    def labelled(walked: SourceRows) -> Labelled:
+        labels_N = torch.tensor([number[of_image[0]] for of_image in walked.captions], device=embedder.device)
+        return Labelled(walked.tables[0].to(embedder.device), labels_N, classes, len(walked.left_out))
+
+    trained, tested = walk(train), walk(test)
+    classes = tuple(sorted({of_image[0] for of_image in trained.captions}))
+    _require_classes(task, classes, [of_image[0] for of_image in tested.captions])
     number = {name: place for place, name in enumerate(classes)}
-    return tuple(  # type: ignore[return-value]
-        Labelled(walked.tables[0], torch.tensor([number[name] for name in said]), classes, len(walked.left_out)).to(
-            embedder.device
-        )
-        for walked, said in zip(found, names, strict=True)
-    )
+    return labelled(trained), labelled(tested)
 
 
-def _require_classes(task: str, classes: Sequence[str], said: Sequence[str]) -> None:
+def _require_classes(task: str, classes: Sequence[str], test_names: Sequence[str]) -> None:
     if len(classes) < 2:
         raise ValueError(f"The task {task!r} has one class ({classes[0]!r}): any model would be right.")
-    if unknown := sorted(set(said) - set(classes)):
+    if unknown := sorted(set(test_names) - set(classes)):
         raise ValueError(f"The task {task!r}: no training image is of the class {unknown[0]!r}.")
 
 
@@ -89,14 +82,14 @@ def neighbour_votes(train: Labelled, features_MF: Tensor) -> tuple[Tensor, Tenso
     gallery_NF, classes = F.normalize(train.features_NF, dim=1), len(train.classes)
     many, few = min(NEIGHBOURS, len(gallery_NF)), min(FEW, len(gallery_NF))
     rows = max(1, _ENTRIES // max(len(gallery_NF), many * classes))
-    guesses: tuple[list[Tensor], list[Tensor]] = ([], [])
+    weighted, counted = [], []
     for some_MF in torch.split(F.normalize(features_MF, dim=1), rows):
         sim_Mk, near_Mk = (some_MF @ gallery_NF.T).topk(many, dim=1)
         is_class_MkC = F.one_hot(train.labels_N[near_Mk], classes).to(sim_Mk)
         weight_Mk = torch.exp((sim_Mk - sim_Mk[:, :1]) / TEMPERATURE)  # by the nearest: nothing overflows
-        guesses[0].append((weight_Mk[..., None] * is_class_MkC).sum(dim=1).argmax(dim=1))
-        guesses[1].append(is_class_MkC[:, :few].sum(dim=1).argmax(dim=1))
-    return torch.cat(guesses[0]), torch.cat(guesses[1])
+        weighted.append((weight_Mk[..., None] * is_class_MkC).sum(dim=1).argmax(dim=1))
+        counted.append(is_class_MkC[:, :few].sum(dim=1).argmax(dim=1))
+    return torch.cat(weighted), torch.cat(counted)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -14,17 +14,16 @@ from fullbatch import distributed
 from fullbatch.assembly import Parts
 from fullbatch.config.run import RunConfig
 from fullbatch.distributed import towers
-from fullbatch.finetuning.folders import replace_folder
-from fullbatch.finetuning.record import MEASURED, TUNED, Epoch, Record, write_record
-from fullbatch.finetuning.verdict import values_of
-from fullbatch.models.export import export
+from fullbatch.finetuning.base import replace_folder
+from fullbatch.finetuning.record import MEASURED, TUNED, Epoch, Record, values_of, write_record
+from fullbatch.models.saved import export
 from fullbatch.run import Evaluated, as_loaded
 from fullbatch.training.run_folder import Folder
 
 log = logging.getLogger("fullbatch")
 
 
-class Keeper:
+class EpochRecorder:
     """Called after each evaluation, on every rank, while the model holds the weights that were measured."""
 
     def __init__(self, folder: Folder, config: RunConfig, record: Record) -> None:

@@ -8,10 +8,10 @@ import torch
 from PIL import Image
 
 from fullbatch.config.tasks import CorruptedViews, OtherView, parse_task
-from fullbatch.evaluation import views
+from fullbatch.evaluation import view_retrieval
 from fullbatch.evaluation.corruptions import CORRUPTION_NAMES, CORRUPTIONS, corrupted
 from fullbatch.evaluation.embed import Embedder
-from fullbatch.evaluation.named import CORRUPTED, VIEWS, metric_named
+from fullbatch.evaluation.metric_names import CORRUPTED, VIEWS, metric_named
 from fullbatch.evaluation.tasks import check_tasks, run_task, run_tasks
 from tests.conftest import unit_rows
 from tests.data.making import png
@@ -45,7 +45,7 @@ def embedder_of(function, **more) -> Embedder:
 def test_hits_among_an_images_own_by_brute_force():
     first, second = unit_rows(5 * 19, 6, 0).view(5, 19, 6), unit_rows(5 * 19, 6, 1).view(5, 19, 6)
     second = (second + 1.2 * first) / (second + 1.2 * first).norm(dim=2, keepdim=True)
-    found = views.own_hits(first, second)
+    found = view_retrieval.own_hits(first, second)
     for image in range(5):
         for kind in range(19):
             nearest = max(range(19), key=lambda other: float(first[image, kind] @ second[image, other]))
@@ -55,10 +55,10 @@ def test_hits_among_an_images_own_by_brute_force():
 
 def test_equally_near_rows_share_a_hit():
     same = torch.ones(2, 19, 3) / 3**0.5
-    assert views.own_hits(same, same).mean() == pytest.approx(1 / 19)
+    assert view_retrieval.own_hits(same, same).mean() == pytest.approx(1 / 19)
     broken = same.clone()
     broken[1, 4] = torch.nan
-    hits = views.own_hits(broken, same)
+    hits = view_retrieval.own_hits(broken, same)
     assert hits[0].isfinite().all() and hits[1, 4].isnan()
 
 
@@ -67,7 +67,7 @@ def test_the_other_view_by_brute_force(folder):
     tables = []
 
     def rows(batch):
-        first, second = views._MAKER(batch.images, views.EVALUATION, batch.ids.numpy())
+        first, second = view_retrieval._MAKER(batch.images, view_retrieval.EVALUATION, batch.ids.numpy())
         return embedder.image_rows(first), embedder.image_rows(second)
 
     from fullbatch.data.sources import open_source
@@ -114,7 +114,7 @@ def test_published_folders_are_measured_as_images_corrupted_here(tmp_path, layou
         Image.fromarray(pixels).save(clean / f"{image}.png")
         (clean / f"{image}.txt").write_text("a picture")
     for kind, name in enumerate(CORRUPTION_NAMES):
-        images = corrupted(squares, list(range(count)), kind, views.SEED)
+        images = corrupted(squares, list(range(count)), kind, view_retrieval.SEED)
         if layout == "cifar-c":
             published.mkdir(exist_ok=True)
             np.save(published / f"{name}.npy", np.concatenate([images, np.zeros_like(images).repeat(4, axis=0)]))
@@ -154,16 +154,16 @@ def test_both_kinds_measure_a_model_of_two_towers_too(folder):
 def test_corrupted_images_are_kept_and_a_broken_file_is_made_again(tmp_path, monkeypatch):
     monkeypatch.setenv("FULLBATCH_CACHE", str(tmp_path))
     images = np.random.default_rng(0).integers(0, 256, (3, 16, 16, 3), dtype=np.uint8)
-    made = views.corrupted_squares(images, [5, 6, 7], keep=True)
+    made = view_retrieval.corrupted_squares(images, [5, 6, 7], keep=True)
     assert made.shape == (19, 3, 16, 16, 3)
-    assert all((made[kind] == corrupted(images, [5, 6, 7], kind, views.SEED)).all() for kind in range(19))
+    assert all((made[kind] == corrupted(images, [5, 6, 7], kind, view_retrieval.SEED)).all() for kind in range(19))
     (file,) = tmp_path.glob("corrupted-*.npy")
-    monkeypatch.setattr(views, "corrupted", lambda *_: pytest.fail("they were kept"))
-    assert (views.corrupted_squares(images, [5, 6, 7], keep=True) == made).all()
-    monkeypatch.setattr(views, "corrupted", corrupted)
+    monkeypatch.setattr(view_retrieval, "corrupted", lambda *_: pytest.fail("they were kept"))
+    assert (view_retrieval.corrupted_squares(images, [5, 6, 7], keep=True) == made).all()
+    monkeypatch.setattr(view_retrieval, "corrupted", corrupted)
     file.write_bytes(b"broken")
-    assert (views.corrupted_squares(images, [5, 6, 7], keep=True) == made).all()
-    assert (views.corrupted_squares(images, [5, 6, 8], keep=False) != made).any()
+    assert (view_retrieval.corrupted_squares(images, [5, 6, 7], keep=True) == made).all()
+    assert (view_retrieval.corrupted_squares(images, [5, 6, 8], keep=False) != made).any()
     assert len(list(tmp_path.glob("*.npy"))) == 1, "what is not to be kept is not"
     assert len(CORRUPTIONS) == 19
 

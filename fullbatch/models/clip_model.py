@@ -14,22 +14,16 @@ import torch
 from torch import Tensor
 
 from fullbatch.models.design import OPENAI_MEAN, OPENAI_STD, OpenClipDesign, ViewsDesign
-from fullbatch.models.hub import require_transformers
 from fullbatch.models.tokenizers import CLIP_VOCABULARY, Tokenizer
-from fullbatch.models.towers import TwoTowers
+from fullbatch.models.two_towers import TwoTowers
+from fullbatch.models.weights import require_transformers
 
 # Fields of an open_clip config that CLIPModel has too, or that change nothing in a trained model.
 _VISION = ("layers", "width", "head_width", "mlp_ratio", "patch_size", "image_size", "patch_dropout")
-_TEXT: tuple[str, ...] = (
-    "context_length",
-    "vocab_size",
-    "hf_tokenizer_name",
-    "tokenizer_mode",
-    "tokenizer_kwargs",
-    "width",
-    "heads",
-)
-_TEXT += ("layers", "mlp_ratio", "pad_id", "eos_id")
+_TEXT = (
+    "context_length", "vocab_size", "hf_tokenizer_name", "tokenizer_mode", "tokenizer_kwargs", "width", "heads",
+    "layers", "mlp_ratio", "pad_id", "eos_id",
+)  # fmt: skip
 
 # Names of weights: here, and in CLIPModel.
 _SAME = (

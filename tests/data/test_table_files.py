@@ -3,9 +3,9 @@ import pickle
 
 import pytest
 
-from fullbatch.data import tables
+from fullbatch.data import table_files
 from fullbatch.data.sample import BadSample
-from fullbatch.data.tables import CsvTable, ParquetTable
+from fullbatch.data.table_files import CsvTable, ParquetTable
 from tests.data.making import jpeg, read_all, write_csv, write_images
 
 
@@ -159,7 +159,7 @@ def test_parquet_of_structs_paths_and_lists(arrow, tmp_path):
 def test_parquet_keeps_few_row_groups(arrow, tmp_path, monkeypatch):
     rows = [(bytes(1000), "x")] * 20
     path = write_parquet(arrow, str(tmp_path / "a.parquet"), rows, arrow.binary(), arrow.string())
-    monkeypatch.setattr(tables, "_ROW_GROUP_BYTES", 5000)
+    monkeypatch.setattr(table_files, "_ROW_GROUP_BYTES", 5000)
     table = ParquetTable([path])
     assert len(read_all(table)[0]) == 20 and len(table._loaded) == 2
 

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from fullbatch.distributed.towers import weights_of
 from fullbatch.models.adapters import plain_state
 from fullbatch.models.design import Design
-from fullbatch.models.recording import being_recorded
+from fullbatch.models.execution import being_recorded
 from fullbatch.models.tokenizers import NoText, Tokenizer
 
 
