@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 # OpenMP reads it when torch is imported.  Threads that spin while they wait take a core from whoever works beside them.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
+from fullbatch.audit.exact import exact_log_normalizers
 from fullbatch.config import (
     Amortized,
     BatchAndQueue,
@@ -33,14 +34,13 @@ from fullbatch.config import (
 )
 from fullbatch.config.methods import METHODS, settings_of
 from fullbatch.config.run import RunConfig
-from fullbatch.evaluation.exact_normalizers import exact_log_normalizers
 from fullbatch.objective.make import make_objective
 from fullbatch.objective.objective import Objective, Output
 from fullbatch.objective.parts import Context
 
 if TYPE_CHECKING:
     from fullbatch.finetuning.finetune import finetune
-    from fullbatch.run import train
+    from fullbatch.training_run import train
 
 __version__ = "0.6.0"
 
@@ -88,7 +88,7 @@ def __dir__() -> list[str]:
 def __getattr__(name: str) -> Any:
     """Training brings image libraries along; who only wants an objective need not wait for them."""
     if name == "train":
-        from fullbatch.run import train
+        from fullbatch.training_run import train
 
         return train
     if name == "finetune":

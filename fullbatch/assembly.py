@@ -18,7 +18,6 @@ from fullbatch.data.decoded import decode_all, decoded_key
 from fullbatch.data.in_memory import InMemoryBatches, resident
 from fullbatch.data.loader import Pool, TrainingBatches, open_pool
 from fullbatch.data.order import Order
-from fullbatch.data.periods import Periods
 from fullbatch.data.transforms import EvalTransform, TrainTransform
 from fullbatch.data.views import ViewMaker, WholeSquare, no_tokens
 from fullbatch.distributed import towers
@@ -27,8 +26,9 @@ from fullbatch.models.towers import TwoTowers, batch_norm_names
 from fullbatch.models.views import TwoViews
 from fullbatch.objective.objective import Objective
 from fullbatch.objective.parts import Context
+from fullbatch.selection.embedding_table import EmbeddingTable
+from fullbatch.selection.periods import Periods
 from fullbatch.training.average import WeightAverage
-from fullbatch.training.embedding_table import EmbeddingTable
 from fullbatch.training.optimizer import make_optimizer, make_temperature_optimizer
 from fullbatch.training.schedule import phases
 from fullbatch.training.stages import Stages

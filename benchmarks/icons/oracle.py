@@ -20,7 +20,7 @@ import torch
 from study import ARMS, LAST_SHARD, TUNING_SAMPLES, TUNING_SEED, base
 from torch import nn
 
-import fullbatch.run
+import fullbatch.training_run
 from fullbatch.assembly import Parts, assemble
 from fullbatch.config.layers import layered
 from fullbatch.config.run import RunConfig
@@ -93,8 +93,8 @@ def main() -> None:
             **{"audit_every": 0, "runs": str(options.out), "name": name},
         }
     )
-    setattr(fullbatch.run, "assemble", lambda *given: with_fresh_samples(assemble(*given), options.fresh))  # noqa: B010
-    fullbatch.run.train(from_dict(RunConfig, layered(shared, own)))
+    setattr(fullbatch.training_run, "assemble", lambda *given: with_fresh_samples(assemble(*given), options.fresh))  # noqa: B010
+    fullbatch.training_run.train(from_dict(RunConfig, layered(shared, own)))
 
 
 if __name__ == "__main__":

@@ -185,8 +185,8 @@ def _progress(answer: Result, seconds: float) -> str:
 def _open(options: _Evaluate) -> _Opened:
     """By what lies at the path, else by open_clip's name."""
     from fullbatch.config.model import Model
+    from fullbatch.loading import load_trained
     from fullbatch.models.build import build_model
-    from fullbatch.run import load_trained
     from fullbatch.training import checkpoint
     from fullbatch.training.run_folder import Folder
 

@@ -32,9 +32,9 @@ def export(arguments: list[str]) -> int:
     from fullbatch.config.model import Model
     from fullbatch.finetuning.base import open_model
     from fullbatch.finetuning.record import FILE, result_of
+    from fullbatch.loading import export_run
     from fullbatch.models.export import export as write
     from fullbatch.models.load import EXPORTED
-    from fullbatch.run import export_run
 
     if options.run.is_file() or (options.run / EXPORTED).is_file():
         opened = open_model(Model(str(options.run)))

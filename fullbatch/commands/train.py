@@ -121,7 +121,7 @@ def holding_out(config: RunConfig, say: Callable[[str], None] = lambda text: Non
 
 def train(arguments: list[str]) -> int:
     config, resume = train_config(arguments)
-    from fullbatch import run
+    from fullbatch import training_run
     from fullbatch.finetuning.record import FILE
     from fullbatch.results import print_results
     from fullbatch.training.display import Display, print_line
@@ -135,7 +135,7 @@ def train(arguments: list[str]) -> int:
         for line in said if split != config else ():
             Display(first, quiet=True).say(f"{line}; --evaluate names other tasks, or none")
         config = split
-    trained = run.train(config, resume)
+    trained = training_run.train(config, resume)
     if first:
         console = Console(highlight=False)
         print_results(trained, console)

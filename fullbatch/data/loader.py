@@ -21,8 +21,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from fullbatch.config.data import Data
-from fullbatch.data.order import Ints, Order, key_of
-from fullbatch.data.periods import Plans
+from fullbatch.data.order import BatchPlans, Ints, Order, key_of
 from fullbatch.data.sample import BadSample, RawSample, Samples
 from fullbatch.data.share import share_of
 from fullbatch.data.sources import open_source
@@ -125,7 +124,7 @@ class TrainingBatches(Dataset[Batch]):
     transform: TrainTransform | WholeSquare
     tokenize: Tokenize
     world: World = World()
-    plans: Plans | None = None
+    plans: BatchPlans | None = None
     views: ViewMaker | None = None
 
     @cached_property
@@ -137,8 +136,8 @@ class TrainingBatches(Dataset[Batch]):
         """The epoch, and this rank's places in its order: one after the other, unless there are plans."""
         here = self.world.rows(self.batch_size // self.world.size)
         if self.plans is not None:
-            epoch, places_N = self.plans.places(step)
-            return epoch, places_N[here]
+            plan = self.plans.of(step)
+            return plan.epoch, plan.places(step)[here]
         first = step % self.steps_per_epoch * self.batch_size
         return step // self.steps_per_epoch, np.arange(first + here.start, first + here.stop)
 

@@ -7,12 +7,12 @@ from pathlib import Path
 
 from fullbatch.config.model import DEFAULT_MODEL, Model
 from fullbatch.finetuning.folders import replace_folder
+from fullbatch.loading import load_trained
 from fullbatch.models.build import build_model, require_temperature
 from fullbatch.models.export import export
 from fullbatch.models.load import find_saved
 from fullbatch.models.open_clip_towers import design_named
 from fullbatch.models.towers import TwoTowers
-from fullbatch.run import load_trained
 from fullbatch.training import checkpoint
 from fullbatch.training.run_folder import Folder
 

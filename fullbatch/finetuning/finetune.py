@@ -20,10 +20,10 @@ from fullbatch.finetuning.folders import settle
 from fullbatch.finetuning.keeper import Keeper
 from fullbatch.finetuning.record import BASE, FILE, TUNED, Record, read_record, write_record
 from fullbatch.finetuning.verdict import MEAN, Verdict, check_metric, check_tolerance
-from fullbatch.run import Trained, train
 from fullbatch.training import checkpoint
 from fullbatch.training.display import Display
 from fullbatch.training.run_folder import LOCK, Folder, training_alone_in
+from fullbatch.training_run import Trained, train
 
 TOLERANCE = 0.01
 

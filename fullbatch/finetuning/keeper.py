@@ -17,9 +17,10 @@ from fullbatch.distributed import towers
 from fullbatch.finetuning.folders import replace_folder
 from fullbatch.finetuning.record import MEASURED, TUNED, Epoch, Record, write_record
 from fullbatch.finetuning.verdict import values_of
+from fullbatch.loading import as_loaded
 from fullbatch.models.export import export
-from fullbatch.run import Evaluated, as_loaded
 from fullbatch.training.run_folder import Folder
+from fullbatch.training_run import Evaluated
 
 log = logging.getLogger("fullbatch")
 

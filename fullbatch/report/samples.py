@@ -21,10 +21,10 @@ from fullbatch.config.training import Precision
 from fullbatch.data.loader import EvaluationBatches, Part, Pool, load
 from fullbatch.data.sample import BadSample, RawSample
 from fullbatch.data.transforms import EvalTransform
+from fullbatch.loading import load_trained
 from fullbatch.models.build import build_model
 from fullbatch.models.precision import in_precision
 from fullbatch.models.towers import TwoTowers
-from fullbatch.run import load_trained
 from fullbatch.training.run_folder import Folder
 
 TINY = 16  # pixels a side of the pictures that near-identical ones are found by

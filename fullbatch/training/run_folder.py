@@ -7,7 +7,7 @@ runs/NAME/
   log.txt            warnings, samples that could not be read
   results.json       the last evaluation, and what the run cost
   model/             the model's design and tokenizer, without weights
-  batches/           which samples meet in a batch, where that is planned; see training/selector.py
+  batches/           which samples meet in a batch, where that is planned; see selection/selector.py
   checkpoints/       step-000000100/ ...
   tensorboard/
   .lock              held by the process that trains here

@@ -11,17 +11,18 @@ import torch
 
 from fullbatch.assembly import build_objective, make_batches
 from fullbatch.audit import Options, audit_run
+from fullbatch.audit.errors import normalizer_audit
 from fullbatch.cli import main
 from fullbatch.config.data import Data, Source
 from fullbatch.data.sources import open_source
 from fullbatch.data.transforms import EvalTransform
-from fullbatch.evaluation.audit import normalizer_audit
+from fullbatch.loading import load_trained
 from fullbatch.report.batch_losses import batch_loss_charts, batch_losses_section
 from fullbatch.report.collect import read_run
-from fullbatch.run import load_trained, train
 from fullbatch.selection.ordered import losses_at
 from fullbatch.selection.spectral import spectral_order
 from fullbatch.training import checkpoint
+from fullbatch.training_run import train
 from tests.data.making import captioned, write_shard
 from tests.training.small import renamed, small_config
 

@@ -8,12 +8,12 @@ import torch
 from torch import nn
 
 from fullbatch.assembly import assemble
+from fullbatch.audit.errors import normalizer_audit
+from fullbatch.audit.probe import FORWARD, SHARE, AuditPlan, Probe, plan_audits
 from fullbatch.config.training import Evaluation
 from fullbatch.data.loader import Batch
-from fullbatch.evaluation.audit import normalizer_audit
 from fullbatch.evaluation.embed import Embedder
-from fullbatch.evaluation.probe import FORWARD, SHARE, AuditPlan, Probe, plan_audits
-from fullbatch.run import train
+from fullbatch.training_run import train
 from tests.training.small import differences, renamed, saved_state, small_config
 
 pytestmark = pytest.mark.filterwarnings("ignore:rho=")
@@ -116,7 +116,7 @@ def test_two_ranks(tmp_path, two_ranks, method, parallel):
 
 def test_a_probe_that_cannot_be_read(tmp_path, monkeypatch):
     config = audited(small_config(tmp_path, "openclip"), audit_every=5)
-    monkeypatch.setattr("fullbatch.evaluation.probe.EvaluationBatches.__getitem__", _nothing)
+    monkeypatch.setattr("fullbatch.audit.probe.EvaluationBatches.__getitem__", _nothing)
     with pytest.raises(ValueError, match="--audit-every 0"):
         train(config)
 

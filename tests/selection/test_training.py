@@ -18,16 +18,16 @@ from fullbatch.config.run import RunConfig
 from fullbatch.config.selection import Selection
 from fullbatch.data.loader import TrainingBatches
 from fullbatch.data.order import Order
-from fullbatch.data.periods import Periods, Plans, numbered
 from fullbatch.distributed import World
-from fullbatch.run import train
+from fullbatch.selection.embedding_table import EmbeddingTable
+from fullbatch.selection.periods import Periods, Plans, numbered
+from fullbatch.selection.planning import Planners
+from fullbatch.selection.selector import Selector
 from fullbatch.training import checkpoint
-from fullbatch.training.embedding_table import EmbeddingTable
 from fullbatch.training.gradient import GradientRule
-from fullbatch.training.planning import Planners
-from fullbatch.training.selector import Selector
 from fullbatch.training.stages import joined
 from fullbatch.training.trainer import Trainer
+from fullbatch.training_run import train
 from tests.distributed.test_training import check_curves, on_rank
 from tests.resume.test_resume import go_on_from
 from tests.training.linear import LinearBatches, LinearTowers
@@ -123,7 +123,8 @@ def simulated(plans, order, batches, table, stop):
         for number in numbers:
             if number == stop:
                 return shown, table
-            epoch, places = shown[number] = plans.places(number)
+            plan = plans.of(number)
+            epoch, places = shown[number] = plan.epoch, plan.places(number)
             drawn = torch.Generator().manual_seed(number)
             rows = torch.randn(len(places), 2, 4, generator=drawn)
             table[torch.from_numpy(order.ids(epoch, places))] = torch.nn.functional.normalize(rows, dim=-1)

@@ -1,10 +1,9 @@
-"""From a config to a trained model in a run folder, and from a run folder back to the model."""
+"""From a config to a trained model in a run folder."""
 
 from __future__ import annotations
 
 import json
 import logging
-import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
@@ -15,31 +14,27 @@ from typing import Any
 
 from fullbatch import distributed
 from fullbatch.assembly import Parts, assemble, fresh_objective, periods_of, pick_device, view_maker
+from fullbatch.audit.probe import Probe, plan_audits
 from fullbatch.config.run import RunConfig
 from fullbatch.config.shown import MessageFormatter
-from fullbatch.config.temperature import Constant
 from fullbatch.data.in_memory import InMemoryBatches
-from fullbatch.data.periods import Plans
 from fullbatch.evaluation.asked import Metric
 from fullbatch.evaluation.embed import Embedder
 from fullbatch.evaluation.named import metric_named
-from fullbatch.evaluation.probe import Probe, plan_audits
 from fullbatch.evaluation.result import Measured
 from fullbatch.evaluation.tasks import check_captions_unneeded, check_tasks, run_tasks, tasks_of
 from fullbatch.evaluation.whole_table import whole_table
-from fullbatch.models.adapters import plain_state
-from fullbatch.models.build import rebuild_model
-from fullbatch.models.export import Format, export, write_design
+from fullbatch.models.export import write_design
 from fullbatch.models.load import check_design
-from fullbatch.models.towers import TwoTowers
 from fullbatch.models.views import TwoViews
+from fullbatch.selection.periods import Plans
+from fullbatch.selection.planning import Planners
+from fullbatch.selection.selector import Selector, mean_temperature
 from fullbatch.training import checkpoint
 from fullbatch.training.best import BEST, SCORE, Best
 from fullbatch.training.cost import cost_of
 from fullbatch.training.display import Display
-from fullbatch.training.planning import Planners
 from fullbatch.training.run_folder import Folder, Metrics, check_same_run, read_lines, replace_text, training_alone_in
-from fullbatch.training.selector import Selector, mean_temperature
 from fullbatch.training.trainer import Trainer
 
 log = logging.getLogger("fullbatch")
@@ -338,61 +333,3 @@ def _written_to(path: Path | None, kept: MemoryHandler) -> Iterator[None]:
         log.removeHandler(target)
         with suppress(OSError):
             target.close()
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# export
-
-
-@dataclass(frozen=True)
-class Loaded:
-    """What a checkpoint holds for those who use the model rather than train on."""
-
-    model: TwoTowers
-    config: RunConfig
-    step: int
-    temperature: float
-    bias: float | None
-
-
-def load_trained(path: Path, average: bool = True) -> Loaded:
-    """From a run folder's last good checkpoint, or from the checkpoint at ``path``."""
-    found: Path | None = path
-    if not (path / checkpoint.MANIFEST).is_file():
-        found = checkpoint.last_good(Folder(path).checkpoints)
-    if found is None:
-        raise ValueError(f"{path} is neither a run folder with a good checkpoint nor a checkpoint.")
-    folder = Folder(found.parent.parent)
-    config = folder.read_config()
-    parts = checkpoint.read(found, ("model", "average", "objective", "position"))
-    with checkpoint.understood(found):
-        return as_loaded(config, folder.model, parts, average)
-
-
-def as_loaded(config: RunConfig, design: Path, parts: Mapping[str, Any], average: bool = True) -> Loaded:
-    """From the parts of a run's state, and where it wrote its model's design."""
-    model = rebuild_model(config.model.without_lora(), design)
-    averages = parts.get("average", {}) if average else {}
-    model.load_state_dict(plain_state({**parts["model"], **averages}, config.model.lora_scale))
-    temperature, bias = _temperature(config, model, parts), parts["objective"].get("bias")
-    own = model.initial_bias if bias is None else float(bias)
-    return Loaded(model.eval(), config, parts["position"]["step"], temperature, own)
-
-
-def _temperature(config: RunConfig, model: TwoTowers, parts: Mapping[str, Any]) -> float:
-    """Where it is learned, what it has become; a constant one is the user's, the weights' or the method's."""
-    learned = parts["objective"].get("temperatures.both.log_temperature")
-    if learned is not None:
-        return math.exp(learned)
-    rule = config.objective.build().temperature
-    if isinstance(rule, Constant):
-        given = rule.temperature if "temperature" in config.objective.settings else model.initial_temperature
-        return rule.temperature if given is None else given
-    logged = float(parts["position"]["temperature"])
-    return logged if math.isfinite(logged) else 0.07
-
-
-def export_run(run: Path, output: Path, format: Format, average: bool = True, overwrite: bool = False) -> Path:
-    """Write a trained model for other programs; see ``fullbatch.models.export``."""
-    loaded = load_trained(run, average)
-    return export(loaded.model, output, format, loaded.temperature, loaded.bias, overwrite)

@@ -35,10 +35,17 @@ from torch.nn.functional import normalize
 
 from fullbatch import distributed
 from fullbatch.data.order import Order
-from fullbatch.data.periods import Period, Plans, numbered, remove_unfinished, write_array
 from fullbatch.objective.objective import Objective
-from fullbatch.training.planning import Floats, Piece, Planners, Task, tasks_of
-from fullbatch.training.run_folder import LOSSES, read_lines, replace_text
+from fullbatch.selection.periods import (
+    Period,
+    Plans,
+    loss_lines,
+    numbered,
+    remove_unfinished,
+    write_array,
+    write_text,
+)
+from fullbatch.selection.planning import Floats, Piece, Planners, Task, tasks_of
 
 log = logging.getLogger("fullbatch")
 
@@ -130,7 +137,7 @@ class Selector:
     def _write_down(self, source: int, rows_n2D: npt.NDArray[np.generic], tau: float) -> None:
         self.folder.mkdir(exist_ok=True)
         path = self._snapshot(source)
-        replace_text(path.with_suffix(".json"), json.dumps({"tau": tau}))
+        write_text(path.with_suffix(".json"), json.dumps({"tau": tau}))
         write_array(path, rows_n2D)
         self._start(source)
 
@@ -209,9 +216,10 @@ class Selector:
                 self._forget_snapshot(path)
         missing = [number for number in needed if number not in plans]
         if self._losses.is_file():
-            lines = [line for line in read_lines(self._losses) if self._is_past(line["period"], batch)]
-            kept = [json.dumps(line) + "\n" for line in lines if line["period"] not in missing]
-            replace_text(self._losses, "".join(kept))
+            lines = [line for line in loss_lines(self._losses) if self._is_past(line["period"], batch)]
+            write_text(
+                self._losses, "".join(json.dumps(line) + "\n" for line in lines if line["period"] not in missing)
+            )
         lost = []
         for number in missing:
             source = number - self.lead
@@ -239,7 +247,7 @@ class Selector:
 
     @property
     def _losses(self) -> Path:
-        return self.folder / LOSSES
+        return self.folder / "losses.jsonl"
 
     @contextmanager
     def _stalled(self) -> Iterator[None]:

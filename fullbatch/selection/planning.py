@@ -28,8 +28,8 @@ from typing_extensions import assert_never
 
 from fullbatch.config.selection import Selection
 from fullbatch.data.order import Ints, Order, key_of
-from fullbatch.data.periods import Period, Periods
 from fullbatch.selection.ordered import batches_of_partition, drawn_batches, hardest, losses_at
+from fullbatch.selection.periods import Period, Periods
 from fullbatch.selection.spectral import blocks, one_thread, order_of_block
 
 Floats = npt.NDArray[np.float64]

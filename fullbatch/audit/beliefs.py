@@ -13,6 +13,7 @@ from torch import Tensor
 from typing_extensions import assert_never
 
 from fullbatch import distributed
+from fullbatch.audit.exact import references
 from fullbatch.config import (
     Amortized,
     BatchAndQueue,
@@ -24,7 +25,6 @@ from fullbatch.config import (
     Rolling,
     Scent,
 )
-from fullbatch.evaluation.exact_normalizers import references
 from fullbatch.objective.amortized import AmortizedNormalizer, blend_share
 from fullbatch.objective.log_domain import log_add, log_or_minus_inf
 from fullbatch.objective.moving_average import MovingAverageNormalizer

@@ -24,12 +24,12 @@ import torch
 from torch import Tensor
 
 from fullbatch import distributed
+from fullbatch.audit.batch_estimate import log_means_of_batches
+from fullbatch.audit.beliefs import Anchors, Belief, beliefs, temperatures
+from fullbatch.audit.exact import checked_anchors, log_means
 from fullbatch.config import Identity, NoNormalizer
 from fullbatch.config.checks import is_whole
-from fullbatch.evaluation.batch_estimate import log_means_of_batches
-from fullbatch.evaluation.beliefs import Anchors, Belief, beliefs, temperatures
-from fullbatch.evaluation.exact_normalizers import checked_anchors, log_means
-from fullbatch.objective.checks import check_shapes, check_unit_rows
+from fullbatch.objective.inputs import check_shapes, check_unit_rows
 from fullbatch.objective.log_domain import log_add
 from fullbatch.objective.objective import Objective
 from fullbatch.objective.step import DIRECTIONS

@@ -21,12 +21,12 @@ import numpy as np
 import torch
 
 from fullbatch import distributed
+from fullbatch.audit.errors import normalizer_audit
 from fullbatch.config.training import Evaluation
 from fullbatch.data.in_memory import InMemoryBatches
 from fullbatch.data.loader import Batch, EvaluationBatches, Part, Pool, load
 from fullbatch.data.order import key_of, shuffled
 from fullbatch.data.transforms import EvalTransform
-from fullbatch.evaluation.audit import normalizer_audit
 from fullbatch.evaluation.embed import Embedder
 from fullbatch.objective.objective import Objective
 

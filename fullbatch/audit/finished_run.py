@@ -17,6 +17,7 @@ import torch
 
 from fullbatch import distributed
 from fullbatch.assembly import build_objective, pick_device, view_maker
+from fullbatch.audit.errors import EPSILON, AuditNumbers, mean_errors, normalizer_audit
 from fullbatch.config import NoNormalizer
 from fullbatch.config.data import Data
 from fullbatch.config.run import RunConfig
@@ -24,16 +25,15 @@ from fullbatch.config.training import Precision
 from fullbatch.data.loader import Batch, EvaluationBatches, Pool, TrainingBatches, load, open_pool
 from fullbatch.data.sources import open_source
 from fullbatch.data.transforms import EvalTransform, TrainTransform
-from fullbatch.evaluation.audit import EPSILON, AuditNumbers, mean_errors, normalizer_audit
 from fullbatch.evaluation.embed import Embedder, Tables
 from fullbatch.models.build import rebuild_model
 from fullbatch.models.towers import TwoTowers
 from fullbatch.objective.objective import Objective
 from fullbatch.selection.ordered import losses_at
+from fullbatch.selection.selector import loss_histograms
 from fullbatch.selection.spectral import spectral_order
 from fullbatch.training import checkpoint
 from fullbatch.training.run_folder import Folder, replace_text
-from fullbatch.training.selector import loss_histograms
 
 log = logging.getLogger("fullbatch")
 

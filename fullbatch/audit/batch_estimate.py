@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from fullbatch import distributed
+from fullbatch.audit.exact import Negatives, references, wide_dtype
 from fullbatch.config import Pairwise
-from fullbatch.evaluation.exact_normalizers import Negatives, references, wide_dtype
 from fullbatch.kernels.log_mean_exp import exponents
 
 FEWEST_BATCHES = 16  # so that one odd batch does not decide the error of them all
