@@ -34,8 +34,7 @@ from fullbatch.config import (
 )
 from fullbatch.config.methods import METHODS, settings_of
 from fullbatch.config.run import RunConfig
-from fullbatch.objective.make import make_objective
-from fullbatch.objective.objective import Objective, Output
+from fullbatch.objective.objective import Objective, Output, make_objective
 from fullbatch.objective.parts import Context
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ from fullbatch.models.towers import TwoTowers, batch_norm_names
 from fullbatch.models.views import TwoViews
 from fullbatch.objective.objective import Objective
 from fullbatch.objective.parts import Context
-from fullbatch.selection.embedding_table import EmbeddingTable
+from fullbatch.selection.embeddings import EmbeddingTable
 from fullbatch.selection.periods import Periods
 from fullbatch.training.average import WeightAverage
 from fullbatch.training.optimizer import make_optimizer, make_temperature_optimizer

@@ -31,10 +31,19 @@ from fullbatch.selection.periods import Plans
 from fullbatch.selection.planning import Planners
 from fullbatch.selection.selector import Selector, mean_temperature
 from fullbatch.training import checkpoint
-from fullbatch.training.best import BEST, SCORE, Best
-from fullbatch.training.cost import cost_of
 from fullbatch.training.display import Display
-from fullbatch.training.run_folder import Folder, Metrics, check_same_run, read_lines, replace_text, training_alone_in
+from fullbatch.training.run_folder import (
+    BEST,
+    SCORE,
+    Best,
+    Folder,
+    Metrics,
+    check_same_run,
+    read_lines,
+    replace_text,
+    training_alone_in,
+)
+from fullbatch.training.stages import cost_of
 from fullbatch.training.trainer import Trainer
 
 log = logging.getLogger("fullbatch")

@@ -37,7 +37,7 @@ READABLE = 1e-3  # the least share of an estimate that is taken to be told apart
 
 
 @dataclass(frozen=True)
-class Anchors:
+class AskedAnchors:
     """The anchors' rows of the two tables, and their sample ids where a method wants them."""
 
     image_AD: Tensor
@@ -64,14 +64,14 @@ class Belief:
     unreadable_A: Tensor
 
 
-def temperatures(objective: Objective, anchors: Anchors) -> tuple[Tensor, Tensor]:
+def temperatures(objective: Objective, anchors: AskedAnchors) -> tuple[Tensor, Tensor]:
     image_A, text_A = _ask(objective.anchor_temperatures, anchors)[0].unbind(dim=1)
     return image_A, text_A
 
 
 def beliefs(
     objective: Objective,
-    anchors: Anchors,
+    anchors: AskedAnchors,
     taus: tuple[Tensor, Tensor],
     log_batch: tuple[Tensor, Tensor],
     batch: int,
@@ -127,7 +127,7 @@ def is_unreadable(log_total: Tensor, log_constant: Tensor) -> Tensor:
     return -torch.expm1(log_constant - log_total) < READABLE
 
 
-def _ask(question: Callable[..., tuple[Tensor, Tensor]], anchors: Anchors) -> tuple[Tensor, int]:
+def _ask(question: Callable[..., tuple[Tensor, Tensor]], anchors: AskedAnchors) -> tuple[Tensor, int]:
     """Both directions' answers for all anchors, in a column each, and how many rows a question had.
 
     The ranks share the anchors.  An objective gathers what they ask, so all ask equally often about equally many rows:
@@ -149,7 +149,9 @@ def _now(objective: Objective) -> Progress:
     return Progress(objective.step, objective.epoch, objective.context.seed, training=False)
 
 
-def _moving_average(objective: Objective, name: str, anchors: Anchors, log_batch_A: Tensor) -> tuple[Tensor, Tensor]:
+def _moving_average(
+    objective: Objective, name: str, anchors: AskedAnchors, log_batch_A: Tensor
+) -> tuple[Tensor, Tensor]:
     """The table's rows, nan where never seen, and what the next step would make of them with this batch."""
     normalizer = objective.normalizers[name]
     assert isinstance(normalizer, MovingAverageNormalizer) and anchors.ids_A is not None

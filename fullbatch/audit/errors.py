@@ -24,9 +24,8 @@ import torch
 from torch import Tensor
 
 from fullbatch import distributed
-from fullbatch.audit.batch_estimate import log_means_of_batches
-from fullbatch.audit.beliefs import Anchors, Belief, beliefs, temperatures
-from fullbatch.audit.exact import checked_anchors, log_means
+from fullbatch.audit.beliefs import AskedAnchors, Belief, beliefs, temperatures
+from fullbatch.audit.exact import checked_anchors, log_means, log_means_of_batches
 from fullbatch.config import Identity, NoNormalizer
 from fullbatch.config.checks import is_whole
 from fullbatch.objective.inputs import check_shapes, check_unit_rows
@@ -125,7 +124,7 @@ def normalizer_audit(
         raise ValueError("An audit needs at least one anchor.")
     method, batch, world = objective.method, min(batch_size, count), distributed.world()
     pairwise = Identity() if isinstance(method.normalizer, NoNormalizer) else method.pairwise
-    asked = Anchors(image_nD[rows_A], text_nD[rows_A], None if ids is None else ids.to(rows_A.device)[rows_A])
+    asked = AskedAnchors(image_nD[rows_A], text_nD[rows_A], None if ids is None else ids.to(rows_A.device)[rows_A])
     taus = temperatures(objective, asked)
 
     def exact(own_nD: Tensor, other_nD: Tensor, tau_A: Tensor) -> Tensor:

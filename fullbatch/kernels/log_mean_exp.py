@@ -66,7 +66,7 @@ def term_weights(x_RC: Tensor, value: Tensor, dim: int, pairwise: Pairwise) -> T
 
 
 @dataclass(frozen=True)
-class Block:
+class Tile:
     """Some rows against some columns.  Row k's own positive is column ``first_pair`` + k, and is left out; None: it is
     not among the columns."""
 
@@ -74,13 +74,13 @@ class Block:
     columns: slice
     first_pair: int | None = None
 
-    def chunks(self, size: int | None) -> Iterator[tuple[Block, int | None]]:
+    def chunks(self, size: int | None) -> Iterator[tuple[Tile, int | None]]:
         """The block in pieces of ``size`` rows, each with the offset of its diagonal of positives."""
         step = self.rows.stop - self.rows.start if size is None else size
         for start in range(self.rows.start, self.rows.stop, max(step, 1)):
             piece = slice(start, min(start + step, self.rows.stop))
             offset = None if self.first_pair is None else self.first_pair + start - self.rows.start
-            yield Block(piece, self.columns, offset), offset
+            yield Tile(piece, self.columns, offset), offset
 
 
 def fill_pairs(matrix_RC: Tensor, offset: int | None, value: float) -> Tensor:
@@ -164,7 +164,7 @@ class Layout:
     column_ND: Tensor
     rows: slice
     columns: slice
-    blocks: tuple[Block, ...]
+    blocks: tuple[Tile, ...]
     row_anchors: Anchors
     column_anchors: Anchors | None
     pairwise: Pairwise
@@ -172,14 +172,14 @@ class Layout:
     with_mean: bool
     spread: bool  # whether the columns are spread over ranks as the rows are
 
-    def pieces(self) -> Iterator[tuple[Block, int | None]]:
+    def pieces(self) -> Iterator[tuple[Tile, int | None]]:
         for block in self.blocks:
             yield from block.chunks(self.chunk)
 
-    def similarities(self, piece: Block) -> Tensor:
+    def similarities(self, piece: Tile) -> Tensor:
         return self.row_ND[piece.rows] @ self.column_ND[piece.columns].T
 
-    def is_own(self, piece: Block) -> tuple[bool, bool]:
+    def is_own(self, piece: Tile) -> tuple[bool, bool]:
         """Whether the piece's rows, and its columns, are this rank's."""
         return self.rows.start <= piece.rows.start < self.rows.stop, piece.columns == self.columns
 
@@ -305,12 +305,12 @@ class Reduced:
     mean_exponent_N: Tensor | None
 
 
-def blocks_of_rank(rows: slice, count: int) -> tuple[Block, ...]:
+def blocks_of_rank(rows: slice, count: int) -> tuple[Tile, ...]:
     """The parts of the N x N matrix that this rank's rows or columns have a share in; on one rank it is one block."""
     before, after = slice(0, rows.start), slice(rows.stop, count)
     remote = [part for part in (before, after) if part.stop > part.start]
-    own = Block(rows, rows, first_pair=0)
-    return own, *(Block(rows, part) for part in remote), *(Block(part, rows) for part in remote)
+    own = Tile(rows, rows, first_pair=0)
+    return own, *(Tile(rows, part) for part in remote), *(Tile(part, rows) for part in remote)
 
 
 @dataclass(frozen=True)
@@ -403,7 +403,7 @@ def log_mean_exp(
         column_ND=other_MD.detach(),
         rows=rows,
         columns=columns,
-        blocks=(Block(rows, columns, first_pair),),
+        blocks=(Tile(rows, columns, first_pair),),
         row_anchors=Anchors(reference_B.detach(), tau_B.detach()),
         column_anchors=None,
         pairwise=pairwise,
@@ -434,7 +434,7 @@ def gradient_to_others(
     """
     assert not isinstance(pairwise, Sigmoid), "prototypes stand for a mean of exponentials"
     total_MD = torch.zeros_like(other_MD)
-    block = Block(slice(0, anchor_ND.shape[0]), slice(0, other_MD.shape[0]), first_pair)
+    block = Tile(slice(0, anchor_ND.shape[0]), slice(0, other_MD.shape[0]), first_pair)
     log_count = math.log(other_MD.shape[0] - (first_pair is not None))
     for piece, offset in block.chunks(chunk):
         here = piece.rows

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
@@ -26,21 +27,20 @@ from fullbatch.config import (
     VarianceCovariance,
 )
 from fullbatch.config.checks import is_whole
+from fullbatch.config.methods import AXES, method_with
 from fullbatch.config.pairwise import RAW
 from fullbatch.kernels.log_mean_exp import Reduced, Table, log_mean_exp_of_batch
 from fullbatch.models.recording import being_recorded
 from fullbatch.objective import inputs
 from fullbatch.objective.amortized import AmortizedNormalizer
 from fullbatch.objective.loss import DirectionLoss, Metrics, Summary, direction_loss, raw_positive
-from fullbatch.objective.moments import cycle_consistency, variance_covariance
 from fullbatch.objective.moving_average import MovingAverageNormalizer
 from fullbatch.objective.newest import BatchAndQueueNormalizer, RollingNormalizer
 from fullbatch.objective.notices import Notices
+from fullbatch.objective.other_losses import PositiveWeights, cycle_consistency, sigmoid_loss, variance_covariance
 from fullbatch.objective.parts import Context, check_context, fingerprint, make_normalizers, make_temperatures, settled
 from fullbatch.objective.per_sample import PerSampleTable
-from fullbatch.objective.positives import PositiveWeights
 from fullbatch.objective.prototypes import MlpNormalizer, PrototypeNormalizer
-from fullbatch.objective.sigmoid import sigmoid_loss
 from fullbatch.objective.step import DIRECTIONS, Batch, Direction, Progress, Rows, gather_batch
 from fullbatch.objective.temperature import GlobalTemperature, PerSampleTemperature, PredictedTemperature
 
@@ -364,3 +364,27 @@ def _pool(first: Reduced, second: Reduced) -> Reduced:
         return Reduced(log_B, log_N, None)
     share_N = torch.sigmoid(first.log_mean_N - second.log_mean_N)
     return Reduced(log_B, log_N, torch.lerp(second.mean_exponent_N, first.mean_exponent_N, share_N))
+
+
+_CONTEXT = tuple(field.name for field in dataclasses.fields(Context))
+
+
+def make_objective(name: str, **settings: Any) -> Objective:
+    """An objective by its method's name, changed by settings.
+
+    A setting is a field of one of the method's parts (``rho=6.5``, ``gamma=0.3``, ``prototypes=4096``), a whole part
+    (``pairwise=SquaredHinge(0.1)``), or one of the surroundings: width, num_samples, chunk (rows at a time), seed,
+    table_dtype, table_storage ("auto", "rank", "node" or a folder) and dataset (a fingerprint kept with the state).
+
+    >>> objective = make_objective("sogclr", num_samples=1000, temperature=0.05)
+    >>> objective.method.temperature
+    Constant(temperature=0.05)
+    """
+    context = {key: settings.pop(key) for key in _CONTEXT if key in settings}
+    parts = {axis: settings.pop(axis) for axis in AXES if axis in settings and not _is_number_for(settings, axis)}
+    return Objective(method_with(name, parts, settings, _CONTEXT), Context(**context))
+
+
+def _is_number_for(settings: dict[str, Any], axis: str) -> bool:
+    """``temperature=0.07`` is a setting, ``temperature=PerSample(...)`` a part."""
+    return axis == "temperature" and not dataclasses.is_dataclass(settings[axis])

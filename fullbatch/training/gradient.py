@@ -27,7 +27,7 @@ from fullbatch.distributed import towers
 from fullbatch.models.precision import in_precision
 from fullbatch.models.recording import being_recorded
 from fullbatch.objective.objective import Objective, Output
-from fullbatch.selection.embedding_table import EmbeddingTable
+from fullbatch.selection.embeddings import EmbeddingTable
 
 
 @dataclass(frozen=True)

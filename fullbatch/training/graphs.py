@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fullbatch.data.loader import Batch
 from fullbatch.objective.objective import Objective, Output
-from fullbatch.training.lars import Lars
+from fullbatch.training.layerwise import Lars
 
 REHEARSALS = 3  # plain steps before one is recorded: libraries set themselves up in them
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from fullbatch.distributed import towers
 from fullbatch.objective.objective import Objective
-from fullbatch.selection.embedding_table import EmbeddingTable
+from fullbatch.selection.embeddings import EmbeddingTable
 from fullbatch.training.average import WeightAverage
 
 

@@ -22,13 +22,12 @@ from fullbatch.distributed import towers
 from fullbatch.objective.objective import Objective
 from fullbatch.selection.selector import Selector
 from fullbatch.training import checkpoint
-from fullbatch.training.best import BEST
 from fullbatch.training.display import Display
 from fullbatch.training.gradient import GradientRule
 from fullbatch.training.graphs import CannotRecord, Computed, StepGraphs
 from fullbatch.training.interruption import Abandoned, Interrupted, Interruption
 from fullbatch.training.optimizer import clip_gradients, freeze_learning_rates, set_learning_rates
-from fullbatch.training.run_folder import AUDIT, ENDED, EVALUATION, Folder, Metrics
+from fullbatch.training.run_folder import AUDIT, BEST, ENDED, EVALUATION, Folder, Metrics
 from fullbatch.training.stages import Stages, statistics_kept
 from fullbatch.training.state import TrainingState
 from fullbatch.training.stopwatch import Stopwatch

@@ -19,7 +19,7 @@ from fullbatch.config.selection import Selection
 from fullbatch.data.loader import TrainingBatches
 from fullbatch.data.order import Order
 from fullbatch.distributed import World
-from fullbatch.selection.embedding_table import EmbeddingTable
+from fullbatch.selection.embeddings import EmbeddingTable
 from fullbatch.selection.periods import Periods, Plans, numbered
 from fullbatch.selection.planning import Planners
 from fullbatch.selection.selector import Selector
