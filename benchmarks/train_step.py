@@ -120,7 +120,6 @@ def our_steps(method: str, model: TwoTowers, batches: list[Batch], compiled: boo
         state=state,
         metrics=Metrics(Folder(folder), config, first=False, step=0),
         display=Display(first=False, quiet=True),
-        evaluate=None,
     )
     turns = cycle(batches)
 

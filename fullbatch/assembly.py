@@ -1,14 +1,18 @@
-"""From a config to the parts of a run: device, batches, objective, state."""
+"""From a config to the parts of a run: device, batches, objective, state; what embeds and what selects."""
+
+# n: samples   m: those that can be read   D: width
 
 from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fullbatch import distributed
 from fullbatch.config.methods import settings_of
@@ -16,26 +20,30 @@ from fullbatch.config.run import RunConfig
 from fullbatch.config.temperature import Constant, LearnedScale, RobustGlobal
 from fullbatch.data.decoded import decode_all, decoded_key
 from fullbatch.data.in_memory import InMemoryBatches, resident
-from fullbatch.data.loader import Pool, TrainingBatches, open_pool
+from fullbatch.data.loader import EvaluationBatches, Pool, TrainingBatches, load, open_pool
 from fullbatch.data.order import Order
 from fullbatch.data.transforms import EvalTransform, TrainTransform
 from fullbatch.data.views import ViewMaker, WholeSquare, no_tokens
 from fullbatch.distributed import towers
+from fullbatch.evaluation.embed import Embedder
 from fullbatch.models.build import build_model, rebuild_model
 from fullbatch.models.towers import TwoTowers, batch_norm_names
 from fullbatch.models.views import TwoViews
 from fullbatch.objective.objective import Objective
 from fullbatch.objective.parts import Context
-from fullbatch.selection.embeddings import EmbeddingTable
-from fullbatch.selection.periods import Periods
+from fullbatch.selection.embeddings import EmbeddingTable, Scorer, mean_temperature
+from fullbatch.selection.periods import Periods, Plans
+from fullbatch.selection.planning import Planners
+from fullbatch.selection.selector import Selector
+from fullbatch.training import checkpoint
 from fullbatch.training.average import WeightAverage
 from fullbatch.training.optimizer import make_optimizer, make_temperature_optimizer
+from fullbatch.training.run_folder import Folder
 from fullbatch.training.schedule import phases
 from fullbatch.training.stages import Stages
 from fullbatch.training.state import Position, TrainingState
 
 log = logging.getLogger("fullbatch")
-
 
 Batches = TrainingBatches | InMemoryBatches
 
@@ -226,3 +234,72 @@ def make_state(
         table=_make_table(config, model, batches, device),
     )
     return state, wrapped
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# what measures and what selects
+
+
+def make_embedder(
+    config: RunConfig,
+    model: TwoTowers,
+    wrapped: nn.Module,
+    device: torch.device,
+    watch: Callable[[str, int, int], None] = lambda source, done, total: None,
+) -> Embedder:
+    return Embedder(
+        wrapped,
+        model.tokenize,
+        model.image_size,
+        device,
+        config.training.precision,
+        config.evaluation.eval_batch,
+        config.data.workers,
+        config.data.max_pixels,
+        views=view_maker(config, model),
+        watch=watch,
+    )
+
+
+def evaluation_batches(embedder: Embedder, pool: Pool, rows: int | None = None) -> EvaluationBatches:
+    """A pool's samples as ``embedder`` wants them, uncropped, with their first captions; this rank's share."""
+    transform = EvalTransform(embedder.image_size, embedder.max_pixels)
+    rows, world = rows or embedder.batch_size, distributed.world()
+    return EvaluationBatches(pool, rows, transform, embedder.tokenize, world, embedder.views)
+
+
+def make_selector(config: RunConfig, parts: Parts, folder: Folder, embedder: Embedder) -> Selector | None:
+    """None where batches are uniform."""
+    if config.selection.batches == "uniform":
+        return None
+    batches, stages, table = parts.batches, parts.stages, parts.state.table
+
+    def oldest() -> int | None:
+        kept = checkpoint.checkpoints(folder.checkpoints)
+        return stages.place(checkpoint.step_of(kept[0])) if kept else None
+
+    embeddings = partial(whole_table, embedder, batches) if table is None else lambda: table.rows_n2D
+    return Selector(
+        plans=Plans(folder.batches, periods_of(config, batches), batches.batch_size),
+        order=batches.order,
+        planners=Planners(config.selection.planners),
+        scorer=Scorer(embeddings, partial(mean_temperature, parts.state.objective)),
+        oldest=oldest,
+    )
+
+
+def whole_table(embedder: Embedder, batches: Batches) -> Tensor:
+    """The whole training set embedded by the model as it is now, (n, 2, D); NaN where a sample cannot be read.
+
+    The towers are in evaluation mode, and the random generators are as they were.  Every rank must call.
+    """
+    device, pool = embedder.device, batches.pool
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        if isinstance(batches, InMemoryBatches):
+            tables = embedder.tables(batches.chosen(range(len(pool)), embedder.batch_size))
+        else:
+            uncropped = evaluation_batches(embedder, pool)
+            tables = embedder.tables(load(uncropped, range(len(uncropped)), embedder.workers, device))
+    both_m2D = torch.stack([tables.image_nD, tables.text_nD], dim=1).float()
+    rows_n2D = torch.full((len(pool), *both_m2D.shape[1:]), torch.nan, device=device)
+    return rows_n2D.index_copy_(0, tables.ids_n, both_m2D)

@@ -10,6 +10,7 @@ size, on the device.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import pickle
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -100,17 +101,10 @@ class InMemoryBatches:
     def steps_per_epoch(self) -> int:
         return self.order.epoch_size // self.batch_size
 
-    def stream(self, steps: range, workers: int, device: torch.device) -> Generator[Batch, None, None]:
-        """These batches in this order; there is nothing for workers to do."""
-        for step in steps:
+    def stream(self, ranges: Iterable[range], workers: int, device: torch.device) -> Generator[Batch, None, None]:
+        """These batches in this order, as ``TrainingBatches`` has them; there is nothing for workers to do."""
+        for step in itertools.chain.from_iterable(ranges):
             yield self[step]
-
-    def stream_ranges(
-        self, ranges: Iterable[range], workers: int, device: torch.device
-    ) -> Generator[Batch, None, None]:
-        """The same of several ranges, each of which is asked for when its turn has come."""
-        for steps in ranges:
-            yield from self.stream(steps, workers, device)
 
     def chosen(self, ids: Sequence[int], rows: int) -> Iterator[Batch]:
         """These samples as evaluation sees them, uncropped and with their first captions, but for the bad ones.

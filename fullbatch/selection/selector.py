@@ -29,13 +29,10 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch import Tensor
-from torch.nn.functional import normalize
 
 from fullbatch import distributed
 from fullbatch.data.order import Order
-from fullbatch.objective.objective import Objective
+from fullbatch.selection.embeddings import Scorer
 from fullbatch.selection.periods import (
     Period,
     Plans,
@@ -50,22 +47,22 @@ from fullbatch.selection.planning import Floats, Piece, Planners, Task, tasks_of
 log = logging.getLogger("fullbatch")
 
 BINS = 40  # of a histogram of losses
-ASKED = 256  # samples whose mean temperature stands for all, where samples have their own
 
 
 @dataclass
 class Selector:
-    """plans     where they are written, and what periods there are
-    look      the embeddings of all samples as they are now, (n, 2, D); every rank calls it
-    tau       the temperature, likewise, given them
+    """What a trainer knows of a selection: it takes its batches by ``ranges``, calls ``settle`` before it saves, logs
+    ``costs``, and at the end calls ``close``.
+
+    plans     where they are written, and what periods there are
+    scorer    what plans go by
     oldest    the first batch that a run which goes on from the oldest checkpoint would read; None: there is none
     """
 
     plans: Plans
     order: Order
     planners: Planners
-    look: Callable[[], Tensor]
-    tau: Callable[[Tensor], float]
+    scorer: Scorer
     oldest: Callable[[], int | None]
     _started: dict[int, list[Future[Piece] | Task]] = field(default_factory=dict)
     _costs: dict[str, float] = field(default_factory=dict)
@@ -127,8 +124,8 @@ class Selector:
         distributed.together(lambda: self._finish(number) if self.first_rank else None)
 
     def _look(self, source: int) -> None:
-        rows_n2D = self.look()
-        tau = self.tau(rows_n2D)
+        rows_n2D = self.scorer.embeddings()
+        tau = self.scorer.temperature(rows_n2D)
         distributed.together(self._written)
         if self.first_rank:
             copy_n2D = rows_n2D.to("cpu", copy=True).numpy()  # the next step changes the table
@@ -269,13 +266,3 @@ def loss_histograms(own_L: Floats, uniform_L: Floats) -> dict[str, Any]:
         "counts": np.histogram(own_L, edges)[0].tolist(),
         "uniform_counts": np.histogram(uniform_L, edges)[0].tolist(),
     }
-
-
-def mean_temperature(objective: Objective, rows_n2D: Tensor) -> float:
-    """Over some of the samples whose embeddings are known, of both directions.  Every rank must ask."""
-    known_n = rows_n2D.isfinite().flatten(1).all(1).nonzero()[:, 0]
-    if not len(known_n):
-        return 1.0  # and nothing to use it on
-    ids = known_n[:: max(1, len(known_n) // ASKED)]
-    image_BD, text_BD = normalize(rows_n2D[ids].float(), dim=-1).unbind(1)
-    return float(torch.cat(objective.anchor_temperatures(image_BD, text_BD, ids)).double().mean())

@@ -115,21 +115,18 @@ class Stages:
         step: int,
         workers: int,
         device: torch.device,
-        ranges: Callable[[range], Iterable[range]] | None = None,
+        ranges: Callable[[range], Iterable[range]] = lambda numbers: [numbers],
     ) -> Generator[Batch, None, None]:
         """A batch a step, from ``step`` to the end; ``ranges`` cuts them up, and says when each part may be read."""
         numbers = range(self.place(step), self.place(self.total))
-        if ranges is None:
-            single = batches.stream(numbers, workers, device)
-        else:
-            single = batches.stream_ranges(ranges(numbers), workers, device)
+        single = batches.stream(ranges(numbers), min(workers, len(numbers)), device)
         read = numbers.start
         try:
-            for each in range(step, self.total):
-                for _ in range(read, self.place(each)):
+            for later in range(step, self.total):
+                for _ in range(read, self.place(later)):
                     next(single)  # at an epoch's end, too few to be joined
-                read = self.places(each).stop
-                yield joined([next(single) for _ in self.places(each)])
+                read = self.places(later).stop
+                yield joined([next(single) for _ in self.places(later)])
         finally:
             single.close()
 
@@ -138,8 +135,8 @@ def joined(batches: list[Batch]) -> Batch:
     """Several batches as one; on several ranks its rows come in another order than on one."""
     if len(batches) == 1:
         return batches[0]
-    ids, images, tokens = (torch.cat([getattr(one, name) for one in batches]) for name in ("ids", "images", "tokens"))
-    return Batch(ids, images, tokens, tuple(bad for one in batches for bad in one.bad))
+    ids, images, tokens = (torch.cat([getattr(part, name) for part in batches]) for name in ("ids", "images", "tokens"))
+    return Batch(ids, images, tokens, tuple(bad for part in batches for bad in part.bad))
 
 
 @contextmanager
