@@ -284,9 +284,9 @@ class Objective(nn.Module):
         return Output(loss, metrics)
 
     def _temperature(self, name: str) -> GlobalTemperature | PerSampleTemperature | PredictedTemperature:
-        found = self.temperatures[name if name in self.temperatures else "both"]
-        assert isinstance(found, (GlobalTemperature, PerSampleTemperature, PredictedTemperature))
-        return found
+        temperature = self.temperatures[name if name in self.temperatures else "both"]
+        assert isinstance(temperature, (GlobalTemperature, PerSampleTemperature, PredictedTemperature))
+        return temperature
 
     def _directions(self, batch: Batch, progress: Progress) -> list[Direction]:
         """Both directions; their kernel runs once, since they share the similarity matrix."""
@@ -313,14 +313,14 @@ class Objective(nn.Module):
                 tau_B=own.tau_B,
                 factor_B=self._temperature(name).factor(own.tau_B),
                 tau_N=own.tau_N,
-                log_g_B=found.log_mean_B,
-                log_g_N=found.log_mean_N,
+                log_g_B=reduction.log_mean_B,
+                log_g_N=reduction.log_mean_N,
                 other_log_g_N=opposite.log_mean_N,
-                mean_exponent_N=found.mean_exponent_N,
+                mean_exponent_N=reduction.mean_exponent_N,
                 negatives=(batch.size - 1) * (2 if self.method.negatives == "both" else 1),
                 guard=self.context.guard,
             )
-            for (name, anchor, other), own, found, opposite in zip(
+            for (name, anchor, other), own, reduction, opposite in zip(
                 batch.directions(), tables, reduced, reversed(reduced), strict=True
             )
         ]
