@@ -27,7 +27,7 @@ from fullbatch.config.run import RunConfig
 from fullbatch.config.tree import from_dict
 from fullbatch.data.crops import cropped, random_boxes
 from fullbatch.data.in_memory import InMemoryBatches
-from fullbatch.objective.newest import RollingNormalizer
+from fullbatch.objective.normalizers import RollingNormalizer
 
 BOXES = 1 << 16  # crops to choose from
 

@@ -28,7 +28,7 @@ from fullbatch.audit.beliefs import AskedAnchors, Belief, beliefs, temperatures
 from fullbatch.audit.exact import checked_anchors, log_means, log_means_of_batches
 from fullbatch.config import Identity, NoNormalizer
 from fullbatch.config.checks import is_whole
-from fullbatch.objective.inputs import check_shapes, check_unit_rows
+from fullbatch.objective.advice import check_shapes, check_unit_rows
 from fullbatch.objective.log_domain import log_add
 from fullbatch.objective.objective import Objective
 from fullbatch.objective.step import DIRECTIONS

@@ -31,12 +31,10 @@ from fullbatch.config.methods import AXES, method_with
 from fullbatch.config.pairwise import RAW
 from fullbatch.kernels.log_mean_exp import Reduced, Table, log_mean_exp_of_batch
 from fullbatch.models.recording import being_recorded
-from fullbatch.objective import inputs
+from fullbatch.objective import advice
 from fullbatch.objective.amortized import AmortizedNormalizer
 from fullbatch.objective.loss import DirectionLoss, Metrics, Summary, direction_loss, raw_positive
-from fullbatch.objective.moving_average import MovingAverageNormalizer
-from fullbatch.objective.newest import BatchAndQueueNormalizer, RollingNormalizer
-from fullbatch.objective.notices import Notices
+from fullbatch.objective.normalizers import BatchAndQueueNormalizer, MovingAverageNormalizer, RollingNormalizer
 from fullbatch.objective.other_losses import PositiveWeights, cycle_consistency, sigmoid_loss, variance_covariance
 from fullbatch.objective.parts import Context, check_context, fingerprint, make_normalizers, make_temperatures, settled
 from fullbatch.objective.per_sample import PerSampleTable
@@ -91,7 +89,7 @@ class Objective(nn.Module):
         pairwise = method.pairwise
         self.bias = nn.Parameter(torch.tensor(float(pairwise.bias))) if isinstance(pairwise, Sigmoid) else None
         self.positives = PositiveWeights(pairwise) if isinstance(pairwise, RobustPositives) else None
-        self._notices = Notices(method)
+        self._notices = advice.Notices(method)
         if context.num_samples is not None and not isinstance(method.normalizer, (BatchMean, Amortized)):
             self._notices.warn_if_rho_unreachable(context.num_samples, "the data set")
 
@@ -155,7 +153,7 @@ class Objective(nn.Module):
         self,
         image_embeddings: Tensor,
         text_embeddings: Tensor,
-        sample_ids: inputs.SampleIds | None = None,
+        sample_ids: advice.SampleIds | None = None,
     ) -> Output:
         """``image_embeddings`` and ``text_embeddings`` are unit rows; row i of both is a pair.
 
@@ -188,7 +186,7 @@ class Objective(nn.Module):
 
     @torch.no_grad()
     def log_normalizers(
-        self, image_embeddings: Tensor, text_embeddings: Tensor, sample_ids: inputs.SampleIds | None = None
+        self, image_embeddings: Tensor, text_embeddings: Tensor, sample_ids: advice.SampleIds | None = None
     ) -> tuple[Tensor, Tensor]:
         """What the method now believes log(epsilon + g_i(data set)) is, for these images and these texts as anchors.
 
@@ -207,7 +205,7 @@ class Objective(nn.Module):
 
     @torch.no_grad()
     def anchor_temperatures(
-        self, image_embeddings: Tensor, text_embeddings: Tensor, sample_ids: inputs.SampleIds | None = None
+        self, image_embeddings: Tensor, text_embeddings: Tensor, sample_ids: advice.SampleIds | None = None
     ) -> tuple[Tensor, Tensor]:
         """The temperatures of these images and of these texts as anchors, as they now are.  Nothing changes."""
         progress = Progress(self.step, self.epoch, self.context.seed, training=False)
@@ -218,13 +216,13 @@ class Objective(nn.Module):
         )
         return image, text
 
-    def _take_batch(self, image: Tensor, text: Tensor, sample_ids: inputs.SampleIds | None, look: bool) -> Batch:
+    def _take_batch(self, image: Tensor, text: Tensor, sample_ids: advice.SampleIds | None, look: bool) -> Batch:
         """Check what was handed over and bring all ranks' together, in float32 at least."""
-        inputs.check_shapes(image, text, self.context.width)
+        advice.check_shapes(image, text, self.context.width)
         if look:
             distributed.check_equal_rows(image.shape[0], image.device)
-            inputs.check_unit_rows("image_embeddings", image)
-            inputs.check_unit_rows("text_embeddings", text)
+            advice.check_unit_rows("image_embeddings", image)
+            advice.check_unit_rows("text_embeddings", text)
         ids_B2 = self._take_ids(sample_ids, image, look)
         wide = torch.float64 if image.dtype == torch.float64 else torch.float32
         return gather_batch(image.to(wide), text.to(wide), ids_B2)
@@ -235,13 +233,13 @@ class Objective(nn.Module):
     def _looks_now(self) -> bool:
         return self.step < 8 or self.step % CHECK_EVERY == 0
 
-    def _take_ids(self, sample_ids: inputs.SampleIds | None, rows_BD: Tensor, look: bool) -> Tensor | None:
-        ids_B2 = inputs.check_ids(sample_ids, self.method.needs_ids, rows_BD.shape[0], self.context.num_samples)
+    def _take_ids(self, sample_ids: advice.SampleIds | None, rows_BD: Tensor, look: bool) -> Tensor | None:
+        ids_B2 = advice.check_ids(sample_ids, self.method.needs_ids, rows_BD.shape[0], self.context.num_samples)
         if ids_B2 is None:
             return None
         assert self.context.num_samples is not None
         if look or ids_B2.device.type == "cpu":
-            inputs.check_id_range(ids_B2, self.context.num_samples)
+            advice.check_id_range(ids_B2, self.context.num_samples)
         return ids_B2.to(rows_BD.device, non_blocking=True)
 
     def _sigmoid(self, batch: Batch, progress: Progress) -> Output:

@@ -11,7 +11,6 @@ NovoGrad as the paper has it: Ginsburg et al. 2019, Algorithm 1 (https://arxiv.o
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -58,16 +57,11 @@ class Lars(torch.optim.Optimizer):
         super().__init__(params, defaults)
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
         for group in self.param_groups:
             weights = [weight for weight in group["params"] if weight.grad is not None]
             if weights:
                 self._move(weights, [weight.grad for weight in weights], group)
-        return loss
 
     def _move(self, weights: list[Tensor], updates: list[Tensor], group: dict[str, Any]) -> None:
         decay = group["weight_decay"]
@@ -124,11 +118,7 @@ class NovoGrad(torch.optim.Optimizer):
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
         for group in self.param_groups:
             for weight in group["params"]:
                 if weight.grad is None:
@@ -147,4 +137,3 @@ class NovoGrad(torch.optim.Optimizer):
                     group["weight_decay"],
                 )
                 weight.sub_(group["lr"] * state["first_moment"])
-        return loss

@@ -34,7 +34,6 @@ from fullbatch.training.optimizer import clip_gradients, freeze_learning_rates, 
 from fullbatch.training.run_folder import AUDIT, BEST, ENDED, EVALUATION, Folder, Metrics
 from fullbatch.training.stages import Stages, statistics_kept
 from fullbatch.training.state import TrainingState
-from fullbatch.training.stopwatch import Stopwatch
 
 log = logging.getLogger("fullbatch")
 
@@ -374,3 +373,39 @@ class Trainer:
             log.info("%s", reason)
             kind = OSError if isinstance(error, OSError) else ValueError
             raise kind(f"{reason}; go on from there with `{self.go_on}`.") from None
+
+
+class Stopwatch:
+    """How long a run has trained: wall-clock without what only measures, continued when the run is resumed.
+
+    Starts at ``seconds``, what the run had trained before, for work on ``device``.
+    """
+
+    def __init__(self, seconds: float = 0.0, device: torch.device = torch.device("cpu")) -> None:
+        self._since = time.monotonic() - seconds
+        self._device = device
+
+    def restart(self, seconds: float) -> None:
+        self._since = time.monotonic() - seconds
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self._since
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Evaluations and audits do not count, so that equal times are equal times of training.
+
+        Each side waits for its own: steps that a GPU still has to do count, and what was measured does not.
+        """
+        self._finish()
+        before = self.seconds
+        try:
+            yield
+            self._finish()
+        finally:
+            self.restart(before)
+
+    def _finish(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
