@@ -75,7 +75,7 @@ def assemble(config: RunConfig, device: torch.device, design: Path | None = None
     batches = make_batches(config, model, device)
     stages = Stages.of(config, periods_of(config, batches).trained_batches)
     phases(config.schedule, stages.training, stages.steps_per_epoch)  # is the run long enough for its warm-up?
-    state, wrapped = make_state(config, model, batches, device)
+    state, wrapped = make_state(config, model, batches.pool, device)
     split = config.training.micro_batch is not None or distributed.world().size > 1
     if split and (names := batch_norm_names(model)):
         log.warning(
@@ -170,7 +170,7 @@ def _in_memory(config: RunConfig, model: TwoTowers, pool: Pool, order: Order, de
     return InMemoryBatches(pool, order, config.training.batch_size, kept, data.crop, data.flip, world, views=views)
 
 
-def build_objective(config: RunConfig, model: TwoTowers, batches: Batches) -> Objective:
+def build_objective(config: RunConfig, model: TwoTowers, pool: Pool) -> Objective:
     """With pretrained weights the temperature starts, or stays, where theirs ended, unless the user sets it."""
     described = config.objective
     method, settings = described.build(), dict(described.settings)
@@ -182,30 +182,24 @@ def build_objective(config: RunConfig, model: TwoTowers, batches: Batches) -> Ob
                 log.info("the %s starts at %.6g, as the pretrained weights have it", name, value)
     context = Context(
         width=model.width,
-        num_samples=batches.order.num_samples,
+        num_samples=len(pool),
         chunk=described.loss_chunk,
         seed=config.training.seed,
         table_dtype=getattr(torch, described.table_dtype),
         table_storage=described.table_storage,
-        dataset=batches.pool.fingerprint,
+        dataset=pool.fingerprint,
     )
     return Objective(replace(described, settings=settings).build(), context)
 
 
-def fresh_objective(config: RunConfig, model: TwoTowers, batches: Batches) -> Objective:
+def fresh_objective(config: RunConfig, model: TwoTowers, pool: Pool) -> Objective:
     """One that remembers nothing, to take the memory of another away; it has no table in a shared place."""
     alone = replace(config.objective, table_storage="rank")
-    return build_objective(replace(config, objective=alone), model, batches)
-
-
-def _make_table(config: RunConfig, model: TwoTowers, batches: Batches, device: torch.device) -> EmbeddingTable | None:
-    if not config.selection.keeps_table:
-        return None
-    return EmbeddingTable(len(batches.pool), model.width, device, getattr(torch, config.objective.table_dtype))
+    return build_objective(replace(config, objective=alone), model, pool)
 
 
 def make_state(
-    config: RunConfig, model: TwoTowers, batches: Batches, device: torch.device
+    config: RunConfig, model: TwoTowers, pool: Pool, device: torch.device
 ) -> tuple[TrainingState, torch.nn.Module]:
     """What the run remembers, and the model as the ranks call it."""
     training = config.training
@@ -220,9 +214,10 @@ def make_state(
     wrapped = wrap(model, device)
     if training.graphs and (device.type != "cuda" or distributed.world().size > 1):
         raise ValueError("--graphs works on one GPU, in one process; leave it out.")
-    objective = build_objective(config, model, batches).to(device)
+    objective = build_objective(config, model, pool).to(device)
     if training.compile:
         objective.compile_updates()
+    dtype = getattr(torch, config.objective.table_dtype)
     state = TrainingState(
         model=model,
         average=None if training.ema is None else WeightAverage(model, training.ema),
@@ -230,8 +225,8 @@ def make_state(
         temperature_optimizer=make_temperature_optimizer(objective, config.optimizer),
         objective=objective,
         scaler=torch.amp.GradScaler(device.type, enabled=training.precision == "fp16"),
-        position=Position(data=batches.pool.fingerprint),
-        table=_make_table(config, model, batches, device),
+        position=Position(data=pool.fingerprint),
+        table=EmbeddingTable(len(pool), model.width, device, dtype) if config.selection.keeps_table else None,
     )
     return state, wrapped
 

@@ -31,15 +31,15 @@ class Loaded:
 
 def load_trained(path: Path, average: bool = True) -> Loaded:
     """From a run folder's last good checkpoint, or from the checkpoint at ``path``."""
-    found: Path | None = path
+    place: Path | None = path
     if not (path / checkpoint.MANIFEST).is_file():
-        found = checkpoint.last_good(Folder(path).checkpoints)
-    if found is None:
+        place = checkpoint.last_good(Folder(path).checkpoints)
+    if place is None:
         raise ValueError(f"{path} is neither a run folder with a good checkpoint nor a checkpoint.")
-    folder = Folder(found.parent.parent)
+    folder = Folder(place.parent.parent)
     config = folder.read_config()
-    parts = checkpoint.read(found, ("model", "average", "objective", "position"))
-    with checkpoint.understood(found):
+    parts = checkpoint.read(place, ("model", "average", "objective", "position"))
+    with checkpoint.understood(place):
         return as_loaded(config, folder.model, parts, average)
 
 

@@ -207,7 +207,7 @@ class _Run:
             auditor=None if plan is None else Probe(plan, self.embedder, batches, parts.state.objective),
             selector=selector,
             abandoned=abandoned,
-            fresh_objective=partial(fresh_objective, config, parts.model, batches),
+            fresh_objective=partial(fresh_objective, config, parts.model, batches.pool),
         )
         return Trainer(
             config=config,

@@ -129,8 +129,8 @@ def normalizer_audit(
 
     def exact(own_nD: Tensor, other_nD: Tensor, tau_A: Tensor) -> Tensor:
         mine_A, tau_mine_A = (rows.tensor_split(world.size)[world.rank] for rows in (rows_A, tau_A))
-        found = log_means(own_nD, other_nD, mine_A, tau_mine_A, pairwise, negatives=method.negatives, chunk=chunk)
-        return log_add(distributed.gather_uneven(found), epsilon)
+        log_mean_A = log_means(own_nD, other_nD, mine_A, tau_mine_A, pairwise, negatives=method.negatives, chunk=chunk)
+        return log_add(distributed.gather_uneven(log_mean_A), epsilon)
 
     log_batch = log_means_of_batches(
         image_nD, text_nD, rows_A, taus, batch, generator, pairwise=pairwise, negatives=method.negatives

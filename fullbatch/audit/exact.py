@@ -72,8 +72,8 @@ def wide_dtype(rows: Tensor) -> torch.dtype:
 def checked_anchors(anchors: Tensor | None, count: int) -> Tensor:
     rows_A = torch.arange(count) if anchors is None else torch.as_tensor(anchors)
     if rows_A.dim() != 1 or rows_A.dtype not in (torch.int64, torch.int32):
-        found = f"{rows_A.dtype} of shape {tuple(rows_A.shape)}"
-        raise ValueError(f"anchors must be row numbers, a tensor of whole numbers in one dimension, got {found}.")
+        given = f"{rows_A.dtype} of shape {tuple(rows_A.shape)}"
+        raise ValueError(f"anchors must be row numbers, a tensor of whole numbers in one dimension, got {given}.")
     if rows_A.numel() and (int(rows_A.min()) < 0 or int(rows_A.max()) >= count):
         raise ValueError(f"anchors must lie in [0, {count - 1}], got {int(rows_A.min())} to {int(rows_A.max())}.")
     return rows_A
@@ -158,7 +158,7 @@ def log_means_of_batches(
     size = max(1, min(batch, math.ceil(anchors / FEWEST_BATCHES)))
     groups = list(torch.split(torch.arange(anchors, device=rows_A.device), size))
     drawn = _distinct_batches(count, batch, len(groups), generator)
-    found = [torch.stack(taus, dim=1)[:0]]
+    answers = [torch.stack(taus, dim=1)[:0]]
     for group in torch.arange(len(groups)).tensor_split(distributed.world().size)[distributed.world().rank].tolist():
         rows_G, rows_B = rows_A[groups[group]], drawn[group].to(rows_A.device)
         is_own_GB = rows_G[:, None] == rows_B
@@ -167,8 +167,8 @@ def log_means_of_batches(
             _log_mean(own_nD, other_nD, rows_G, rows_B, is_own_GB, tau_A[groups[group]], pairwise, negatives)
             for own_nD, other_nD, tau_A in ((image_nD, text_nD, taus[0]), (text_nD, image_nD, taus[1]))
         ]
-        found.append(torch.stack(pair, dim=1))
-    image_A, text_A = distributed.gather_uneven(torch.cat(found)).unbind(dim=1)
+        answers.append(torch.stack(pair, dim=1))
+    image_A, text_A = distributed.gather_uneven(torch.cat(answers)).unbind(dim=1)
     return image_A, text_A
 
 

@@ -22,12 +22,10 @@ from fullbatch.config import NoNormalizer
 from fullbatch.config.data import Data
 from fullbatch.config.run import RunConfig
 from fullbatch.config.training import Precision
-from fullbatch.data.loader import Batch, Pool, TrainingBatches, load, open_pool
+from fullbatch.data.loader import Batch, Pool, load, open_pool
 from fullbatch.data.sources import open_source
-from fullbatch.data.transforms import TrainTransform
 from fullbatch.evaluation.embed import Embedder, Tables
 from fullbatch.models.build import rebuild_model
-from fullbatch.models.towers import TwoTowers
 from fullbatch.objective.objective import Objective
 from fullbatch.selection.ordered import losses_at
 from fullbatch.selection.selector import loss_histograms
@@ -139,7 +137,9 @@ def audit_run(run: Path, options: Options = Options(), say: Callable[[str], None
     with distributed.ranks(device) as world:
         pool = distributed.together(lambda: _open(config.data, folder))
         model = rebuild_model(config.model, folder.model).to(device).eval()
-        objective = _objective(config, model, pool).to(device)
+        with warnings.catch_warnings():  # the run has said already what is unwise in its settings
+            warnings.simplefilter("ignore")
+            objective = build_objective(config, model, pool).to(device)
         embedder = make_embedder(config, model, model, device)
         images = _Images(pool, embedder)
         if options.anchors > len(pool):
@@ -222,15 +222,6 @@ def _check_same_data(trained_on: str, data: Data, pool: Pool, folder: Folder) ->
     raise ValueError(
         f"The data is not what {folder.path} was trained on ({what}), so its normalizers mean nothing here."
     )
-
-
-def _objective(config: RunConfig, model: TwoTowers, pool: Pool) -> Objective:
-    order = open_pool(config.data)[1]
-    transform = TrainTransform(model.image_size)
-    batches = TrainingBatches(pool, order, config.training.batch_size, transform, model.tokenize)
-    with warnings.catch_warnings():  # the run has said already what is unwise in its settings
-        warnings.simplefilter("ignore")
-        return build_objective(config, model, batches)
 
 
 class _Images:

@@ -51,8 +51,8 @@ def resident(key: str, decoded: Decoded, tokenize: Tokenize, device: torch.devic
         _kept.clear()  # before the next is made: two may not fit
         _require_room(decoded.pixels_nCHW, device)
         counts_n = np.array([len(captions) for captions in decoded.captions], np.int64)
-        said = [caption for captions in decoded.captions for caption in captions]
-        pieces = [tokenize(said[start : start + 4096]) for start in range(0, len(said), 4096)]
+        texts = [caption for captions in decoded.captions for caption in captions]
+        pieces = [tokenize(texts[start : start + 4096]) for start in range(0, len(texts), 4096)]
         images_nCSS = torch.from_numpy(np.ascontiguousarray(decoded.pixels_nCHW)).to(device)
         _kept[key] = Resident(images_nCSS, torch.cat(pieces).to(device), np.cumsum(counts_n) - counts_n, counts_n)
     return _kept[key]

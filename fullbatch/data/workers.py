@@ -44,16 +44,16 @@ def read_ahead(
     loader: DataLoader[Item] = DataLoader(
         items, batch_size=None, sampler=numbers, num_workers=workers, pin_memory=pin, **(ahead if workers else {})
     )
-    team = _Team()
+    processes = _WorkerProcesses()
     end = object()
     try:
         for numbers.here in ranges:
-            reader = team.waited_for(partial(iter, loader))
-            team.watch(reader)
-            while (item := team.waited_for(partial(next, reader, end))) is not end:
+            reader = processes.waited_for(partial(iter, loader))
+            processes.watch(reader)
+            while (item := processes.waited_for(partial(next, reader, end))) is not end:
                 yield item if device is None else item.to(device)
     finally:
-        team.end()
+        processes.end()
 
 
 class _Numbers(Sampler[int]):
@@ -78,7 +78,7 @@ def _start(worker: int) -> None:
     signal.signal(signal.SIGTERM, lambda number, frame: signal.signal(number, signal.SIG_DFL))
 
 
-class _Team:
+class _WorkerProcesses:
     """The worker processes of one loader."""
 
     def __init__(self) -> None:
@@ -90,14 +90,14 @@ class _Team:
         """A loader's iterator; with persistent workers it is the same one in every pass."""
         if reader is not self._reader:
             self._reader, self._workers = reader, list(getattr(reader, "_workers", ()))
-            _deaths.hold_back(self._before)
+            _child_signals.hold_back(self._before)
             if self._workers:
                 atexit.register(self._kill)  # after torch's own, so that it comes before
 
     def waited_for(self, give: Callable[[], Any]) -> Any:
         """What ``give`` gives; a death is told here and nowhere else."""
         try:
-            with _deaths.told():
+            with _child_signals.raised():
                 self._check()
                 return give()
         except (ValueError, OSError, RuntimeError, EOFError) as error:
@@ -150,7 +150,7 @@ def _as_it_was(error: Exception) -> Exception:
     return (OSError if isinstance(error, OSError) else ValueError)(last.partition(": ")[2] or last)
 
 
-class _Deaths:
+class _ChildSignals:
     """Stands before torch's handler of dying children, and lets it raise only while an item is waited for."""
 
     def __init__(self) -> None:
@@ -168,7 +168,7 @@ class _Deaths:
         signal.signal(signal.SIGCHLD, self._receive)
 
     @contextmanager
-    def told(self) -> Iterator[None]:
+    def raised(self) -> Iterator[None]:
         self._waiting = True
         try:
             yield
@@ -181,4 +181,4 @@ class _Deaths:
             handler(number, frame)
 
 
-_deaths = _Deaths()
+_child_signals = _ChildSignals()

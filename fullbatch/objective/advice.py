@@ -40,8 +40,8 @@ _WHOLE = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 def check_shapes(image: Tensor, text: Tensor, width: int | None) -> None:
     for name, rows in (("image_embeddings", image), ("text_embeddings", text)):
         if not isinstance(rows, Tensor) or rows.dim() != 2 or not rows.is_floating_point():
-            found = f"{rows.dtype} of shape {tuple(rows.shape)}" if isinstance(rows, Tensor) else type(rows).__name__
-            raise ValueError(f"{name} must be a floating-point tensor of shape (batch, width), got {found}.")
+            given = f"{rows.dtype} of shape {tuple(rows.shape)}" if isinstance(rows, Tensor) else type(rows).__name__
+            raise ValueError(f"{name} must be a floating-point tensor of shape (batch, width), got {given}.")
     if image.shape != text.shape:
         raise ValueError(
             f"image_embeddings and text_embeddings must have the same shape, got {tuple(image.shape)} and "
@@ -101,8 +101,8 @@ def check_ids(sample_ids: SampleIds | None, needed: bool, batch: int, num_sample
     for name, ids in (("image", image_ids), ("text", text_ids)):
         whole = isinstance(ids, Tensor) and ids.dtype in _WHOLE
         if not whole or ids.shape != (batch,):
-            found = f"{ids.dtype} of shape {tuple(ids.shape)}" if isinstance(ids, Tensor) else type(ids).__name__
-            raise ValueError(f"The {name} ids must be a tensor of {batch} whole numbers, one a row, got {found}.")
+            given = f"{ids.dtype} of shape {tuple(ids.shape)}" if isinstance(ids, Tensor) else type(ids).__name__
+            raise ValueError(f"The {name} ids must be a tensor of {batch} whole numbers, one a row, got {given}.")
     return torch.stack([image_ids.to(torch.int64), text_ids.to(torch.int64)], dim=1)
 
 

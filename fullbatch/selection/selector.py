@@ -81,7 +81,7 @@ class Selector:
         A range must be asked for when all steps on the batches before it are done: embeddings are looked at then.
         """
         if self.first_rank:
-            self.planners.wake()
+            self.planners.start_processes()
         with self._stalled():
             self._go_on(batches)
         start = batches.start
@@ -192,8 +192,8 @@ class Selector:
             and self._is_past(number, batches.start)
             and self.periods[number].batches.start < batches.stop
         ]
-        found = distributed.together(lambda: self._recover(needed, batches.start) if self.first_rank else None)
-        for number in distributed.from_first_rank(found):
+        lost = distributed.together(lambda: self._recover(needed, batches.start) if self.first_rank else None)
+        for number in distributed.from_first_rank(lost):
             log.info("period %d is planned by the embeddings of this checkpoint: there is no earlier snapshot", number)
             self._look(number - self.lead)
 

@@ -88,8 +88,8 @@ def distances_to_centres(rows_Nk: Floats, centres: int, seed: int) -> Floats:
     distinct = min(centres, len(np.unique(rows_Nk, axis=0)))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)  # rows equal but for rounding: two centres in one place
-        found = KMeans(distinct, n_init=1, random_state=seed % 2**32).fit(rows_Nk)
-    centre_kk: Floats = found.cluster_centers_[np.arange(centres) % distinct]  # too few different rows: some twice
+        fitted = KMeans(distinct, n_init=1, random_state=seed % 2**32).fit(rows_Nk)
+    centre_kk: Floats = fitted.cluster_centers_[np.arange(centres) % distinct]  # too few different rows: some twice
     squared_Nk: Floats = (rows_Nk**2).sum(1)[:, None] - 2 * rows_Nk @ centre_kk.T + (centre_kk**2).sum(1)
     distance_Nk: Floats = np.sqrt(np.maximum(squared_Nk, 0.0))
     return distance_Nk

@@ -74,7 +74,7 @@ def test_the_numbers_are_those_of_the_checkpoint(sogclr, tmp_path):
     path = checkpoint.folder_of(run / "checkpoints", 10)
     loaded, state = load_trained(path, average=False), checkpoint.read(path)["objective"]
     batches = make_batches(loaded.config, loaded.model, torch.device("cpu"))
-    objective = build_objective(loaded.config, loaded.model, batches)
+    objective = build_objective(loaded.config, loaded.model, batches.pool)
     objective.load_state_dict(state)
     transform = EvalTransform(16)
     samples = [batches.pool.read(sample) for sample in range(52)]
