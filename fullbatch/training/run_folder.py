@@ -275,10 +275,7 @@ class Metrics:
         if not first:
             return
         for line in forget_after(folder.metrics, step):
-            if line.get("kind") == EVALUATION:
-                self.evaluated, self.ended = line["step"], bool(line.get(ENDED))
-                self.best = self.best.after(line)
-            self.audited = line["step"] if line.get("kind") == AUDIT else self.audited
+            self._note(line, line.get("kind"))
             self.seconds = line.get("seconds") or self.seconds if "kind" not in line else self.seconds
         if not self.ended and not folder.read_results():
             self.evaluated = -1  # its numbers are lost: measure again
@@ -290,14 +287,18 @@ class Metrics:
         if config.run.wandb:
             self._wandb = _wandb(config, folder.path.name)
 
-    def write(self, line: dict[str, Any], kind: str = "train") -> None:
-        if self._file is None:
-            return
+    def _note(self, line: Mapping[str, Any], kind: Any) -> None:
+        """What a run must know of its lines."""
         if kind == EVALUATION:
             self.evaluated, self.ended = line["step"], bool(line.get(ENDED))
             self.best = self.best.after(line)
         if kind == AUDIT:
             self.audited = line["step"]
+
+    def write(self, line: dict[str, Any], kind: str = "train") -> None:
+        if self._file is None:
+            return
+        self._note(line, kind)
         if kind in (EVALUATION, AUDIT):
             line = {**line, "kind": kind}
         line = {key: value if _is_plain(value) else None for key, value in line.items()}
