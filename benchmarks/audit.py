@@ -27,8 +27,8 @@ import torch
 from torch.nn.functional import normalize
 
 import fullbatch as fb
+from fullbatch.audit.errors import normalizer_audit
 from fullbatch.cli.train import train_config
-from fullbatch.evaluation.audit import normalizer_audit
 
 
 def seconds(work: Callable[[], object], device: torch.device, rounds: int) -> str:

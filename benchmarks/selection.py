@@ -29,13 +29,15 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from fullbatch.selection import blocks, drawn_batches, even_assignment, order_of_block, ordered_batches
-from fullbatch.selection.ordered import losses_at
+from fullbatch.selection.ordered import drawn_batches, losses_at, ordered_batches
 from fullbatch.selection.spectral import (
+    blocks,
     distances_to_centres,
+    even_assignment,
     first_eigenvectors,
     laplacian,
     one_thread,
+    order_of_block,
     pair_weights,
     unit_rows,
 )

@@ -109,7 +109,7 @@ def our_steps(method: str, model: TwoTowers, batches: list[Batch], compiled: boo
     source = TrainingBatches(
         Pool([Nothing()]), Order((SAMPLES,), (1.0,), 0), size, TrainTransform(model.image_size), model.tokenize
     )
-    state, wrapped = make_state(config, model, source, device)
+    state, wrapped = make_state(config, model, source.pool, device)
     trainer = Trainer(
         config=config,
         folder=Folder(folder),
@@ -120,7 +120,6 @@ def our_steps(method: str, model: TwoTowers, batches: list[Batch], compiled: boo
         state=state,
         metrics=Metrics(Folder(folder), config, first=False, step=0),
         display=Display(first=False, quiet=True),
-        evaluate=None,
     )
     turns = cycle(batches)
 

@@ -19,7 +19,7 @@ from PIL import Image, ImageDraw, ImageFont
 from fullbatch.config.data import Source
 from fullbatch.data.sources import open_source
 from fullbatch.evaluation.embed import Embedder
-from fullbatch.run import load_trained
+from fullbatch.loading import load_trained
 
 SHOWN, CELL, TEXT = 6, 72, 220
 SOURCE = Source("emoji", split="new_style")

@@ -6,6 +6,7 @@ TYPE_CHECKING = False  # typing's own, without importing it: `fullbatch --help` 
 if TYPE_CHECKING:
     from typing import Any
 
+    from fullbatch.audit.exact import exact_log_normalizers
     from fullbatch.config import (
         Amortized,
         BatchAndQueue,
@@ -33,12 +34,10 @@ if TYPE_CHECKING:
     )
     from fullbatch.config.methods import METHODS, settings_of
     from fullbatch.config.run import RunConfig
-    from fullbatch.evaluation.exact_normalizers import exact_log_normalizers
     from fullbatch.finetuning.finetune import finetune
-    from fullbatch.objective.make import make_objective
-    from fullbatch.objective.objective import Objective, Output
+    from fullbatch.objective.objective import Objective, Output, make_objective
     from fullbatch.objective.parts import Context
-    from fullbatch.run import train
+    from fullbatch.training_run import train
 
 # OpenMP reads it when torch is imported.  Threads that spin while they wait take a core from whoever works beside them.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -59,11 +58,11 @@ _MODULES = {  # of the names that are not in fullbatch.config
     "Objective": "objective.objective",
     "Output": "objective.objective",
     "RunConfig": "config.run",
-    "exact_log_normalizers": "evaluation.exact_normalizers",
+    "exact_log_normalizers": "audit.exact",
     "finetune": "finetuning.finetune",
-    "make_objective": "objective.make",
+    "make_objective": "objective.objective",
     "settings_of": "config.methods",
-    "train": "run",
+    "train": "training_run",
 }
 
 

@@ -1,14 +1,18 @@
-"""From a config to the parts of a run: device, batches, objective, state."""
+"""From a config to the parts of a run: device, batches, objective, state; what embeds and what selects."""
+
+# n: samples   m: those that can be read   D: width
 
 from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fullbatch import distributed
 from fullbatch.config.methods import settings_of
@@ -17,25 +21,29 @@ from fullbatch.config.temperature import Constant, LearnedScale, RobustGlobal
 from fullbatch.data.decoded import decode_all, decoded_key
 from fullbatch.data.images import EvalTransform, TrainTransform
 from fullbatch.data.in_memory import InMemoryBatches, resident
-from fullbatch.data.loader import Pool, TrainingBatches, open_pool
+from fullbatch.data.loader import EvaluationBatches, Pool, TrainingBatches, load, open_pool
 from fullbatch.data.order import Order
-from fullbatch.data.periods import Periods
 from fullbatch.data.two_views import ViewMaker, WholeSquare, no_tokens
 from fullbatch.distributed import towers
+from fullbatch.evaluation.embed import Embedder
 from fullbatch.models.build import build_model, rebuild_model
 from fullbatch.models.timm_towers import TwoViews
 from fullbatch.models.two_towers import TwoTowers, batch_norm_names
 from fullbatch.objective.objective import Objective
 from fullbatch.objective.parts import Context
+from fullbatch.selection.embeddings import EmbeddingTable, Scorer, mean_temperature
+from fullbatch.selection.periods import Periods, Plans
+from fullbatch.selection.planning import Planners
+from fullbatch.selection.selector import Selector
+from fullbatch.training import checkpoint
 from fullbatch.training.average import WeightAverage
-from fullbatch.training.embedding_table import EmbeddingTable
 from fullbatch.training.optimizer import make_optimizer, make_temperature_optimizer
+from fullbatch.training.run_folder import Folder
 from fullbatch.training.schedule import phases
 from fullbatch.training.stages import Stages
 from fullbatch.training.state import Position, TrainingState
 
 log = logging.getLogger("fullbatch")
-
 
 Batches = TrainingBatches | InMemoryBatches
 
@@ -67,7 +75,7 @@ def assemble(config: RunConfig, device: torch.device, design: Path | None = None
     batches = make_batches(config, model, device)
     stages = Stages.of(config, periods_of(config, batches).trained_batches)
     phases(config.schedule, stages.training, stages.steps_per_epoch)  # is the run long enough for its warm-up?
-    state, wrapped = make_state(config, model, batches, device)
+    state, wrapped = make_state(config, model, batches.pool, device)
     split = config.training.micro_batch is not None or distributed.world().size > 1
     if split and (names := batch_norm_names(model)):
         log.warning(
@@ -162,7 +170,7 @@ def _in_memory(config: RunConfig, model: TwoTowers, pool: Pool, order: Order, de
     return InMemoryBatches(pool, order, config.training.batch_size, kept, data.crop, data.flip, world, views=views)
 
 
-def build_objective(config: RunConfig, model: TwoTowers, batches: Batches) -> Objective:
+def build_objective(config: RunConfig, model: TwoTowers, pool: Pool) -> Objective:
     """With pretrained weights the temperature starts, or stays, where theirs ended, unless the user sets it."""
     described = config.objective
     method, settings = described.build(), dict(described.settings)
@@ -174,30 +182,24 @@ def build_objective(config: RunConfig, model: TwoTowers, batches: Batches) -> Ob
                 log.info("the %s starts at %.6g, as the pretrained weights have it", name, value)
     context = Context(
         width=model.width,
-        num_samples=batches.order.num_samples,
+        num_samples=len(pool),
         chunk=described.loss_chunk,
         seed=config.training.seed,
         table_dtype=getattr(torch, described.table_dtype),
         table_storage=described.table_storage,
-        dataset=batches.pool.fingerprint,
+        dataset=pool.fingerprint,
     )
     return Objective(replace(described, settings=settings).build(), context)
 
 
-def fresh_objective(config: RunConfig, model: TwoTowers, batches: Batches) -> Objective:
+def fresh_objective(config: RunConfig, model: TwoTowers, pool: Pool) -> Objective:
     """One that remembers nothing, to take the memory of another away; it has no table in a shared place."""
     alone = replace(config.objective, table_storage="rank")
-    return build_objective(replace(config, objective=alone), model, batches)
-
-
-def _make_table(config: RunConfig, model: TwoTowers, batches: Batches, device: torch.device) -> EmbeddingTable | None:
-    if not config.selection.keeps_table:
-        return None
-    return EmbeddingTable(len(batches.pool), model.width, device, getattr(torch, config.objective.table_dtype))
+    return build_objective(replace(config, objective=alone), model, pool)
 
 
 def make_state(
-    config: RunConfig, model: TwoTowers, batches: Batches, device: torch.device
+    config: RunConfig, model: TwoTowers, pool: Pool, device: torch.device
 ) -> tuple[TrainingState, torch.nn.Module]:
     """What the run remembers, and the model as the ranks call it."""
     training = config.training
@@ -212,9 +214,10 @@ def make_state(
     wrapped = wrap(model, device)
     if training.graphs and (device.type != "cuda" or distributed.world().size > 1):
         raise ValueError("--graphs works on one GPU, in one process; leave it out.")
-    objective = build_objective(config, model, batches).to(device)
+    objective = build_objective(config, model, pool).to(device)
     if training.compile:
         objective.compile_updates()
+    dtype = getattr(torch, config.objective.table_dtype)
     state = TrainingState(
         model=model,
         average=None if training.ema is None else WeightAverage(model, training.ema),
@@ -222,7 +225,76 @@ def make_state(
         temperature_optimizer=make_temperature_optimizer(objective, config.optimizer),
         objective=objective,
         scaler=torch.amp.GradScaler(device.type, enabled=training.precision == "fp16"),
-        position=Position(data=batches.pool.fingerprint),
-        table=_make_table(config, model, batches, device),
+        position=Position(data=pool.fingerprint),
+        table=EmbeddingTable(len(pool), model.width, device, dtype) if config.selection.keeps_table else None,
     )
     return state, wrapped
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# what measures and what selects
+
+
+def make_embedder(
+    config: RunConfig,
+    model: TwoTowers,
+    wrapped: nn.Module,
+    device: torch.device,
+    watch: Callable[[str, int, int], None] = lambda source, done, total: None,
+) -> Embedder:
+    return Embedder(
+        wrapped,
+        model.tokenize,
+        model.image_size,
+        device,
+        config.training.precision,
+        config.evaluation.eval_batch,
+        config.data.workers,
+        config.data.max_pixels,
+        views=view_maker(config, model),
+        watch=watch,
+    )
+
+
+def evaluation_batches(embedder: Embedder, pool: Pool, rows: int | None = None) -> EvaluationBatches:
+    """A pool's samples as ``embedder`` wants them, uncropped, with their first captions; this rank's share."""
+    transform = EvalTransform(embedder.image_size, embedder.max_pixels)
+    rows, world = rows or embedder.batch_size, distributed.world()
+    return EvaluationBatches(pool, rows, transform, embedder.tokenize, world, embedder.views)
+
+
+def make_selector(config: RunConfig, parts: Parts, folder: Folder, embedder: Embedder) -> Selector | None:
+    """None where batches are uniform."""
+    if config.selection.batches == "uniform":
+        return None
+    batches, stages, table = parts.batches, parts.stages, parts.state.table
+
+    def oldest() -> int | None:
+        kept = checkpoint.checkpoints(folder.checkpoints)
+        return stages.place(checkpoint.step_of(kept[0])) if kept else None
+
+    embeddings = partial(whole_table, embedder, batches) if table is None else lambda: table.rows_n2D
+    return Selector(
+        plans=Plans(folder.batches, periods_of(config, batches), batches.batch_size),
+        order=batches.order,
+        planners=Planners(config.selection.planners),
+        scorer=Scorer(embeddings, partial(mean_temperature, parts.state.objective)),
+        oldest=oldest,
+    )
+
+
+def whole_table(embedder: Embedder, batches: Batches) -> Tensor:
+    """The whole training set embedded by the model as it is now, (n, 2, D); NaN where a sample cannot be read.
+
+    The towers are in evaluation mode, and the random generators are as they were.  Every rank must call.
+    """
+    device, pool = embedder.device, batches.pool
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        if isinstance(batches, InMemoryBatches):
+            tables = embedder.tables(batches.chosen(range(len(pool)), embedder.batch_size))
+        else:
+            uncropped = evaluation_batches(embedder, pool)
+            tables = embedder.tables(load(uncropped, range(len(uncropped)), embedder.workers, device))
+    both_m2D = torch.stack([tables.image_nD, tables.text_nD], dim=1).float()
+    rows_n2D = torch.full((len(pool), *both_m2D.shape[1:]), torch.nan, device=device)
+    return rows_n2D.index_copy_(0, tables.ids_n, both_m2D)

@@ -16,8 +16,9 @@ import fullbatch as fb
 
 ROOT = Path(fb.__file__).parent
 ORDER = [  # a room imports from rooms before it
-    "config", "distributed", "selection", "data", "models", "kernels", "objective", "theory", "training", "evaluation",
-    "recipes", "assembly", "run", "audit", "finetuning", "comparison", "search", "report", "cli", "__main__",
+    "config", "distributed", "data", "models", "kernels", "objective", "selection", "theory", "training", "evaluation",
+    "recipes", "assembly", "audit", "training_run", "loading", "finetuning", "comparison", "search", "report", "cli",
+    "__main__",
 ]  # fmt: skip
 FILES = {path: ast.parse(path.read_text()) for path in sorted(ROOT.rglob("*.py"))}
 MODULES = {

@@ -20,13 +20,13 @@ import torch
 from study import ARMS, LAST_SHARD, SAMPLES, TUNING_SEED, Setting, base
 from torch import nn
 
-import fullbatch.run
+import fullbatch.training_run
 from fullbatch.assembly import Parts, assemble
 from fullbatch.config.run import RunConfig, layered
 from fullbatch.config.tree import from_dict
 from fullbatch.data.images import cropped, random_boxes
 from fullbatch.data.in_memory import InMemoryBatches
-from fullbatch.objective.newest import RollingNormalizer
+from fullbatch.objective.normalizers import RollingNormalizer
 
 BOXES = 1 << 16  # crops to choose from
 
@@ -91,8 +91,8 @@ def main() -> None:
             **{"audit_every": 0, "runs": str(options.out), "name": name},
         }
     )
-    setattr(fullbatch.run, "assemble", lambda *given: with_fresh_samples(assemble(*given), options.fresh))  # noqa: B010
-    fullbatch.run.train(from_dict(RunConfig, layered(shared, own)))
+    setattr(fullbatch.training_run, "assemble", lambda *given: with_fresh_samples(assemble(*given), options.fresh))  # noqa: B010
+    fullbatch.training_run.train(from_dict(RunConfig, layered(shared, own)))
 
 
 if __name__ == "__main__":

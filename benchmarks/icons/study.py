@@ -320,7 +320,7 @@ def write_hits(data: Path, out: Path, device: str) -> None:
     from fullbatch.config.training import Precision
     from fullbatch.evaluation.embed import Embedder
     from fullbatch.evaluation.retrieval import own_captions, ranks
-    from fullbatch.run import load_trained
+    from fullbatch.loading import load_trained
 
     for run in sorted((out / "race" / "runs").glob("*/results.json")):
         target = run.with_name("hits.json")

@@ -158,8 +158,8 @@ def _check_output(output: Path) -> None:
 def _open(options: _Evaluate) -> _Opened:
     """By what lies at the path, else by open_clip's name."""
     from fullbatch.config.model import Model
+    from fullbatch.loading import load_trained
     from fullbatch.models.build import build_model
-    from fullbatch.run import load_trained
     from fullbatch.training import checkpoint
     from fullbatch.training.run_folder import Folder
 
@@ -230,9 +230,9 @@ def export(arguments: list[str]) -> int:
     from fullbatch.config.model import Model
     from fullbatch.finetuning.base import open_model
     from fullbatch.finetuning.record import FILE, result_of
+    from fullbatch.loading import export_run
     from fullbatch.models.saved import EXPORTED
     from fullbatch.models.saved import export as write
-    from fullbatch.run import export_run
 
     if options.run.is_file() or (options.run / EXPORTED).is_file():
         opened = open_model(Model(str(options.run)))

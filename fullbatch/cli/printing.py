@@ -11,8 +11,8 @@ from typing import Any
 from rich.console import Console
 
 from fullbatch.config.messages import plain
-from fullbatch.run import Trained
 from fullbatch.training.display import print_line
+from fullbatch.training_run import Trained
 
 
 def print_results(trained: Trained, console: Console) -> None:

@@ -124,7 +124,7 @@ def train(arguments: list[str]) -> int:
     config, resume = train_config(arguments)
     from rich.console import Console
 
-    from fullbatch import run
+    from fullbatch import training_run
     from fullbatch.cli.printing import print_results
     from fullbatch.finetuning.record import FILE
     from fullbatch.training.display import Display, print_line
@@ -138,7 +138,7 @@ def train(arguments: list[str]) -> int:
         for note in notes if split != config else ():
             Display(first, quiet=True).say(f"{note}; --evaluate names other tasks, or none")
         config = split
-    trained = run.train(config, resume)
+    trained = training_run.train(config, resume)
     if first:
         console = Console(highlight=False)
         print_results(trained, console)

@@ -12,8 +12,8 @@ from fullbatch.config.data import Data
 from fullbatch.config.run import RunConfig
 from fullbatch.config.tree import to_dict
 from fullbatch.data.loader import open_pool
-from fullbatch.data.periods import Periods
 from fullbatch.evaluation.tasks import check_tasks, tasks_of
+from fullbatch.selection.periods import Periods
 from fullbatch.training.run_folder import Folder
 from fullbatch.training.schedule import phases
 from fullbatch.training.stages import Stages

@@ -16,9 +16,9 @@ from typing import Literal
 import torch
 
 from fullbatch.config.run import RunConfig
-from fullbatch.run import train
 from fullbatch.training.interruption import Interrupted
 from fullbatch.training.run_folder import LOCK, Folder, alone_in, replace_text
+from fullbatch.training_run import train
 
 Status = Literal["done", "failed", "open"]
 OUTCOME = "outcome.json"

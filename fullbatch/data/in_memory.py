@@ -10,9 +10,11 @@ size, on the device.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import pickle
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -21,8 +23,7 @@ from torch import Tensor
 from fullbatch.data.decoded import Decoded, Pixels
 from fullbatch.data.images import Floats, cropped, random_boxes
 from fullbatch.data.loader import Batch, Pool, Tokenize
-from fullbatch.data.order import Ints, Order, key_of, uniforms
-from fullbatch.data.periods import Plans
+from fullbatch.data.order import BatchPlans, Ints, Order, PeriodPlan, key_of, uniforms
 from fullbatch.data.two_views import EVALUATION, ViewMaker
 from fullbatch.distributed import World
 
@@ -50,8 +51,8 @@ def resident(key: str, decoded: Decoded, tokenize: Tokenize, device: torch.devic
         _kept.clear()  # before the next is made: two may not fit
         _require_room(decoded.pixels_nCHW, device)
         counts_n = np.array([len(captions) for captions in decoded.captions], np.int64)
-        said = [caption for captions in decoded.captions for caption in captions]
-        pieces = [tokenize(said[start : start + 4096]) for start in range(0, len(said), 4096)]
+        texts = [caption for captions in decoded.captions for caption in captions]
+        pieces = [tokenize(texts[start : start + 4096]) for start in range(0, len(texts), 4096)]
         images_nCSS = torch.from_numpy(np.ascontiguousarray(decoded.pixels_nCHW)).to(device)
         _kept[key] = Resident(images_nCSS, torch.cat(pieces).to(device), np.cumsum(counts_n) - counts_n, counts_n)
     return _kept[key]
@@ -92,7 +93,7 @@ class InMemoryBatches:
     crop: tuple[float, float] = (0.9, 1.0)
     flip: bool = False
     world: World = World()
-    plans: Plans | None = None
+    plans: BatchPlans | None = None
     views: ViewMaker | None = None
     _drawn: _Drawn | None = field(default=None, repr=False)
 
@@ -100,17 +101,10 @@ class InMemoryBatches:
     def steps_per_epoch(self) -> int:
         return self.order.epoch_size // self.batch_size
 
-    def stream(self, steps: range, workers: int, device: torch.device) -> Generator[Batch, None, None]:
-        """These batches in this order; there is nothing for workers to do."""
-        for step in steps:
+    def stream(self, ranges: Iterable[range], workers: int, device: torch.device) -> Generator[Batch, None, None]:
+        """These batches in this order, as ``TrainingBatches`` has them; there is nothing for workers to do."""
+        for step in itertools.chain.from_iterable(ranges):
             yield self[step]
-
-    def stream_ranges(
-        self, ranges: Iterable[range], workers: int, device: torch.device
-    ) -> Generator[Batch, None, None]:
-        """The same of several ranges, each of which is asked for when its turn has come."""
-        for steps in ranges:
-            yield from self.stream(steps, workers, device)
 
     def chosen(self, ids: Sequence[int], rows: int) -> Iterator[Batch]:
         """These samples as evaluation sees them, uncropped and with their first captions, but for the bad ones.
@@ -132,14 +126,11 @@ class InMemoryBatches:
 
     @torch.no_grad()
     def __getitem__(self, step: int) -> Batch:
-        period, within = divmod(step, self.steps_per_epoch)
-        if self.plans is not None:
-            planned = self.plans.periods.of(step)
-            period, within = planned.number, step - planned.batches.start
-        if self._drawn is None or self._drawn.period != period:
-            self._drawn = self._draw(step, period)
+        plan = self.plans.of(step) if self.plans is not None else self._epoch(step)
+        if self._drawn is None or self._drawn.period != plan.number:
+            self._drawn = self._draw(plan)
         drawn, rows = self._drawn, self.batch_size // self.world.size
-        first = within * self.batch_size + self.world.rank * rows
+        first = (step - plan.first) * self.batch_size + self.world.rank * rows
         here = slice(first, first + rows)
         ids = drawn.ids_P[here]
         if self.views is not None and drawn.views_2PK is not None:
@@ -147,11 +138,17 @@ class InMemoryBatches:
         images = cropped(self.resident.images_nCSS[ids], drawn.boxes_P4[here], drawn.mirrored_P[here])
         return Batch(ids, images, self.resident.tokens_mL[drawn.captions_P[here]])
 
-    def _draw(self, step: int, period: int) -> _Drawn:
-        epoch, positions_P = step // self.steps_per_epoch, np.arange(self.order.epoch_size)
-        if self.plans is not None:
-            planned, places_LB = self.plans.of_period(step)
-            epoch, positions_P = planned.epoch, np.array(places_LB).reshape(-1)
+    def _epoch(self, step: int) -> PeriodPlan:
+        """Where nothing is planned an epoch is the period, in its own order."""
+        epoch = step // self.steps_per_epoch
+        return PeriodPlan(epoch, epoch * self.steps_per_epoch, epoch, self._places_LB)
+
+    @cached_property
+    def _places_LB(self) -> Ints:
+        return np.arange(self.steps_per_epoch * self.batch_size).reshape(-1, self.batch_size)
+
+    def _draw(self, plan: PeriodPlan) -> _Drawn:
+        epoch, positions_P = plan.epoch, np.array(plan.places_LB).reshape(-1)
 
         def draw(*tags: int) -> Floats:
             return uniforms(positions_P, key_of(self.order.seed, epoch, 3, *tags))
@@ -167,7 +164,7 @@ class InMemoryBatches:
         views = None
         if self.views is not None:
             views = torch.from_numpy(self.views.drawn(epoch, positions_P, data.images_nCSS.shape[-1])).to(device)
-        return _Drawn(period, ids, captions, boxes.float(), mirrored, views)
+        return _Drawn(plan.number, ids, captions, boxes.float(), mirrored, views)
 
     def _readable(self, ids_P: Ints, epoch: int, positions_P: Ints) -> Ints:
         """In place of samples that cannot be read, others of the epoch."""

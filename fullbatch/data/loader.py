@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Generator, Iterable, Sequence
-from contextlib import closing
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -22,8 +21,7 @@ from torch.utils.data import Dataset
 
 from fullbatch.config.data import Data
 from fullbatch.data.images import EvalTransform, TrainTransform
-from fullbatch.data.order import Ints, Order, key_of
-from fullbatch.data.periods import Plans
+from fullbatch.data.order import BatchPlans, Ints, Order, key_of
 from fullbatch.data.sample import BadSample, RawSample, Samples
 from fullbatch.data.sources import open_source, share_of
 from fullbatch.data.two_views import EVALUATION, ViewMaker, WholeSquare
@@ -124,7 +122,7 @@ class TrainingBatches(Dataset[Batch]):
     transform: TrainTransform | WholeSquare
     tokenize: Tokenize
     world: World = World()
-    plans: Plans | None = None
+    plans: BatchPlans | None = None
     views: ViewMaker | None = None
 
     @cached_property
@@ -136,20 +134,14 @@ class TrainingBatches(Dataset[Batch]):
         """The epoch, and this rank's places in its order: one after the other, unless there are plans."""
         here = self.world.rows(self.batch_size // self.world.size)
         if self.plans is not None:
-            epoch, places_N = self.plans.places(step)
-            return epoch, places_N[here]
+            plan = self.plans.of(step)
+            return plan.epoch, plan.places(step)[here]
         first = step % self.steps_per_epoch * self.batch_size
         return step // self.steps_per_epoch, np.arange(first + here.start, first + here.stop)
 
-    def stream(self, steps: range, workers: int, device: torch.device) -> Generator[Batch, None, None]:
-        """These batches in this order, read ahead by ``workers`` processes and moved to the device."""
-        return load(self, steps, workers, device)
-
-    def stream_ranges(
-        self, ranges: Iterable[range], workers: int, device: torch.device
-    ) -> Generator[Batch, None, None]:
-        """The same of several ranges, each of which is asked for when its turn has come."""
-        return load_ranges(self, ranges, workers, device)
+    def stream(self, ranges: Iterable[range], workers: int, device: torch.device) -> Generator[Batch, None, None]:
+        """These batches in this order; each range is asked for when its turn has come."""
+        return read_ahead(self, ranges, workers, device)
 
     def ids(self, step: int) -> list[int]:
         return [int(sample) for sample in self.order.ids(*self.places(step))]
@@ -157,11 +149,11 @@ class TrainingBatches(Dataset[Batch]):
     def __getitem__(self, step: int) -> Batch:
         epoch, places = self.places(step)
         bad: list[BadSample] = []
-        found = []
+        samples = []
         for place, sample in zip(places.tolist(), self.ids(step), strict=True):
             rng = random.Random(key_of(self.order.seed, epoch, place, 2))
-            found.append(self._sample(epoch, sample, rng, bad))
-        ids, images, captions = zip(*found, strict=True)
+            samples.append(self._sample(epoch, sample, rng, bad))
+        ids, images, captions = zip(*samples, strict=True)
         if self.views is not None:
             return Batch(torch.tensor(ids), *self.views(torch.stack(images), epoch, places), tuple(bad))
         return Batch(torch.tensor(ids), torch.stack(images), self.tokenize(list(captions)), tuple(bad))
@@ -215,22 +207,14 @@ class EvaluationBatches(Dataset[Batch]):
         size = self.transform.size
         stacked = torch.stack(images) if images else torch.empty((0, 3, size, size), dtype=torch.uint8)
         if self.views is not None:
-            second = self.views(stacked, EVALUATION, np.array(ids, np.int64))
+            first_view, second = self.views(stacked, EVALUATION, np.array(ids, np.int64))
         else:
-            second = stacked, self.tokenize(captions or [""])[: len(captions)]
-        found = torch.tensor(ids, dtype=torch.int64), *second
-        return Batch(*found, tuple(bad), tuple(captions), tuple(every))
+            first_view, second = stacked, self.tokenize(captions or [""])[: len(captions)]
+        return Batch(
+            torch.tensor(ids, dtype=torch.int64), first_view, second, tuple(bad), tuple(captions), tuple(every)
+        )
 
 
 def load(batches: Dataset[Batch], steps: range, workers: int, device: torch.device) -> Generator[Batch, None, None]:
     """These batches in this order, read ahead by ``workers`` processes and moved to the device."""
-    return load_ranges(batches, [steps], min(workers, len(steps)), device)
-
-
-def load_ranges(
-    batches: Dataset[Batch], ranges: Iterable[range], workers: int, device: torch.device
-) -> Generator[Batch, None, None]:
-    """The same of several ranges by the same processes; nothing is read ahead of the range whose turn it is."""
-    with closing(read_ahead(batches, ranges, workers, pin=device.type == "cuda")) as found:
-        for batch in found:
-            yield batch.to(device)
+    return read_ahead(batches, [steps], min(workers, len(steps)), device)

@@ -5,13 +5,13 @@ network with cycle walking) shuffles the slots, so a billion samples need no per
 any rank can ask for any position.
 """
 
-# P: positions asked for
+# P: positions asked for   L: batches of a period   B: rows of a batch, on all ranks
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -62,6 +62,33 @@ def uniforms(positions_P: Ints, key: int) -> npt.NDArray[np.float64]:
     """A number in [0, 1) for each position, drawn by ``key``."""
     words: _Words = _mix(_mix(positions_P.astype(np.uint64) ^ np.uint64(key & _MASK)))
     return np.asarray(words >> np.uint64(11), np.float64) * 2.0**-53
+
+
+@dataclass(frozen=True)
+class PeriodPlan:
+    """Batches of a run that were chosen together: a period.
+
+    number      of the period
+    first       the number that its first batch has in the run
+    epoch       in whose order the places lie
+    places_LB   that make up each of its batches
+    """
+
+    number: int
+    first: int
+    epoch: int
+    places_LB: Ints
+
+    def places(self, batch: int) -> Ints:
+        """Of batch number ``batch`` of the run."""
+        return np.array(self.places_LB[batch - self.first])
+
+
+class BatchPlans(Protocol):
+    """Which places meet in a batch; ``fullbatch.selection`` makes such plans."""
+
+    def of(self, batch: int) -> PeriodPlan:
+        """The plan of the period that batch number ``batch`` of the run belongs to."""
 
 
 @dataclass(frozen=True)

@@ -31,27 +31,29 @@ class WorkerDied(OSError):
 
 
 def read_ahead(
-    items: Dataset[Item], ranges: Iterable[range], workers: int, pin: bool = False
+    items: Dataset[Item], ranges: Iterable[range], workers: int, device: torch.device | None = None
 ) -> Generator[Item, None, None]:
     """The items of these numbers, in this order, made by ``workers`` processes; 0: by this one.
 
-    All ranges are read by the same processes; nothing is read ahead of the range whose turn it is.
+    All ranges are read by the same processes.  A range is asked for when the one before it has been read, and nothing
+    is read ahead of it.  With a ``device`` each item is moved there.
     """
+    pin = device is not None and device.type == "cuda"
     numbers = _Numbers()
     ahead: dict[str, Any] = {"prefetch_factor": 2, "worker_init_fn": _start, "persistent_workers": True}
     loader: DataLoader[Item] = DataLoader(
         items, batch_size=None, sampler=numbers, num_workers=workers, pin_memory=pin, **(ahead if workers else {})
     )
-    team = _Team()
+    processes = _WorkerProcesses()
     end = object()
     try:
         for numbers.here in ranges:
-            reader = team.waited_for(partial(iter, loader))
-            team.watch(reader)
-            while (item := team.waited_for(partial(next, reader, end))) is not end:
-                yield item
+            reader = processes.waited_for(partial(iter, loader))
+            processes.watch(reader)
+            while (item := processes.waited_for(partial(next, reader, end))) is not end:
+                yield item if device is None else item.to(device)
     finally:
-        team.end()
+        processes.end()
 
 
 class _Numbers(Sampler[int]):
@@ -76,7 +78,7 @@ def _start(worker: int) -> None:
     signal.signal(signal.SIGTERM, lambda number, frame: signal.signal(number, signal.SIG_DFL))
 
 
-class _Team:
+class _WorkerProcesses:
     """The worker processes of one loader."""
 
     def __init__(self) -> None:
@@ -88,14 +90,14 @@ class _Team:
         """A loader's iterator; with persistent workers it is the same one in every pass."""
         if reader is not self._reader:
             self._reader, self._workers = reader, list(getattr(reader, "_workers", ()))
-            _deaths.hold_back(self._before)
+            _child_signals.hold_back(self._before)
             if self._workers:
                 atexit.register(self._kill)  # after torch's own, so that it comes before
 
     def waited_for(self, give: Callable[[], Any]) -> Any:
         """What ``give`` gives; a death is told here and nowhere else."""
         try:
-            with _deaths.told():
+            with _child_signals.raised():
                 self._check()
                 return give()
         except (ValueError, OSError, RuntimeError, EOFError) as error:
@@ -148,7 +150,7 @@ def _as_it_was(error: Exception) -> Exception:
     return (OSError if isinstance(error, OSError) else ValueError)(last.partition(": ")[2] or last)
 
 
-class _Deaths:
+class _ChildSignals:
     """Stands before torch's handler of dying children, and lets it raise only while an item is waited for."""
 
     def __init__(self) -> None:
@@ -166,7 +168,7 @@ class _Deaths:
         signal.signal(signal.SIGCHLD, self._receive)
 
     @contextmanager
-    def told(self) -> Iterator[None]:
+    def raised(self) -> Iterator[None]:
         self._waiting = True
         try:
             yield
@@ -179,4 +181,4 @@ class _Deaths:
             handler(number, frame)
 
 
-_deaths = _Deaths()
+_child_signals = _ChildSignals()

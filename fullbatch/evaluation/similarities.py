@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fullbatch.objective.checks import check_shapes, check_unit_rows
+from fullbatch.objective.advice import check_shapes, check_unit_rows
 
 BINS = 1600  # over [-1, 1], the same for every model, so that distributions can be laid over each other
 NEAREST = 5

@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fullbatch.config.model import DEFAULT_MODEL, Model
+from fullbatch.loading import load_trained
 from fullbatch.models.build import build_model, require_temperature
 from fullbatch.models.open_clip_towers import design_named
 from fullbatch.models.saved import export, find_saved
 from fullbatch.models.two_towers import TwoTowers
-from fullbatch.run import load_trained
 from fullbatch.training import checkpoint
 from fullbatch.training.checkpoint import sync
 from fullbatch.training.run_folder import Folder

@@ -29,10 +29,10 @@ from fullbatch.finetuning.record import (
     write_record,
 )
 from fullbatch.finetuning.recorder import EpochRecorder
-from fullbatch.run import Trained, train
 from fullbatch.training import checkpoint
 from fullbatch.training.display import Display
 from fullbatch.training.run_folder import LOCK, Folder, training_alone_in
+from fullbatch.training_run import Trained, train
 
 TOLERANCE = 0.01
 

@@ -16,9 +16,10 @@ from fullbatch.config.run import RunConfig
 from fullbatch.distributed import towers
 from fullbatch.finetuning.base import replace_folder
 from fullbatch.finetuning.record import MEASURED, TUNED, Epoch, Record, values_of, write_record
+from fullbatch.loading import as_loaded
 from fullbatch.models.saved import export
-from fullbatch.run import Evaluated, as_loaded
 from fullbatch.training.run_folder import Folder
+from fullbatch.training_run import Evaluated
 
 log = logging.getLogger("fullbatch")
 

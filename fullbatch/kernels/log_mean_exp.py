@@ -16,8 +16,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -27,20 +27,16 @@ from fullbatch import distributed
 from fullbatch.config import Identity, Pairwise, Sigmoid, SquaredHinge
 
 # ---------------------------------------------------------------------------------------------------------------------
-# terms of one block of the similarity matrix; ``dim`` is 1 when the rows are the anchors and 0 when the columns are
-
-
-def _across(scalar: Tensor, dim: int) -> Tensor:
-    """One scalar an anchor, laid along the anchors."""
-    return scalar.unsqueeze(dim)
+# terms of one block of the similarity matrix; ``dim`` is 1 where its rows are the anchors, 0 where its columns are, and
+# ``unsqueeze(dim)`` lays one scalar an anchor along the anchors
 
 
 def exponents(sim_RC: Tensor, reference: Tensor, tau: Tensor, dim: int, pairwise: Pairwise) -> Tensor:
     """x_ij for every pair."""
     if isinstance(pairwise, SquaredHinge):
-        gap_RC = sim_RC - _across(reference - pairwise.margin, dim)
-        return gap_RC.clamp_(min=0).square_().div_(_across(tau, dim))
-    return torch.sub(sim_RC, _across(reference, dim)).div_(_across(tau, dim))
+        gap_RC = sim_RC - (reference - pairwise.margin).unsqueeze(dim)
+        return gap_RC.clamp_(min=0).square_().div_(tau.unsqueeze(dim))
+    return torch.sub(sim_RC, reference.unsqueeze(dim)).div_(tau.unsqueeze(dim))
 
 
 def reduce_terms(x_RC: Tensor, dim: int, pairwise: Pairwise) -> Tensor:
@@ -58,7 +54,7 @@ def term_weights(x_RC: Tensor, value: Tensor, dim: int, pairwise: Pairwise) -> T
     """d value_i / d x_ij: softmax weights, or the sigmoid's.  Overwrites x."""
     if isinstance(pairwise, Sigmoid):
         return torch.sigmoid_(x_RC)
-    return x_RC.sub_(_across(value, dim)).exp_()
+    return x_RC.sub_(value.unsqueeze(dim)).exp_()
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -66,7 +62,7 @@ def term_weights(x_RC: Tensor, value: Tensor, dim: int, pairwise: Pairwise) -> T
 
 
 @dataclass(frozen=True)
-class Block:
+class Tile:
     """Some rows against some columns.  Row k's own positive is column ``first_pair`` + k, and is left out; None: it is
     not among the columns."""
 
@@ -74,13 +70,13 @@ class Block:
     columns: slice
     first_pair: int | None = None
 
-    def chunks(self, size: int | None) -> Iterator[tuple[Block, int | None]]:
+    def chunks(self, size: int | None) -> Iterator[tuple[Tile, int | None]]:
         """The block in pieces of ``size`` rows, each with the offset of its diagonal of positives."""
         step = self.rows.stop - self.rows.start if size is None else size
         for start in range(self.rows.start, self.rows.stop, max(step, 1)):
             piece = slice(start, min(start + step, self.rows.stop))
             offset = None if self.first_pair is None else self.first_pair + start - self.rows.start
-            yield Block(piece, self.columns, offset), offset
+            yield Tile(piece, self.columns, offset), offset
 
 
 def fill_pairs(matrix_RC: Tensor, offset: int | None, value: float) -> Tensor:
@@ -131,7 +127,7 @@ class Pull:
 def similarity_weights(weight_RC: Tensor, sim_RC: Tensor, reference: Tensor, dim: int, pairwise: Pairwise) -> Tensor:
     """tau_i d value_i / d s_ij from d value_i / d x_ij, which it overwrites."""
     if isinstance(pairwise, SquaredHinge):
-        hinge_RC = (sim_RC - _across(reference - pairwise.margin, dim)).clamp_(min=0)
+        hinge_RC = (sim_RC - (reference - pairwise.margin).unsqueeze(dim)).clamp_(min=0)
         weight_RC.mul_(hinge_RC.mul_(2.0))
     return weight_RC
 
@@ -149,7 +145,7 @@ def pull_back_block(
     margin, power = (pairwise.margin, 2.0) if isinstance(pairwise, SquaredHinge) else (0.0, 1.0)
     weight = weight_RC.sum(dim)
     gap = torch.linalg.vecdot(weight_RC, sim_RC, dim=dim) - weight * (reference - margin)
-    return Pull(weight_RC.mul_(_across(scale, dim)), -scale * weight, -scale * gap / (power * tau))
+    return Pull(weight_RC.mul_(scale.unsqueeze(dim)), -scale * weight, -scale * gap / (power * tau))
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -164,7 +160,7 @@ class Layout:
     column_ND: Tensor
     rows: slice
     columns: slice
-    blocks: tuple[Block, ...]
+    blocks: tuple[Tile, ...]
     row_anchors: Anchors
     column_anchors: Anchors | None
     pairwise: Pairwise
@@ -172,14 +168,14 @@ class Layout:
     with_mean: bool
     spread: bool  # whether the columns are spread over ranks as the rows are
 
-    def pieces(self) -> Iterator[tuple[Block, int | None]]:
+    def pieces(self) -> Iterator[tuple[Tile, int | None]]:
         for block in self.blocks:
             yield from block.chunks(self.chunk)
 
-    def similarities(self, piece: Block) -> Tensor:
+    def similarities(self, piece: Tile) -> Tensor:
         return self.row_ND[piece.rows] @ self.column_ND[piece.columns].T
 
-    def is_own(self, piece: Block) -> tuple[bool, bool]:
+    def is_own(self, piece: Tile) -> tuple[bool, bool]:
         """Whether the piece's rows, and its columns, are this rank's."""
         return self.rows.start <= piece.rows.start < self.rows.stop, piece.columns == self.columns
 
@@ -201,6 +197,18 @@ def _within(outer: slice, inner: slice) -> slice:
     return slice(inner.start - outer.start, inner.stop - outer.start)
 
 
+class Reductions(NamedTuple):
+    """What the primitive gives, flat as autograd wants it.  ``_B`` values carry the gradient, ``_N`` values are all
+    ranks', detached; those of the columns are None where columns are no anchors, the means where nobody asks."""
+
+    row_value_B: Tensor
+    column_value_B: Tensor | None
+    row_value_N: Tensor
+    column_value_N: Tensor | None
+    row_mean_N: Tensor | None
+    column_mean_N: Tensor | None
+
+
 class _ReducePairs(torch.autograd.Function):
     """Forward: this rank's anchors against all others.  Backward: scalars travel, gradients of rows do not.
 
@@ -219,7 +227,7 @@ class _ReducePairs(torch.autograd.Function):
         column_reference_B: Tensor | None,
         column_tau_B: Tensor | None,
         layout: Layout,
-    ) -> tuple[Tensor | None, ...]:
+    ) -> Reductions:
         row, column = layout.fresh(layout.rows), layout.fresh(layout.columns)
         kept: list[Tensor] = []
         for piece, offset in layout.pieces():
@@ -235,18 +243,16 @@ class _ReducePairs(torch.autograd.Function):
             if layout.chunk is None:
                 kept.append(sim_RC)
         sides = [row] if layout.column_anchors is None else [row, column]
-        columns_Bk = [t for side in sides for t in (side.value, side.mean) if t is not None]
-        gathered_Nk = _gather_columns(columns_Bk, layout.spread)
-        step = len(columns_Bk) // len(sides)
-        values_N, means_N = gathered_Nk[::step], gathered_Nk[1::step] if layout.with_mean else [None] * len(sides)
+        gathered = _gather_sides(sides, layout.spread)
         ctx.layout = layout
-        ctx.save_for_backward(*values_N, *kept)
-        ctx.mark_non_differentiable(*gathered_Nk)
+        ctx.save_for_backward(*(side.value for side in gathered), *kept)
+        ctx.mark_non_differentiable(*(t for side in gathered for t in (side.value, side.mean) if t is not None))
         ctx.set_materialize_grads(False)
-        padded: list[Tensor | None] = [row.value, None, values_N[0], None, means_N[0], None]
-        if layout.column_anchors is not None:
-            padded[1::2] = [column.value, values_N[1], means_N[1]]
-        return tuple(padded)
+        if layout.column_anchors is None:
+            (rows,) = gathered
+            return Reductions(row.value, None, rows.value, None, rows.mean, None)
+        rows, columns = gathered
+        return Reductions(row.value, column.value, rows.value, columns.value, rows.mean, columns.mean)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
@@ -260,11 +266,8 @@ class _ReducePairs(torch.autograd.Function):
             for g, span in zip(grads, spans, strict=False)
         ]
         grads_N = _gather_columns(grads_B, layout.spread)
-        sides = [layout.row_anchors] if layout.column_anchors is None else [layout.row_anchors, layout.column_anchors]
-        anchors = [
-            Anchors(side.reference_N, side.tau_N, value_N, grad_N)
-            for side, value_N, grad_N in zip(sides, values_N, grads_N, strict=True)
-        ]
+        sides = [side for side in (layout.row_anchors, layout.column_anchors) if side is not None]
+        anchors = [replace(side, value_N=v, grad_N=g) for side, v, g in zip(sides, values_N, grads_N, strict=True)]
         to_row_BD = torch.zeros_like(layout.row_ND[layout.rows]) if ctx.needs_input_grad[0] else None
         to_column_BD = torch.zeros_like(layout.column_ND[layout.columns]) if ctx.needs_input_grad[1] else None
         scalars = [(torch.zeros_like(g), torch.zeros_like(g)) for g in grads_B]
@@ -296,6 +299,12 @@ def _gather_columns(columns_B: Sequence[Tensor], spread: bool) -> list[Tensor]:
     return [c.contiguous() for c in distributed.gather_rows(torch.stack(list(columns_B), dim=1)).clone().unbind(1)]
 
 
+def _gather_sides(sides: Sequence[Side], spread: bool) -> list[Side]:
+    """The same of all ranks."""
+    tensors = iter(_gather_columns([t for side in sides for t in (side.value, side.mean) if t is not None], spread))
+    return [Side(next(tensors), None if side.mean is None else next(tensors)) for side in sides]
+
+
 @dataclass(frozen=True)
 class Reduced:
     """``log_mean_B`` carries the gradient; the ``_N`` values are all ranks', detached."""
@@ -305,12 +314,12 @@ class Reduced:
     mean_exponent_N: Tensor | None
 
 
-def blocks_of_rank(rows: slice, count: int) -> tuple[Block, ...]:
+def blocks_of_rank(rows: slice, count: int) -> tuple[Tile, ...]:
     """The parts of the N x N matrix that this rank's rows or columns have a share in; on one rank it is one block."""
     before, after = slice(0, rows.start), slice(rows.stop, count)
     remote = [part for part in (before, after) if part.stop > part.start]
-    own = Block(rows, rows, first_pair=0)
-    return own, *(Block(rows, part) for part in remote), *(Block(part, rows) for part in remote)
+    own = Tile(rows, rows, first_pair=0)
+    return own, *(Tile(rows, part) for part in remote), *(Tile(part, rows) for part in remote)
 
 
 @dataclass(frozen=True)
@@ -337,11 +346,8 @@ def reduce_batch(
     pairwise: Pairwise = Identity(),
     chunk: int | None = None,
     with_mean: bool = False,
-) -> list[Tensor | None]:
-    """Values of this rank's row anchors (and column anchors) over all other pairs of the batch.
-
-    Returns, for rows and columns in turn: value_B (with gradient), value_N and mean_exponent_N of all ranks.
-    """
+) -> Reductions:
+    """Values of this rank's row anchors (and column anchors) over all other pairs of the batch."""
     layout = Layout(
         row_ND=row.all_ND,
         column_ND=column.all_ND,
@@ -356,31 +362,25 @@ def reduce_batch(
         spread=True,
     )
     reference_B, tau_B = (column.reference_B, column.tau_B) if columns_are_anchors else (None, None)
-    found: list[Tensor | None] = list(
-        _ReducePairs.apply(row.local_BD, column.local_BD, row.reference_B, row.tau_B, reference_B, tau_B, layout)
-    )
-    return found
+    scalars = row.reference_B, row.tau_B, reference_B, tau_B
+    return Reductions(*_ReducePairs.apply(row.local_BD, column.local_BD, *scalars, layout))
 
 
 def log_mean_exp_of_batch(
     row: Table, column: Table, rows: slice, *, columns_are_anchors: bool = True, **options: Any
 ) -> tuple[Reduced, ...]:
     """log g_i: the log of the mean of exp(x_ij) over the N - 1 others, for the rows and for the columns as anchors."""
-    found = reduce_batch(row, column, rows, columns_are_anchors=columns_are_anchors, **options)
+    both = reduce_batch(row, column, rows, columns_are_anchors=columns_are_anchors, **options)
     log_count = math.log(row.all_ND.shape[0] - 1)
-    results = []
-    for side in range(2 if columns_are_anchors else 1):
-        value_B, value_N, mean_N = found[side::2]
-        assert value_B is not None and value_N is not None
-        results.append(Reduced(value_B - log_count, value_N - log_count, mean_N))
-    return tuple(results)
+    of_rows = Reduced(both.row_value_B - log_count, both.row_value_N - log_count, both.row_mean_N)
+    if both.column_value_B is None or both.column_value_N is None:
+        return (of_rows,)
+    return of_rows, Reduced(both.column_value_B - log_count, both.column_value_N - log_count, both.column_mean_N)
 
 
 def sum_softplus_of_batch(row: Table, column: Table, rows: slice, chunk: int | None) -> Tensor:
     """sum over j != i of log(1 + exp(x_ij)), SigLIP's negatives, for this rank's rows."""
-    value_B = reduce_batch(row, column, rows, columns_are_anchors=False, pairwise=Sigmoid(), chunk=chunk)[0]
-    assert value_B is not None
-    return value_B
+    return reduce_batch(row, column, rows, columns_are_anchors=False, pairwise=Sigmoid(), chunk=chunk).row_value_B
 
 
 def log_mean_exp(
@@ -403,7 +403,7 @@ def log_mean_exp(
         column_ND=other_MD.detach(),
         rows=rows,
         columns=columns,
-        blocks=(Block(rows, columns, first_pair),),
+        blocks=(Tile(rows, columns, first_pair),),
         row_anchors=Anchors(reference_B.detach(), tau_B.detach()),
         column_anchors=None,
         pairwise=pairwise,
@@ -411,8 +411,8 @@ def log_mean_exp(
         with_mean=False,
         spread=False,
     )
-    value_B: Tensor = _ReducePairs.apply(anchor_BD, other_MD, reference_B, tau_B, None, None, layout)[0]
-    return value_B - math.log(columns.stop - (first_pair is not None))
+    reduced = Reductions(*_ReducePairs.apply(anchor_BD, other_MD, reference_B, tau_B, None, None, layout))
+    return reduced.row_value_B - math.log(columns.stop - (first_pair is not None))
 
 
 @torch.no_grad()
@@ -434,7 +434,7 @@ def gradient_to_others(
     """
     assert not isinstance(pairwise, Sigmoid), "prototypes stand for a mean of exponentials"
     total_MD = torch.zeros_like(other_MD)
-    block = Block(slice(0, anchor_ND.shape[0]), slice(0, other_MD.shape[0]), first_pair)
+    block = Tile(slice(0, anchor_ND.shape[0]), slice(0, other_MD.shape[0]), first_pair)
     log_count = math.log(other_MD.shape[0] - (first_pair is not None))
     for piece, offset in block.chunks(chunk):
         here = piece.rows

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
@@ -26,21 +27,18 @@ from fullbatch.config import (
     VarianceCovariance,
 )
 from fullbatch.config.checks import is_whole
+from fullbatch.config.methods import AXES, method_with
 from fullbatch.config.pairwise import RAW
 from fullbatch.kernels.log_mean_exp import Reduced, Table, log_mean_exp_of_batch
 from fullbatch.models.execution import being_recorded
-from fullbatch.objective import checks
+from fullbatch.objective import advice
 from fullbatch.objective.amortized import AmortizedNormalizer
 from fullbatch.objective.loss import DirectionLoss, Metrics, Summary, direction_loss, raw_positive
-from fullbatch.objective.moments import cycle_consistency, variance_covariance
-from fullbatch.objective.moving_average import MovingAverageNormalizer
-from fullbatch.objective.newest import BatchAndQueueNormalizer, RollingNormalizer
-from fullbatch.objective.notices import Notices
+from fullbatch.objective.normalizers import BatchAndQueueNormalizer, MovingAverageNormalizer, RollingNormalizer
+from fullbatch.objective.other_losses import PositiveWeights, cycle_consistency, sigmoid_loss, variance_covariance
 from fullbatch.objective.parts import Context, check_context, fingerprint, make_normalizers, make_temperatures, settled
 from fullbatch.objective.per_sample import PerSampleTable
-from fullbatch.objective.positives import PositiveWeights
 from fullbatch.objective.prototypes import MlpNormalizer, PrototypeNormalizer
-from fullbatch.objective.sigmoid import sigmoid_loss
 from fullbatch.objective.step import DIRECTIONS, Batch, Direction, Progress, Rows, gather_batch
 from fullbatch.objective.temperature import GlobalTemperature, PerSampleTemperature, PredictedTemperature
 
@@ -91,7 +89,7 @@ class Objective(nn.Module):
         pairwise = method.pairwise
         self.bias = nn.Parameter(torch.tensor(float(pairwise.bias))) if isinstance(pairwise, Sigmoid) else None
         self.positives = PositiveWeights(pairwise) if isinstance(pairwise, RobustPositives) else None
-        self._notices = Notices(method)
+        self._notices = advice.Notices(method)
         if context.num_samples is not None and not isinstance(method.normalizer, (BatchMean, Amortized)):
             self._notices.warn_if_rho_unreachable(context.num_samples, "the data set")
 
@@ -155,7 +153,7 @@ class Objective(nn.Module):
         self,
         image_embeddings: Tensor,
         text_embeddings: Tensor,
-        sample_ids: checks.SampleIds | None = None,
+        sample_ids: advice.SampleIds | None = None,
     ) -> Output:
         """``image_embeddings`` and ``text_embeddings`` are unit rows; row i of both is a pair.
 
@@ -188,7 +186,7 @@ class Objective(nn.Module):
 
     @torch.no_grad()
     def log_normalizers(
-        self, image_embeddings: Tensor, text_embeddings: Tensor, sample_ids: checks.SampleIds | None = None
+        self, image_embeddings: Tensor, text_embeddings: Tensor, sample_ids: advice.SampleIds | None = None
     ) -> tuple[Tensor, Tensor]:
         """What the method now believes log(epsilon + g_i(data set)) is, for these images and these texts as anchors.
 
@@ -207,7 +205,7 @@ class Objective(nn.Module):
 
     @torch.no_grad()
     def anchor_temperatures(
-        self, image_embeddings: Tensor, text_embeddings: Tensor, sample_ids: checks.SampleIds | None = None
+        self, image_embeddings: Tensor, text_embeddings: Tensor, sample_ids: advice.SampleIds | None = None
     ) -> tuple[Tensor, Tensor]:
         """The temperatures of these images and of these texts as anchors, as they now are.  Nothing changes."""
         progress = Progress(self.step, self.epoch, self.context.seed, training=False)
@@ -218,13 +216,13 @@ class Objective(nn.Module):
         )
         return image, text
 
-    def _take_batch(self, image: Tensor, text: Tensor, sample_ids: checks.SampleIds | None, look: bool) -> Batch:
+    def _take_batch(self, image: Tensor, text: Tensor, sample_ids: advice.SampleIds | None, look: bool) -> Batch:
         """Check what was handed over and bring all ranks' together, in float32 at least."""
-        checks.check_shapes(image, text, self.context.width)
+        advice.check_shapes(image, text, self.context.width)
         if look:
             distributed.check_equal_rows(image.shape[0], image.device)
-            checks.check_unit_rows("image_embeddings", image)
-            checks.check_unit_rows("text_embeddings", text)
+            advice.check_unit_rows("image_embeddings", image)
+            advice.check_unit_rows("text_embeddings", text)
         ids_B2 = self._take_ids(sample_ids, image, look)
         wide = torch.float64 if image.dtype == torch.float64 else torch.float32
         return gather_batch(image.to(wide), text.to(wide), ids_B2)
@@ -235,13 +233,13 @@ class Objective(nn.Module):
     def _looks_now(self) -> bool:
         return self.step < 8 or self.step % CHECK_EVERY == 0
 
-    def _take_ids(self, sample_ids: checks.SampleIds | None, rows_BD: Tensor, look: bool) -> Tensor | None:
-        ids_B2 = checks.check_ids(sample_ids, self.method.needs_ids, rows_BD.shape[0], self.context.num_samples)
+    def _take_ids(self, sample_ids: advice.SampleIds | None, rows_BD: Tensor, look: bool) -> Tensor | None:
+        ids_B2 = advice.check_ids(sample_ids, self.method.needs_ids, rows_BD.shape[0], self.context.num_samples)
         if ids_B2 is None:
             return None
         assert self.context.num_samples is not None
         if look or ids_B2.device.type == "cpu":
-            checks.check_id_range(ids_B2, self.context.num_samples)
+            advice.check_id_range(ids_B2, self.context.num_samples)
         return ids_B2.to(rows_BD.device, non_blocking=True)
 
     def _sigmoid(self, batch: Batch, progress: Progress) -> Output:
@@ -284,9 +282,9 @@ class Objective(nn.Module):
         return Output(loss, metrics)
 
     def _temperature(self, name: str) -> GlobalTemperature | PerSampleTemperature | PredictedTemperature:
-        found = self.temperatures[name if name in self.temperatures else "both"]
-        assert isinstance(found, (GlobalTemperature, PerSampleTemperature, PredictedTemperature))
-        return found
+        temperature = self.temperatures[name if name in self.temperatures else "both"]
+        assert isinstance(temperature, (GlobalTemperature, PerSampleTemperature, PredictedTemperature))
+        return temperature
 
     def _directions(self, batch: Batch, progress: Progress) -> list[Direction]:
         """Both directions; their kernel runs once, since they share the similarity matrix."""
@@ -313,14 +311,14 @@ class Objective(nn.Module):
                 tau_B=own.tau_B,
                 factor_B=self._temperature(name).factor(own.tau_B),
                 tau_N=own.tau_N,
-                log_g_B=found.log_mean_B,
-                log_g_N=found.log_mean_N,
+                log_g_B=reduction.log_mean_B,
+                log_g_N=reduction.log_mean_N,
                 other_log_g_N=opposite.log_mean_N,
-                mean_exponent_N=found.mean_exponent_N,
+                mean_exponent_N=reduction.mean_exponent_N,
                 negatives=(batch.size - 1) * (2 if self.method.negatives == "both" else 1),
                 guard=self.context.guard,
             )
-            for (name, anchor, other), own, found, opposite in zip(
+            for (name, anchor, other), own, reduction, opposite in zip(
                 batch.directions(), tables, reduced, reversed(reduced), strict=True
             )
         ]
@@ -364,3 +362,27 @@ def _pool(first: Reduced, second: Reduced) -> Reduced:
         return Reduced(log_B, log_N, None)
     share_N = torch.sigmoid(first.log_mean_N - second.log_mean_N)
     return Reduced(log_B, log_N, torch.lerp(second.mean_exponent_N, first.mean_exponent_N, share_N))
+
+
+_CONTEXT = tuple(field.name for field in dataclasses.fields(Context))
+
+
+def make_objective(name: str, **settings: Any) -> Objective:
+    """An objective by its method's name, changed by settings.
+
+    A setting is a field of one of the method's parts (``rho=6.5``, ``gamma=0.3``, ``prototypes=4096``), a whole part
+    (``pairwise=SquaredHinge(0.1)``), or one of the surroundings: width, num_samples, chunk (rows at a time), seed,
+    table_dtype, table_storage ("auto", "rank", "node" or a folder) and dataset (a fingerprint kept with the state).
+
+    >>> objective = make_objective("sogclr", num_samples=1000, temperature=0.05)
+    >>> objective.method.temperature
+    Constant(temperature=0.05)
+    """
+    context = {key: settings.pop(key) for key in _CONTEXT if key in settings}
+    parts = {axis: settings.pop(axis) for axis in AXES if axis in settings and not _is_number_for(settings, axis)}
+    return Objective(method_with(name, parts, settings, _CONTEXT), Context(**context))
+
+
+def _is_number_for(settings: dict[str, Any], axis: str) -> bool:
+    """``temperature=0.07`` is a setting, ``temperature=PerSample(...)`` a part."""
+    return axis == "temperature" and not dataclasses.is_dataclass(settings[axis])

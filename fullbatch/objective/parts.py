@@ -31,8 +31,12 @@ from fullbatch.config import (
 from fullbatch.config.checks import is_number, is_whole
 from fullbatch.objective.amortized import AmortizedNormalizer
 from fullbatch.objective.fitted_net import build_seeded
-from fullbatch.objective.moving_average import BatchMeanNormalizer, MovingAverageNormalizer
-from fullbatch.objective.newest import BatchAndQueueNormalizer, RollingNormalizer
+from fullbatch.objective.normalizers import (
+    BatchAndQueueNormalizer,
+    BatchMeanNormalizer,
+    MovingAverageNormalizer,
+    RollingNormalizer,
+)
 from fullbatch.objective.per_sample import TableOptions
 from fullbatch.objective.prototypes import MlpNormalizer, PrototypeNormalizer
 from fullbatch.objective.step import DIRECTIONS

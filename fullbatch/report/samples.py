@@ -21,10 +21,10 @@ from fullbatch.config.training import Precision
 from fullbatch.data.images import EvalTransform
 from fullbatch.data.loader import EvaluationBatches, Part, Pool, load
 from fullbatch.data.sample import BadSample, RawSample
+from fullbatch.loading import load_trained
 from fullbatch.models.build import build_model
 from fullbatch.models.execution import in_precision
 from fullbatch.models.two_towers import TwoTowers
-from fullbatch.run import load_trained
 from fullbatch.training.run_folder import Folder
 
 TINY = 16  # pixels a side of the pictures that near-identical ones are found by

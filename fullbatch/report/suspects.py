@@ -18,10 +18,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from fullbatch.audit.exact import exact_log_normalizers
 from fullbatch.config.data import Data
 from fullbatch.config.messages import cell
 from fullbatch.data.loader import Pool, open_pool
-from fullbatch.evaluation.exact_normalizers import exact_log_normalizers
 from fullbatch.report.neighbours import fits_the_other, looks_alike, nearest_other
 from fullbatch.report.samples import Embedded, Eye
 from fullbatch.training import checkpoint

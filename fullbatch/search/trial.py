@@ -30,14 +30,14 @@ from fullbatch.data.loader import open_pool
 from fullbatch.evaluation.metric_names import Metric, worst_of
 from fullbatch.evaluation.tasks import check_tasks, tasks_of
 from fullbatch.models.build import build_model
-from fullbatch.run import Evaluated, train
 from fullbatch.search.plan_parts import Take
 from fullbatch.search.slots import Status
 from fullbatch.training import checkpoint
-from fullbatch.training.cost import cost_of
 from fullbatch.training.interruption import Abandoned
 from fullbatch.training.run_folder import Folder, alone_in, read_lines, replace_text
+from fullbatch.training.stages import cost_of
 from fullbatch.training.trainer import Diverged
+from fullbatch.training_run import Evaluated, train
 
 log = logging.getLogger("fullbatch")
 

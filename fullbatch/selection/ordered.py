@@ -17,8 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fullbatch.selection.assignment import Ints
-from fullbatch.selection.spectral import check_batch_size
+from fullbatch.selection.spectral import Ints, check_batch_size
 
 _ELEMENTS_AT_ONCE = 2**24  # of a chunk's rows or similarities
 

@@ -26,7 +26,7 @@ from fullbatch.data.order import key_of
 from fullbatch.distributed import towers
 from fullbatch.models.execution import being_recorded, in_precision
 from fullbatch.objective.objective import Objective, Output
-from fullbatch.training.embedding_table import EmbeddingTable
+from fullbatch.selection.embeddings import EmbeddingTable
 
 
 @dataclass(frozen=True)

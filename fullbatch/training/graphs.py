@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fullbatch.data.loader import Batch
 from fullbatch.objective.objective import Objective, Output
-from fullbatch.training.lars import Lars
+from fullbatch.training.layerwise import Lars
 
 REHEARSALS = 3  # plain steps before one is recorded: libraries set themselves up in them
 
@@ -77,18 +77,18 @@ class StepGraphs:
             self.rehearsed += 1
             return self.compute(batch)
         self._take(batch)
-        found = self.recorded.get(key)
-        if found is None:
+        recorded = self.recorded.get(key)
+        if recorded is None:
             if not any(known[0] == key[0] for known in self.recorded):  # type: ignore[index]
                 self.recorded.clear()  # another epoch: the old recordings will not be asked for again
-            found = self.recorded[key] = self._record()
+            recorded = self.recorded[key] = self._record()
         else:
-            for module, name, move in found.moves:
+            for module, name, move in recorded.moves:
                 setattr(module, name, getattr(module, name) + move)
         self.seed(step)
-        found.graph.replay()
-        self.objective.replayed(found.computed.output.metrics)
-        return found.computed
+        recorded.graph.replay()
+        self.objective.replayed(recorded.computed.output.metrics)
+        return recorded.computed
 
     def _take(self, batch: Batch) -> None:
         """Into the memory that recordings read from."""

@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from fullbatch.config.optimization import Optimizer, Schedule
 from fullbatch.objective.prototypes import PrototypeNormalizer
 from fullbatch.objective.temperature import PredictedTemperature
-from fullbatch.training.lars import Lars
-from fullbatch.training.novograd import NovoGrad
+from fullbatch.training.layerwise import Lars, NovoGrad
 from fullbatch.training.schedule import (
     learning_rate,
     temperature_learning_rate,

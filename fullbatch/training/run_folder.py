@@ -7,7 +7,7 @@ runs/NAME/
   log.txt            warnings, samples that could not be read
   results.json       the last evaluation, and what the run cost
   model/             the model's design and tokenizer, without weights
-  batches/           which samples meet in a batch, where that is planned; see training/selector.py
+  batches/           which samples meet in a batch, where that is planned; see selection/selector.py
   checkpoints/       step-000000100/ ...
   tensorboard/
   .lock              held by the process that trains here
@@ -25,8 +25,9 @@ import platform
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
@@ -37,13 +38,14 @@ from fullbatch.config.messages import without_password
 from fullbatch.config.run import RunConfig
 from fullbatch.config.tree import from_dict, read_yaml, to_dict, write_yaml
 from fullbatch.training import checkpoint
-from fullbatch.training.best import Best
 from fullbatch.training.interruption import Abandoned
 
 log = logging.getLogger("fullbatch")
 
 _END, _LAST = "...", "wandb"  # YAML's mark of the end; version 0.6 wrote none, and this setting last
 ENDED = "ended"  # in a line of an evaluation: the run was ended there, before its last step
+SCORE = "score"  # likewise: the number that the run is judged by
+BEST = "best"  # likewise: it is the best so far, and its checkpoint is kept
 LOSSES = "losses.jsonl"  # in batches/: a line a plan
 EVALUATION, AUDIT = "evaluation", "audit"  # kinds of lines of metrics.jsonl; lines of training have none
 
@@ -273,10 +275,7 @@ class Metrics:
         if not first:
             return
         for line in forget_after(folder.metrics, step):
-            if line.get("kind") == EVALUATION:
-                self.evaluated, self.ended = line["step"], bool(line.get(ENDED))
-                self.best = self.best.after(line)
-            self.audited = line["step"] if line.get("kind") == AUDIT else self.audited
+            self._note(line, line.get("kind"))
             self.seconds = line.get("seconds") or self.seconds if "kind" not in line else self.seconds
         if not self.ended and not folder.read_results():
             self.evaluated = -1  # its numbers are lost: measure again
@@ -288,14 +287,18 @@ class Metrics:
         if config.run.wandb:
             self._wandb = _wandb(config, folder.path.name)
 
-    def write(self, line: dict[str, Any], kind: str = "train") -> None:
-        if self._file is None:
-            return
+    def _note(self, line: Mapping[str, Any], kind: Any) -> None:
+        """What a run must know of its lines."""
         if kind == EVALUATION:
             self.evaluated, self.ended = line["step"], bool(line.get(ENDED))
             self.best = self.best.after(line)
         if kind == AUDIT:
             self.audited = line["step"]
+
+    def write(self, line: dict[str, Any], kind: str = "train") -> None:
+        if self._file is None:
+            return
+        self._note(line, kind)
         if kind in (EVALUATION, AUDIT):
             line = {**line, "kind": kind}
         line = {key: value if _is_plain(value) else None for key, value in line.items()}
@@ -383,3 +386,27 @@ def _wandb(config: RunConfig, name: str) -> Any:
     except ImportError:
         raise ValueError("--wandb needs Weights & Biases: pip install wandb.") from None
     return wandb.init(project=config.run.wandb, name=name, id=name, resume="allow", config=to_dict(config))
+
+
+@dataclass(frozen=True)
+class Best:
+    """The best evaluation so far, as the lines of metrics.jsonl say it: what a resumed run needs to know.
+
+    step     of the best evaluation; None: there was none
+    score    its number; None where somebody else judges
+    waited   evaluations since then
+    """
+
+    step: int | None = None
+    score: float | None = None
+    waited: int = 0
+
+    def after(self, line: Mapping[str, Any]) -> Best:
+        """Once this evaluation was written down."""
+        if line.get(BEST):
+            return Best(line["step"], line.get(SCORE))
+        return replace(self, waited=self.waited + 1)
+
+    def beaten_by(self, score: float, more_is_better: bool) -> bool:
+        """Of equal ones the first is the best."""
+        return self.score is None or (score > self.score if more_is_better else score < self.score)

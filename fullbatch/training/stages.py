@@ -6,9 +6,10 @@ first one ended.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -17,6 +18,7 @@ from fullbatch.config.run import RunConfig
 from fullbatch.config.training import Evaluation
 from fullbatch.data.in_memory import InMemoryBatches
 from fullbatch.data.loader import Batch, TrainingBatches
+from fullbatch.training.run_folder import AUDIT, EVALUATION
 
 RECOVERY, TUNING, TRAINING = "recovery", "tuning", "training"
 
@@ -113,21 +115,18 @@ class Stages:
         step: int,
         workers: int,
         device: torch.device,
-        ranges: Callable[[range], Iterable[range]] | None = None,
+        ranges: Callable[[range], Iterable[range]] = lambda numbers: [numbers],
     ) -> Generator[Batch, None, None]:
         """A batch a step, from ``step`` to the end; ``ranges`` cuts them up, and says when each part may be read."""
         numbers = range(self.place(step), self.place(self.total))
-        if ranges is None:
-            single = batches.stream(numbers, workers, device)
-        else:
-            single = batches.stream_ranges(ranges(numbers), workers, device)
+        single = batches.stream(ranges(numbers), min(workers, len(numbers)), device)
         read = numbers.start
         try:
-            for each in range(step, self.total):
-                for _ in range(read, self.place(each)):
+            for later in range(step, self.total):
+                for _ in range(read, self.place(later)):
                     next(single)  # at an epoch's end, too few to be joined
-                read = self.places(each).stop
-                yield joined([next(single) for _ in self.places(each)])
+                read = self.places(later).stop
+                yield joined([next(single) for _ in self.places(later)])
         finally:
             single.close()
 
@@ -136,8 +135,8 @@ def joined(batches: list[Batch]) -> Batch:
     """Several batches as one; on several ranks its rows come in another order than on one."""
     if len(batches) == 1:
         return batches[0]
-    ids, images, tokens = (torch.cat([getattr(one, name) for one in batches]) for name in ("ids", "images", "tokens"))
-    return Batch(ids, images, tokens, tuple(bad for one in batches for bad in one.bad))
+    ids, images, tokens = (torch.cat([getattr(part, name) for part in batches]) for name in ("ids", "images", "tokens"))
+    return Batch(ids, images, tokens, tuple(bad for part in batches for bad in part.bad))
 
 
 @contextmanager
@@ -151,3 +150,36 @@ def statistics_kept(model: nn.Module) -> Iterator[None]:
     finally:
         for module in tracking:
             module.track_running_stats = True  # type: ignore[assignment]
+
+
+def cost_of(lines: Iterable[Mapping[str, Any]], devices: int) -> dict[str, Any]:
+    """What a run has cost, stage by stage: seconds, and device-hours over all ranks (TuneCLIP, Tables 16-18).
+
+    From the lines of metrics.jsonl.  Training counts its seconds on over the stages, measuring is not in them.
+    """
+    lines = list(lines)
+    stages: list[dict[str, Any]] = []
+    steps = samples = 0
+    seconds = 0.0
+    for stage in (RECOVERY, TUNING, TRAINING):
+        own = [line for line in lines if "kind" not in line and line.get("stage", TRAINING) == stage]
+        if own:
+            last = own[-1]
+            until = float(last.get("seconds") or seconds)
+            stages.append(_stage(stage, last["step"] - steps, last["samples"] - samples, until - seconds, devices))
+            steps, samples, seconds = last["step"], last["samples"], until
+    for kind in (EVALUATION, AUDIT):
+        taken = [float(line.get("seconds") or 0.0) for line in lines if line.get("kind") == kind]
+        if taken:
+            stages.append(_stage(kind, None, None, sum(taken), devices))
+    return {"devices": devices, "stages": stages}
+
+
+def _stage(name: str, steps: int | None, samples: int | None, seconds: float, devices: int) -> dict[str, Any]:
+    return {
+        "stage": name,
+        "steps": steps,
+        "samples": samples,
+        "seconds": seconds,
+        "device_hours": seconds * devices / 3600.0,
+    }

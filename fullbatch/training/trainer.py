@@ -1,12 +1,17 @@
-"""The training loop: read a batch, compute the gradient, step, log, save, evaluate."""
+"""The training loop: read a batch, compute the gradient, step, log, save, audit, evaluate.
+
+A batch comes here in four hops: ``Order.ids`` says which samples (where batches are planned, by the plan's places),
+``__getitem__`` of ``TrainingBatches`` or ``InMemoryBatches`` makes the batch, ``read_ahead`` has that done in other
+processes and moves it to the device, ``Stages.stream`` joins those of one step.
+"""
 
 from __future__ import annotations
 
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,19 +24,16 @@ from fullbatch.data.in_memory import InMemoryBatches
 from fullbatch.data.loader import Batch, TrainingBatches
 from fullbatch.data.workers import WorkerDied
 from fullbatch.distributed import towers
-from fullbatch.objective.objective import Objective
 from fullbatch.training import checkpoint
-from fullbatch.training.best import BEST
 from fullbatch.training.display import Display
 from fullbatch.training.gradient import GradientRule
 from fullbatch.training.graphs import CannotRecord, Computed, StepGraphs
+from fullbatch.training.hooks import Hooks
 from fullbatch.training.interruption import Abandoned, Interrupted, Interruption
 from fullbatch.training.optimizer import clip_gradients, freeze_learning_rates, set_learning_rates
-from fullbatch.training.run_folder import AUDIT, ENDED, EVALUATION, Folder, Metrics
-from fullbatch.training.selector import Selector
+from fullbatch.training.run_folder import AUDIT, BEST, ENDED, EVALUATION, Folder, Metrics
 from fullbatch.training.stages import Stages, statistics_kept
 from fullbatch.training.state import TrainingState
-from fullbatch.training.stopwatch import Stopwatch
 
 log = logging.getLogger("fullbatch")
 
@@ -47,13 +49,7 @@ class Diverged(ValueError):
 @dataclass
 class Trainer:
     """model     as wrapped for the ranks; ``state.model`` is the bare one
-    evaluate  measures the model after so many seconds of training, and returns a line for the log, in which it may be
-              marked as the best so far, and whether the run is to end here; None: there is nothing to measure
-    audit     measures the normalizers, for a line of the log, after the steps that ``audit_due`` names
-    fresh_objective   makes one without memory, for a recovery that does not carry it over
-    selector  plans which samples meet in a batch; None: the order's neighbours do
     command   that goes on with such a run
-    abandoned asked now and then: whether to leave the run where it stands, at once
     """
 
     config: RunConfig
@@ -65,13 +61,8 @@ class Trainer:
     state: TrainingState
     metrics: Metrics
     display: Display
-    evaluate: Callable[[float], tuple[Mapping[str, Any], bool]] | None
-    audit: Callable[[], Mapping[str, Any]] | None = None
-    audit_due: Callable[[int], bool] = lambda step: False
-    fresh_objective: Callable[[], Objective] | None = None
-    selector: Selector | None = None
+    hooks: Hooks = Hooks()
     command: str = "train"
-    abandoned: Callable[[], bool] = lambda: False
 
     def __post_init__(self) -> None:
         training = self.config.training
@@ -104,8 +95,7 @@ class Trainer:
                 self.end_early()
                 return
             self.stopwatch.restart(self.metrics.seconds)
-            ranges = None if self.selector is None else self.selector.ranges
-            batches = self.stages.stream(self.batches, position.step, self.config.data.workers, self.device, ranges)
+            batches = self._stream()
             try:
                 for batch in batches:
                     line = self.train_step(batch)
@@ -124,9 +114,15 @@ class Trainer:
                 raise WorkerDied(f"{error} Go on with: {self.go_on}") from None
             finally:
                 batches.close()  # ends the workers
-                if self.selector is not None:
-                    self.selector.close()
+                if self.hooks.selector is not None:
+                    self.hooks.selector.close()
                 self.writer.finish_quietly()
+
+    def _stream(self) -> Generator[Batch, None, None]:
+        """A batch a step, from where the run stands to its end; of a plan's batches each when the plan is there."""
+        source = self.batches, self.state.position.step, self.config.data.workers, self.device
+        selector = self.hooks.selector
+        return self.stages.stream(*source) if selector is None else self.stages.stream(*source, selector.ranges)
 
     @property
     def go_on(self) -> str:
@@ -169,7 +165,7 @@ class Trainer:
             "lr": rate,
             "gradient_norm": float(norm) if norm is not None else math.nan,
             **{name: value for name, value in numbers.items() if name != "epoch"},
-            **(self.selector.costs() if self.selector is not None else {}),
+            **(self.hooks.selector.costs() if self.hooks.selector is not None else {}),
         }
 
     def _set_rates(self) -> float:
@@ -194,8 +190,8 @@ class Trainer:
             for optimizer in self._optimizers():
                 optimizer.state.clear()
         if carry in ("moments", "none"):
-            assert self.fresh_objective is not None
-            state.objective.load_state_dict(self.fresh_objective().state_dict())
+            assert self.hooks.fresh_objective is not None
+            state.objective.load_state_dict(self.hooks.fresh_objective().state_dict())
             for group in state.temperature_optimizer.param_groups if state.temperature_optimizer is not None else ():
                 for parameter in group["params"] if group["learns"] != "temperature" else ():
                     state.temperature_optimizer.state.pop(parameter, None)  # type: ignore[union-attr]
@@ -215,7 +211,7 @@ class Trainer:
 
     def _optimizers(self) -> list[torch.optim.Optimizer]:
         state = self.state
-        return [each for each in (state.optimizer, state.temperature_optimizer) if each is not None]
+        return [optimizer for optimizer in (state.optimizer, state.temperature_optimizer) if optimizer is not None]
 
     def _update(self, measured: bool) -> Tensor | None:
         """Move the weights; the norm of the gradient, if it is needed or to be ``measured``."""
@@ -235,12 +231,12 @@ class Trainer:
 
     def _report_bad(self) -> None:
         """Bring together what the ranks could not read; every rank must call."""
-        found = [name for names in distributed.gather_objects(self.unreported) for name in names]
-        if found and not self.state.position.bad and self.first_rank:
+        bad = [name for names in distributed.gather_objects(self.unreported) for name in names]
+        if bad and not self.state.position.bad and self.first_rank:
             log.warning("some samples cannot be read and are replaced by others; %s names them", self.folder.log)
-        for name in found:
+        for name in bad:
             log.info("skipped a bad sample: %s", name)
-        self.state.position.bad += len(found)
+        self.state.position.bad += len(bad)
         self.unreported = []
 
     # -- log, save, evaluate, stop ----------------------------------------------------------------------------------
@@ -295,8 +291,8 @@ class Trainer:
         if distributed.world().size == 1 or step % AGREE_EVERY == 0 or by_step:
             waited = time.monotonic() - self.saved_at
             overdue = run.save_minutes is not None and waited > 60.0 * run.save_minutes
-            told = interruption.signal is not None
-            by_clock, stop, left = distributed.any_rank(overdue and self.first_rank, told, self.abandoned())
+            signalled, abandoned = interruption.signal is not None, self.hooks.abandoned()
+            by_clock, stop, left = distributed.any_rank(overdue and self.first_rank, signalled, abandoned)
             if left:
                 raise Abandoned(f"The run in {self.folder.path} is left at step {step}.")
             distributed.together(self.writer.check)
@@ -307,35 +303,37 @@ class Trainer:
     def save(self) -> None:
         self._check_health(0.0)  # a spoilt state must not take a good one's place
         self._report_bad()
-        if self.selector is not None:
-            self.selector.settle()
+        if self.hooks.selector is not None:
+            self.hooks.selector.settle()
         parts = self.state.capture(keep=self.first_rank)
         if self.first_rank:
             self.writer.save(self.state.position.step, parts, self.stopwatch.seconds)
         self.saved_at, self.saved_step = time.monotonic(), self.state.position.step
 
     def audit_if_due(self) -> None:
-        step = self.state.position.step
-        due = step > 0 and self.audit_due(step)
-        if self.audit is not None and due and distributed.from_first_rank(self.metrics.audited) != step:
+        step, auditor = self.state.position.step, self.hooks.auditor
+        if auditor is None or step == 0 or not auditor.due(step):
+            return
+        if distributed.from_first_rank(self.metrics.audited) != step:
             with self.stopwatch.paused():
-                self.metrics.write({"step": step, **self.audit()}, AUDIT)
+                self.metrics.write({"step": step, **auditor.audit()}, AUDIT)
 
     def evaluate_if_due(self) -> bool:
         """At the end, every so often, and if asked before the first step: once each.  Whether the run is to end here,
         before its last step; that is written down with the numbers, so that a resumed run knows it too."""
         step, total = self.state.position.step, self.stages.total
         due = step == total or self.stages.evaluation_due(step, self.config.evaluation)
-        if self.evaluate is None or not due or distributed.from_first_rank(self.metrics.evaluated) == step:
+        if self.hooks.evaluate is None or not due or distributed.from_first_rank(self.metrics.evaluated) == step:
             return False
         seconds = self.stopwatch.seconds
         with self.stopwatch.paused():
             started = time.monotonic()
-            values, ends = self._measured(self.evaluate, seconds)
-            ends = ends and step < total
-            line = {"step": step, **values, "seconds": time.monotonic() - started, **({ENDED: True} if ends else {})}
-            self.metrics.write(line, EVALUATION)
-            if values.get(BEST):
+            with self._data_may_be_gone():
+                line = self.hooks.evaluate(seconds)
+            ends, took = line.ends and step < total, time.monotonic() - started
+            ended = {ENDED: True} if ends else {}
+            self.metrics.write({"step": step, **line.values, "seconds": took, **ended}, EVALUATION)
+            if line.values.get(BEST):
                 self._keep_best()
         return ends
 
@@ -361,18 +359,53 @@ class Trainer:
         distributed.together(self.writer.wait)
         self._announce(f"the run ends early, at step {self.state.position.step} of {self.stages.total}")
 
-    def _announce(self, told: str) -> None:
-        log.info("%s", told)
-        self.display.say(told)
+    def _announce(self, text: str) -> None:
+        log.info("%s", text)
+        self.display.say(text)
 
-    def _measured(
-        self, evaluate: Callable[[float], tuple[Mapping[str, Any], bool]], seconds: float
-    ) -> tuple[Mapping[str, Any], bool]:
-        """Data to measure on may be gone by now; what was trained is not lost for that."""
+    @contextmanager
+    def _data_may_be_gone(self) -> Iterator[None]:
+        """The data to measure on; what was trained is not lost for that."""
         try:
-            return evaluate(seconds)
+            yield
         except (ValueError, OSError) as error:
             reason = f"{error} This was the evaluation at step {self.state.position.step}"
             log.info("%s", reason)
             kind = OSError if isinstance(error, OSError) else ValueError
             raise kind(f"{reason}; go on from there with `{self.go_on}`.") from None
+
+
+class Stopwatch:
+    """How long a run has trained: wall-clock without what only measures, continued when the run is resumed.
+
+    Starts at ``seconds``, what the run had trained before, for work on ``device``.
+    """
+
+    def __init__(self, seconds: float = 0.0, device: torch.device = torch.device("cpu")) -> None:
+        self._since = time.monotonic() - seconds
+        self._device = device
+
+    def restart(self, seconds: float) -> None:
+        self._since = time.monotonic() - seconds
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self._since
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Evaluations and audits do not count, so that equal times are equal times of training.
+
+        Each side waits for its own: steps that a GPU still has to do count, and what was measured does not.
+        """
+        self._finish()
+        before = self.seconds
+        try:
+            yield
+            self._finish()
+        finally:
+            self.restart(before)
+
+    def _finish(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)

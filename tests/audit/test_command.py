@@ -11,17 +11,18 @@ import torch
 
 from fullbatch.assembly import build_objective, make_batches
 from fullbatch.audit import Options, audit_run
+from fullbatch.audit.errors import normalizer_audit
 from fullbatch.cli import main
 from fullbatch.config.data import Data, Source
 from fullbatch.data.images import EvalTransform
 from fullbatch.data.sources import open_source
-from fullbatch.evaluation.audit import normalizer_audit
+from fullbatch.loading import load_trained
 from fullbatch.report.batch_losses import batch_loss_charts, batch_losses_section
 from fullbatch.report.collect import read_run
-from fullbatch.run import load_trained, train
 from fullbatch.selection.ordered import losses_at
 from fullbatch.selection.spectral import spectral_order
 from fullbatch.training import checkpoint
+from fullbatch.training_run import train
 from tests.data.making import captioned, write_shard
 from tests.training.small import renamed, small_config
 
@@ -73,7 +74,7 @@ def test_the_numbers_are_those_of_the_checkpoint(sogclr, tmp_path):
     path = checkpoint.folder_of(run / "checkpoints", 10)
     loaded, state = load_trained(path, average=False), checkpoint.read(path)["objective"]
     batches = make_batches(loaded.config, loaded.model, torch.device("cpu"))
-    objective = build_objective(loaded.config, loaded.model, batches)
+    objective = build_objective(loaded.config, loaded.model, batches.pool)
     objective.load_state_dict(state)
     transform = EvalTransform(16)
     samples = [batches.pool.read(sample) for sample in range(52)]

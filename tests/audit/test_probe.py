@@ -8,12 +8,12 @@ import torch
 from torch import nn
 
 from fullbatch.assembly import assemble
+from fullbatch.audit.errors import normalizer_audit
+from fullbatch.audit.probe import FORWARD, SHARE, AuditPlan, Probe, plan_audits
 from fullbatch.config.training import Evaluation
 from fullbatch.data.loader import Batch
-from fullbatch.evaluation.audit import normalizer_audit
 from fullbatch.evaluation.embed import Embedder
-from fullbatch.evaluation.probe import FORWARD, SHARE, AuditPlan, Probe, plan_audits
-from fullbatch.run import train
+from fullbatch.training_run import train
 from tests.training.small import differences, renamed, saved_state, small_config
 
 pytestmark = pytest.mark.filterwarnings("ignore:rho=")
@@ -60,8 +60,8 @@ def test_on_all_samples_it_is_the_audit(tmp_path):
         plan = plan_audits(config.evaluation, 8, 20, 40)
         assert plan == AuditPlan(10, 40, 40)
         embedder = Embedder(parts.model, parts.model.tokenize, 16, torch.device("cpu"))
-        probe = Probe(plan, embedder, parts.batches.pool, 8, config.training.seed)
-        again = probe.audit(parts.state.objective)
+        probe = Probe(plan, embedder, parts.batches, parts.state.objective)
+        again = probe.audit()
         assert numbers([{**again, "step": line["step"], "kind": "audit"}]) == numbers([line])
         tables = embedder.tables(probe._read())
         generator = torch.Generator().manual_seed(config.training.seed)
@@ -116,7 +116,7 @@ def test_two_ranks(tmp_path, two_ranks, method, parallel):
 
 def test_a_probe_that_cannot_be_read(tmp_path, monkeypatch):
     config = audited(small_config(tmp_path, "openclip"), audit_every=5)
-    monkeypatch.setattr("fullbatch.evaluation.probe.EvaluationBatches.__getitem__", _nothing)
+    monkeypatch.setattr("fullbatch.data.loader.EvaluationBatches.__getitem__", _nothing)
     with pytest.raises(ValueError, match="--audit-every 0"):
         train(config)
 
@@ -213,6 +213,11 @@ def test_the_chosen_samples_are_distinct_and_spread(tmp_path):
     config = small_config(tmp_path, "openclip")
     parts = assemble(config, torch.device("cpu"))
     embedder = Embedder(parts.model, parts.model.tokenize, 16, torch.device("cpu"))
-    probes = [Probe(AuditPlan(1, 5, 20), embedder, parts.batches.pool, 8, seed).samples.ids for seed in (0, 0, 1)]
+
+    def chosen(seed):
+        batches = replace(parts.batches, order=replace(parts.batches.order, seed=seed))
+        return Probe(AuditPlan(1, 5, 20), embedder, batches, parts.state.objective).samples.ids
+
+    probes = [chosen(seed) for seed in (0, 0, 1)]
     assert len(set(probes[0])) == 20 and probes[0] == probes[1] != probes[2]
     assert min(probes[0]) < 10 and max(probes[0]) >= 30

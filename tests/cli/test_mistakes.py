@@ -143,7 +143,7 @@ def test_out_of_memory_is_answered_with_micro_batches(capsys, monkeypatch, place
     def no_room(config, resume):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has ...")
 
-    monkeypatch.setattr("fullbatch.run.train", no_room)
+    monkeypatch.setattr("fullbatch.training_run.train", no_room)
     status, _, err = answer(capsys, "train", *small(place), "--name", "large")
     assert status == 1 and "--micro-batch" in err and "Traceback" not in err
 

@@ -61,7 +61,7 @@ def test_an_epoch_shows_no_sample_twice_and_the_next_another_order():
 
 
 def test_the_middle_can_be_entered():
-    late, whole = make()[5], list(make().stream(range(6), 0, CPU))[5]
+    late, whole = make()[5], list(make().stream([range(6)], 0, CPU))[5]
     assert all(torch.equal(getattr(late, name), getattr(whole, name)) for name in ("ids", "images", "tokens"))
 
 

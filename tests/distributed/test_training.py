@@ -12,8 +12,8 @@ import fullbatch as fb
 from fullbatch.assembly import assemble
 from fullbatch.config.optimization import Recovery
 from fullbatch.config.training import Evaluation
-from fullbatch.run import train
 from fullbatch.training import checkpoint
+from fullbatch.training_run import train
 from tests.data.making import captioned, write_shard
 from tests.training.small import differences, renamed, saved_state, small_config
 

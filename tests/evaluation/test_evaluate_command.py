@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-import fullbatch.run
+import fullbatch.training_run
 from fullbatch.cli import main
 from fullbatch.evaluation.tasks import run_tasks
 from tests.data.making import captioned, png, write_coco, write_shard
@@ -23,7 +23,7 @@ LABELS = [number % 6 for number in range(11)]
 def trained(tmp_path_factory):
     """A run of twenty steps, its pairs, and a benchmark folder."""
     folder = tmp_path_factory.mktemp("trained")
-    fullbatch.run.train(small_config(folder))
+    fullbatch.training_run.train(small_config(folder))
     write_benchmark(folder / "set", LABELS)
     return folder
 
@@ -58,7 +58,7 @@ def test_the_numbers_are_those_of_training(trained, capsys):
     config = small_config(trained, name="measured", steps=10)
     tasks = (f"retrieval:{trained}/shard.tar", f"wds:{trained}/set")
     config = replace(config, evaluation=replace(config.evaluation, evaluate=tasks))
-    at_the_end = fullbatch.run.train(config).results["results"]
+    at_the_end = fullbatch.training_run.train(config).results["results"]
     assert answer(capsys, trained / "measured", "--workers", "0")[0] == 0  # its own tasks
     assert json.loads((trained / "measured/evaluation.json").read_text())["results"] == at_the_end
 
@@ -208,7 +208,7 @@ def test_the_command_on_two_ranks(trained, tmp_path):
 
 
 def test_earlier_numbers_of_the_same_weights_are_kept(tmp_path, capsys):
-    run = fullbatch.run.train(small_config(tmp_path, "openclip")).folder
+    run = fullbatch.training_run.train(small_config(tmp_path, "openclip")).folder
     shard, other = str(tmp_path / "shard.tar"), str(write_shard(tmp_path / "other.tar", captioned(9, (20, 16))))
     assert main(["evaluate", str(run), "--tasks", f"retrieval:{shard}", "--cache", "none"]) == 0
     assert main(["evaluate", str(run), "--tasks", f"retrieval:{other}", "--cache", "none"]) == 0
@@ -220,7 +220,7 @@ def test_earlier_numbers_of_the_same_weights_are_kept(tmp_path, capsys):
 
 
 def test_a_row_a_caption_is_one_picture(tmp_path, capsys):
-    run = fullbatch.run.train(small_config(tmp_path, "openclip")).folder
+    run = fullbatch.training_run.train(small_config(tmp_path, "openclip")).folder
     rows = ["image,caption"]
     for number in range(6):
         (tmp_path / f"{number}.png").write_bytes(png((16, 16), number))
@@ -232,7 +232,7 @@ def test_a_row_a_caption_is_one_picture(tmp_path, capsys):
 
 
 def test_an_empty_class_folder_is_named(tmp_path, capsys):
-    run = fullbatch.run.train(small_config(tmp_path, "openclip")).folder
+    run = fullbatch.training_run.train(small_config(tmp_path, "openclip")).folder
     for number, name in enumerate(("red", "blue")):
         (tmp_path / "classes" / name).mkdir(parents=True)
         (tmp_path / "classes" / name / "0.png").write_bytes(png((16, 16), number))
@@ -245,6 +245,6 @@ def test_an_empty_class_folder_is_named(tmp_path, capsys):
 
 def test_a_folder_of_runs_is_answered_with_one(tmp_path, capsys):
     (tmp_path / "runs").mkdir()
-    fullbatch.run.train(small_config(tmp_path / "runs", "openclip"))
+    fullbatch.training_run.train(small_config(tmp_path / "runs", "openclip"))
     assert main(["evaluate", str(tmp_path / "runs"), "--tasks", "retrieval:emoji"]) == 1
     assert f"is a folder of 1 run(s); name one, such as {tmp_path / 'runs' / 'run'}" in capsys.readouterr().err

@@ -11,7 +11,8 @@ from fullbatch.config.model import Model
 from fullbatch.config.optimization import Optimizer, Recovery
 from fullbatch.config.run import RunConfig
 from fullbatch.config.training import Evaluation, Training
-from fullbatch.run import export_run, train
+from fullbatch.loading import export_run
+from fullbatch.training_run import train
 from tests.training.small import small_config
 
 TIMES = ("cost",)

@@ -16,8 +16,8 @@ from fullbatch.evaluation.tasks import BUILTIN_TASKS
 from fullbatch.finetuning import recorder
 from fullbatch.finetuning.base import open_model
 from fullbatch.finetuning.finetune import finetune, measuring
+from fullbatch.loading import load_trained
 from fullbatch.models.build import build_model
-from fullbatch.run import load_trained
 from fullbatch.training import checkpoint
 from fullbatch.training.trainer import Trainer
 from tests.finetuning.making import said, tuning_config

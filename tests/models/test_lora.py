@@ -6,11 +6,12 @@ import pytest
 import torch
 
 from fullbatch.config.model import Model
+from fullbatch.loading import export_run, load_trained
 from fullbatch.models.adapters import LinearAttention, plain_state
 from fullbatch.models.build import build_model
 from fullbatch.models.saved import export
-from fullbatch.run import export_run, load_trained, train
 from fullbatch.training import checkpoint
+from fullbatch.training_run import train
 from tests.models.conftest import some_images
 from tests.models.siglip import write_siglip
 from tests.training.small import differences, saved_state, small_config

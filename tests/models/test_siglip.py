@@ -10,9 +10,10 @@ import torch
 from fullbatch.config.methods import ObjectiveConfig
 from fullbatch.config.model import Model
 from fullbatch.config.optimization import Optimizer
+from fullbatch.loading import export_run, load_trained
 from fullbatch.models.build import build_model
 from fullbatch.models.saved import export
-from fullbatch.run import export_run, load_trained, train
+from fullbatch.training_run import train
 from tests.models.conftest import some_images
 from tests.models.siglip import CAPTIONS, write_siglip
 from tests.training.small import small_config

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from fullbatch.training.novograd import NovoGrad
+from fullbatch.training.layerwise import NovoGrad
 
 CLOSE = {"rtol": 1e-9, "atol": 1e-12}
 

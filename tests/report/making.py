@@ -11,9 +11,9 @@ import fullbatch as fb
 from fullbatch.config.data import Data
 from fullbatch.config.model import Model
 from fullbatch.config.training import Evaluation
+from fullbatch.loading import export_run
 from fullbatch.models.build import build_model
 from fullbatch.models.saved import export
-from fullbatch.run import export_run
 from tests.data.making import captioned, write_shard
 from tests.training.small import small_config
 

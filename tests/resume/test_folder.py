@@ -19,9 +19,9 @@ import torch
 from fullbatch.cli import main
 from fullbatch.config.tree import write_yaml
 from fullbatch.data.tar_index import cache_folder
-from fullbatch.run import train
 from fullbatch.training import checkpoint
 from fullbatch.training.run_folder import Folder, alone_in, replace_text
+from fullbatch.training_run import train
 from tests.training.small import differences, renamed, saved_state, small_config
 
 pytestmark = pytest.mark.filterwarnings("ignore:rho=")
@@ -153,7 +153,7 @@ def test_killed_before_its_design_a_run_goes_on(tmp_path, monkeypatch):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr("fullbatch.run.write_design", killed)
+        patched.setattr("fullbatch.training_run.write_design", killed)
         with pytest.raises(KeyboardInterrupt):
             train(config)
     run = tmp_path / "run"
@@ -365,11 +365,11 @@ def test_the_cache_is_swept_too(tmp_path, monkeypatch):
 
 SLOW_START = """
 import sys, time
-import fullbatch.run
+import fullbatch.training_run
 def assemble(*_):
     print("assembling", flush=True)
     time.sleep(60)
-fullbatch.run.assemble = assemble
+fullbatch.training_run.assemble = assemble
 from fullbatch.cli import main
 sys.exit(main(sys.argv[1:]))
 """

@@ -9,8 +9,8 @@ from dataclasses import replace
 
 import pytest
 
-from fullbatch.run import train
 from fullbatch.training import checkpoint
+from fullbatch.training_run import train
 from tests.training.small import differences, renamed, saved_state, small_config
 
 STEPS = 120
@@ -43,7 +43,7 @@ def go(config, resume, die_in_call):
 
 def start(config, resume=None, die_in_call=0):
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["fullbatch.run", "open_clip", "tests.training.small"])
+    context.set_forkserver_preload(["fullbatch.training_run", "open_clip", "tests.training.small"])
     process = context.Process(target=go, args=(config, resume, die_in_call))
     process.start()
     return process

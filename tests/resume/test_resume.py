@@ -10,8 +10,8 @@ import torch
 import fullbatch as fb
 from fullbatch.config.methods import ObjectiveConfig
 from fullbatch.config.optimization import Optimizer
-from fullbatch.run import train
 from fullbatch.training import checkpoint
+from fullbatch.training_run import train
 from tests.training.small import differences, renamed, saved_state, small_config
 
 pytestmark = pytest.mark.filterwarnings("ignore:rho=")

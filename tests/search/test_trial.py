@@ -21,11 +21,11 @@ from fullbatch.comparison.processes import OUTPUT
 from fullbatch.config.optimization import Optimizer
 from fullbatch.config.training import Evaluation
 from fullbatch.evaluation.metric_names import parse_metrics
-from fullbatch.run import train
 from fullbatch.search.trial import FILE, CannotWork, Score, run_trial
 from fullbatch.training import checkpoint
 from fullbatch.training.interruption import Abandoned, Interrupted
 from fullbatch.training.run_folder import alone_in
+from fullbatch.training_run import train
 from tests.training.small import renamed, small_config
 
 MEAN = "mean(text_to_image_r1, image_to_text_r1)"
@@ -491,7 +491,7 @@ def test_two_ranks_of_which_the_first_cannot_report(tmp_path, two_ranks):
 
 @pytest.mark.slow
 def test_training_needs_neither_optuna_nor_scipy():
-    code = "import sys, fullbatch.run, fullbatch.cli; print({'optuna', 'scipy.ndimage'} & set(sys.modules))"
+    code = "import sys, fullbatch.training_run, fullbatch.cli; print({'optuna', 'scipy.ndimage'} & set(sys.modules))"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout == "set()\n"
 

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import linear_sum_assignment
 
-from fullbatch.selection import even_assignment
+from fullbatch.selection.spectral import even_assignment
 
 
 def least_cost(cost, capacity):

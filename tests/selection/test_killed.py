@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fullbatch.run import train
 from fullbatch.training.trainer import Trainer
+from fullbatch.training_run import train
 from tests.selection.test_training import SELECTIONS, config_for, lines, loss_lines
 from tests.training.small import differences, renamed, saved_state
 
@@ -42,7 +42,7 @@ def test_killed_many_times(tmp_path, name):
     config = renamed(replace(config, selection=replace(config.selection, planners=1)), "killed")
     run, rng = tmp_path / "killed", random.Random(3)
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["fullbatch.run", "open_clip", "tests.training.small"])
+    context.set_forkserver_preload(["fullbatch.training_run", "open_clip", "tests.training.small"])
     for die_in_step in [*(rng.randint(2, 18) for _ in range(7)), 0]:  # too few, in all, to come to the end
         resume = run if (run / "config.yaml").exists() else None
         process = context.Process(target=go, args=(config, resume, die_in_step))

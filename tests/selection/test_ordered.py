@@ -10,9 +10,15 @@ from hypothesis import strategies as st
 from scipy.stats import ttest_1samp
 
 import fullbatch as fb
-from fullbatch.selection import batch_losses, batches_of_partition, drawn_batches, hardest, ordered_batches
 from fullbatch.selection import ordered as module
-from fullbatch.selection.ordered import losses_at
+from fullbatch.selection.ordered import (
+    batch_losses,
+    batches_of_partition,
+    drawn_batches,
+    hardest,
+    losses_at,
+    ordered_batches,
+)
 from tests.conftest import unit_rows
 from tests.selection.real import emoji_embeddings
 

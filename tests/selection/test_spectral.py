@@ -13,9 +13,17 @@ from scipy.stats import ttest_rel
 from threadpoolctl import threadpool_limits
 from torch.nn.functional import normalize
 
-from fullbatch.selection import batch_losses, blocks, even_clusters, order_of_block, spectral_order
-from fullbatch.selection.ordered import losses_at
-from fullbatch.selection.spectral import first_eigenvectors, laplacian, pair_weights, unit_rows
+from fullbatch.selection.ordered import batch_losses, losses_at
+from fullbatch.selection.spectral import (
+    blocks,
+    even_clusters,
+    first_eigenvectors,
+    laplacian,
+    order_of_block,
+    pair_weights,
+    spectral_order,
+    unit_rows,
+)
 from tests import conftest
 from tests.selection.real import emoji_embeddings
 

@@ -18,16 +18,16 @@ from fullbatch.config.run import RunConfig
 from fullbatch.config.selection import Selection
 from fullbatch.data.loader import TrainingBatches
 from fullbatch.data.order import Order
-from fullbatch.data.periods import Periods, Plans, numbered
 from fullbatch.distributed import World
-from fullbatch.run import train
+from fullbatch.selection.embeddings import EmbeddingTable, Scorer
+from fullbatch.selection.periods import Periods, Plans, numbered
+from fullbatch.selection.planning import Planners
+from fullbatch.selection.selector import Selector
 from fullbatch.training import checkpoint
-from fullbatch.training.embedding_table import EmbeddingTable
 from fullbatch.training.gradient import GradientRule
-from fullbatch.training.planning import Planners
-from fullbatch.training.selector import Selector
 from fullbatch.training.stages import joined
 from fullbatch.training.trainer import Trainer
+from fullbatch.training_run import train
 from tests.distributed.test_training import check_curves, on_rank
 from tests.resume.test_resume import go_on_from
 from tests.training.linear import LinearBatches, LinearTowers
@@ -93,7 +93,7 @@ def test_a_spectral_epoch_is_a_partition(tmp_path_factory, whole, batch, rest, s
     plans = Plans(folder / "batches", Periods(selection, whole), batch)
     rows = torch.nn.functional.normalize(torch.randn(order.num_samples, 2, 4), dim=-1)
     rows[:unseen] = torch.nan
-    selector = Selector(plans, order, Planners(0), lambda: rows, lambda rows: 0.1, lambda: None)
+    selector = Selector(plans, order, Planners(0), Scorer(lambda: rows, lambda rows: 0.1), lambda: None)
     shown = []
     for numbers in selector.ranges(range(2 * whole)):
         for number in numbers:
@@ -117,13 +117,14 @@ def on_ranks(plans, order, number, ranks):
 
 def simulated(plans, order, batches, table, stop):
     """The places of these batches, each of which leaves rows in the table as a training step would; up to ``stop``."""
-    selector = Selector(plans, order, Planners(0), lambda: table, lambda rows: 0.2, lambda: None)
+    selector = Selector(plans, order, Planners(0), Scorer(lambda: table, lambda rows: 0.2), lambda: None)
     shown = {}
     for numbers in selector.ranges(batches):
         for number in numbers:
             if number == stop:
                 return shown, table
-            epoch, places = shown[number] = plans.places(number)
+            plan = plans.of(number)
+            epoch, places = shown[number] = plan.epoch, plan.places(number)
             drawn = torch.Generator().manual_seed(number)
             rows = torch.randn(len(places), 2, 4, generator=drawn)
             table[torch.from_numpy(order.ids(epoch, places))] = torch.nn.functional.normalize(rows, dim=-1)
@@ -455,7 +456,7 @@ def test_a_run_does_not_change_its_selection(tmp_path):
 
 def test_planners_are_all_started_before_there_is_a_plan_to_make():
     planners = Planners(3)
-    planners.wake()
+    planners.start_processes()
     try:
         assert planners._pool is not None and len(planners._pool._processes) == 3
     finally:

@@ -16,6 +16,7 @@ import fullbatch as fb
 from fullbatch.config.run import RunConfig
 from fullbatch.data.loader import Batch
 from fullbatch.training.display import Display
+from fullbatch.training.hooks import Hooks
 from fullbatch.training.optimizer import make_optimizer, make_temperature_optimizer
 from fullbatch.training.run_folder import Folder, Metrics
 from fullbatch.training.stages import Stages
@@ -98,8 +99,7 @@ def linear_trainer(folder: Path, batches: LinearBatches, **settings: Any) -> Tra
         state=state,
         metrics=Metrics(Folder(folder), config, first=False, step=0),
         display=Display(first=False, quiet=True),
-        evaluate=None,
-        fresh_objective=objective,
+        hooks=Hooks(fresh_objective=objective),
     )
 
 

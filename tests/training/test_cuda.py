@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fullbatch.run import train
 from fullbatch.training import checkpoint
+from fullbatch.training_run import train
 from tests.training.small import differences, renamed, saved_state, small_config
 
 pytestmark = [

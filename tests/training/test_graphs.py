@@ -13,8 +13,8 @@ import torch
 import fullbatch.assembly
 from fullbatch.config.optimization import Recovery
 from fullbatch.models.build import build_model
-from fullbatch.run import train
 from fullbatch.training import checkpoint
+from fullbatch.training_run import train
 from tests.training.small import differences, renamed, saved_state, small_config
 
 pytestmark = [

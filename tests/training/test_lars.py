@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from fullbatch.config.optimization import Optimizer
-from fullbatch.training.lars import Lars, trust_ratios
+from fullbatch.training.layerwise import Lars, trust_ratios
 from fullbatch.training.optimizer import make_optimizer
 
 

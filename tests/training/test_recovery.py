@@ -12,9 +12,9 @@ import torch
 from fullbatch.config.optimization import OPTIMIZERS, Optimizer, Recovery
 from fullbatch.config.run import RunConfig
 from fullbatch.models.build import build_model
-from fullbatch.run import train
 from fullbatch.training import checkpoint
 from fullbatch.training.stages import Stages, statistics_kept
+from fullbatch.training_run import train
 from tests.reference import papers
 from tests.resume.test_resume import go_on_from, lines
 from tests.training.linear import LinearBatches, LinearTowers, linear_trainer, take_steps

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fullbatch.run import train
 from fullbatch.training import checkpoint
-from fullbatch.training.stopwatch import Stopwatch
+from fullbatch.training.trainer import Stopwatch
+from fullbatch.training_run import train
 from tests.resume.test_resume import go_on_from
 from tests.training.small import renamed, small_config
 

@@ -19,14 +19,15 @@ from fullbatch.config.model import Model
 from fullbatch.config.optimization import Optimizer
 from fullbatch.config.training import Evaluation
 from fullbatch.config.tree import write_yaml
+from fullbatch.loading import export_run, load_trained
 from fullbatch.models.saved import export
 from fullbatch.report.collect import read_run
 from fullbatch.report.curves import charts_of
-from fullbatch.run import export_run, load_trained, train
 from fullbatch.training import checkpoint
 from fullbatch.training.average import WeightAverage
 from fullbatch.training.run_folder import Folder
 from fullbatch.training.trainer import Diverged
+from fullbatch.training_run import train
 from tests.data.making import captioned, write_shard
 from tests.training.small import renamed, saved_state, small_config
 

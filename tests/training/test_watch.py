@@ -6,14 +6,15 @@ from dataclasses import replace
 
 import pytest
 
-import fullbatch.run
+import fullbatch.training_run
 from fullbatch.config.training import Evaluation
 from fullbatch.evaluation.tasks import run_tasks
 from fullbatch.finetuning.finetune import measuring
-from fullbatch.run import load_trained, train
+from fullbatch.loading import load_trained
 from fullbatch.training import checkpoint
 from fullbatch.training.interruption import Abandoned
 from fullbatch.training.stages import Stages
+from fullbatch.training_run import train
 from tests.training.small import differences, renamed, saved_state, small_config
 
 
@@ -182,7 +183,7 @@ def scored(config, monkeypatch, *values, keep=1, **evaluation):
         return replace(found, results=(replace(result, metrics={**result.metrics, "mean_r1": given[step]}),))
 
     measured.seen = set()
-    monkeypatch.setattr(fullbatch.run, "run_tasks", measured)
+    monkeypatch.setattr(fullbatch.training_run, "run_tasks", measured)
     evaluation = replace(config.evaluation, **evaluation)
     return measured, replace(config, evaluation=evaluation, run=replace(config.run, keep=keep, save_every=5))
 

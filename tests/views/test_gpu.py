@@ -8,7 +8,7 @@ import torch
 
 from fullbatch.config.data import Views
 from fullbatch.data.two_views import ViewMaker
-from fullbatch.run import train
+from fullbatch.training_run import train
 from tests.training.small import renamed, saved_state
 from tests.training.test_graphs import losses
 from tests.views.test_training import views_config

@@ -13,8 +13,9 @@ from fullbatch.config.methods import ObjectiveConfig
 from fullbatch.config.model import Model
 from fullbatch.config.optimization import Optimizer, Schedule
 from fullbatch.config.selection import Selection
+from fullbatch.loading import export_run, load_trained
 from fullbatch.models.timm_towers import TwoViews
-from fullbatch.run import export_run, load_trained, train
+from fullbatch.training_run import train
 from tests.resume.test_resume import go_on_from, lines
 from tests.training.small import differences, renamed, saved_state, small_config
 

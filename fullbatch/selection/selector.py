@@ -29,36 +29,40 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch import Tensor
-from torch.nn.functional import normalize
 
 from fullbatch import distributed
 from fullbatch.data.order import Order
-from fullbatch.data.periods import Period, Plans, numbered, remove_unfinished, write_array
-from fullbatch.objective.objective import Objective
-from fullbatch.training.planning import Floats, Piece, Planners, Task, tasks_of
-from fullbatch.training.run_folder import LOSSES, read_lines, replace_text
+from fullbatch.selection.embeddings import Scorer
+from fullbatch.selection.periods import (
+    Period,
+    Plans,
+    loss_lines,
+    numbered,
+    remove_unfinished,
+    write_array,
+    write_text,
+)
+from fullbatch.selection.planning import Floats, Piece, Planners, Task, tasks_of
 
 log = logging.getLogger("fullbatch")
 
 BINS = 40  # of a histogram of losses
-ASKED = 256  # samples whose mean temperature stands for all, where samples have their own
 
 
 @dataclass
 class Selector:
-    """plans     where they are written, and what periods there are
-    look      the embeddings of all samples as they are now, (n, 2, D); every rank calls it
-    tau       the temperature, likewise, given them
+    """What a trainer knows of a selection: it takes its batches by ``ranges``, calls ``settle`` before it saves, logs
+    ``costs``, and at the end calls ``close``.
+
+    plans     where they are written, and what periods there are
+    scorer    what plans go by
     oldest    the first batch that a run which goes on from the oldest checkpoint would read; None: there is none
     """
 
     plans: Plans
     order: Order
     planners: Planners
-    look: Callable[[], Tensor]
-    tau: Callable[[Tensor], float]
+    scorer: Scorer
     oldest: Callable[[], int | None]
     _started: dict[int, list[Future[Piece] | Task]] = field(default_factory=dict)
     _costs: dict[str, float] = field(default_factory=dict)
@@ -77,7 +81,7 @@ class Selector:
         A range must be asked for when all steps on the batches before it are done: embeddings are looked at then.
         """
         if self.first_rank:
-            self.planners.wake()
+            self.planners.start_processes()
         with self._stalled():
             self._go_on(batches)
         start = batches.start
@@ -120,8 +124,8 @@ class Selector:
         distributed.together(lambda: self._finish(number) if self.first_rank else None)
 
     def _look(self, source: int) -> None:
-        rows_n2D = self.look()
-        tau = self.tau(rows_n2D)
+        rows_n2D = self.scorer.embeddings()
+        tau = self.scorer.temperature(rows_n2D)
         distributed.together(self._written)
         if self.first_rank:
             copy_n2D = rows_n2D.to("cpu", copy=True).numpy()  # the next step changes the table
@@ -130,7 +134,7 @@ class Selector:
     def _write_down(self, source: int, rows_n2D: npt.NDArray[np.generic], tau: float) -> None:
         self.folder.mkdir(exist_ok=True)
         path = self._snapshot(source)
-        replace_text(path.with_suffix(".json"), json.dumps({"tau": tau}))
+        write_text(path.with_suffix(".json"), json.dumps({"tau": tau}))
         write_array(path, rows_n2D)
         self._start(source)
 
@@ -188,8 +192,8 @@ class Selector:
             and self._is_past(number, batches.start)
             and self.periods[number].batches.start < batches.stop
         ]
-        found = distributed.together(lambda: self._recover(needed, batches.start) if self.first_rank else None)
-        for number in distributed.from_first_rank(found):
+        lost = distributed.together(lambda: self._recover(needed, batches.start) if self.first_rank else None)
+        for number in distributed.from_first_rank(lost):
             log.info("period %d is planned by the embeddings of this checkpoint: there is no earlier snapshot", number)
             self._look(number - self.lead)
 
@@ -209,9 +213,10 @@ class Selector:
                 self._forget_snapshot(path)
         missing = [number for number in needed if number not in plans]
         if self._losses.is_file():
-            lines = [line for line in read_lines(self._losses) if self._is_past(line["period"], batch)]
-            kept = [json.dumps(line) + "\n" for line in lines if line["period"] not in missing]
-            replace_text(self._losses, "".join(kept))
+            lines = [line for line in loss_lines(self._losses) if self._is_past(line["period"], batch)]
+            write_text(
+                self._losses, "".join(json.dumps(line) + "\n" for line in lines if line["period"] not in missing)
+            )
         lost = []
         for number in missing:
             source = number - self.lead
@@ -239,7 +244,7 @@ class Selector:
 
     @property
     def _losses(self) -> Path:
-        return self.folder / LOSSES
+        return self.folder / "losses.jsonl"
 
     @contextmanager
     def _stalled(self) -> Iterator[None]:
@@ -261,13 +266,3 @@ def loss_histograms(own_L: Floats, uniform_L: Floats) -> dict[str, Any]:
         "counts": np.histogram(own_L, edges)[0].tolist(),
         "uniform_counts": np.histogram(uniform_L, edges)[0].tolist(),
     }
-
-
-def mean_temperature(objective: Objective, rows_n2D: Tensor) -> float:
-    """Over some of the samples whose embeddings are known, of both directions.  Every rank must ask."""
-    known_n = rows_n2D.isfinite().flatten(1).all(1).nonzero()[:, 0]
-    if not len(known_n):
-        return 1.0  # and nothing to use it on
-    ids = known_n[:: max(1, len(known_n) // ASKED)]
-    image_BD, text_BD = normalize(rows_n2D[ids].float(), dim=-1).unbind(1)
-    return float(torch.cat(objective.anchor_temperatures(image_BD, text_BD, ids)).double().mean())

@@ -1,10 +1,9 @@
-"""From a config to a trained model in a run folder, and from a run folder back to the model."""
+"""From a config to a trained model in a run folder."""
 
 from __future__ import annotations
 
 import json
 import logging
-import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
@@ -14,30 +13,31 @@ from pathlib import Path
 from typing import Any
 
 from fullbatch import distributed
-from fullbatch.assembly import Parts, assemble, fresh_objective, periods_of, pick_device, view_maker
+from fullbatch.assembly import Parts, assemble, fresh_objective, make_embedder, make_selector, pick_device
+from fullbatch.audit.probe import Probe, plan_audits
 from fullbatch.config.messages import MessageFormatter
 from fullbatch.config.run import RunConfig
-from fullbatch.config.temperature import Constant
-from fullbatch.data.in_memory import InMemoryBatches
-from fullbatch.data.periods import Plans
 from fullbatch.evaluation.embed import Embedder
 from fullbatch.evaluation.metric_names import Metric, metric_named
-from fullbatch.evaluation.probe import Probe, plan_audits
 from fullbatch.evaluation.result import Measured
 from fullbatch.evaluation.tasks import check_captions_unneeded, check_tasks, run_tasks, tasks_of
-from fullbatch.evaluation.whole_table import whole_table
-from fullbatch.models.adapters import plain_state
-from fullbatch.models.build import rebuild_model
-from fullbatch.models.saved import Format, check_design, export, write_design
+from fullbatch.models.saved import check_design, write_design
 from fullbatch.models.timm_towers import TwoViews
-from fullbatch.models.two_towers import TwoTowers
 from fullbatch.training import checkpoint
-from fullbatch.training.best import BEST, SCORE, Best
-from fullbatch.training.cost import cost_of
 from fullbatch.training.display import Display
-from fullbatch.training.planning import Planners
-from fullbatch.training.run_folder import Folder, Metrics, check_same_run, read_lines, replace_text, training_alone_in
-from fullbatch.training.selector import Selector, mean_temperature
+from fullbatch.training.hooks import EvaluationLine, Hooks
+from fullbatch.training.run_folder import (
+    BEST,
+    SCORE,
+    Best,
+    Folder,
+    Metrics,
+    check_same_run,
+    read_lines,
+    replace_text,
+    training_alone_in,
+)
+from fullbatch.training.stages import cost_of
 from fullbatch.training.trainer import Trainer
 
 log = logging.getLogger("fullbatch")
@@ -127,7 +127,16 @@ def train(
         distributed.host_barrier()
         with _written_to(folder.log if first else None, kept):
             _announce(config, parts, display)
-            _train(config, parts, folder, display, watch, judge, command, abandoned)
+            embedder = make_embedder(config, parts.model, parts.wrapped, device, display.measured)
+            metrics = Metrics(folder, config, first, parts.state.position.step)
+            run = _Run(config, parts, folder, display, watch, judge, embedder, metrics)
+            try:
+                run.trainer(command, abandoned).run()
+            finally:
+                metrics.close()
+            if first:
+                _add_cost(folder, world.size)
+            distributed.host_barrier()
         return Trained(folder.path, folder.read_results())
 
 
@@ -155,132 +164,92 @@ def judge_of(config: RunConfig) -> Metric | None:
 def _restore(parts: Parts, folder: Folder, display: Display) -> None:
     """Load the last good checkpoint; then, and not before, the folder is changed."""
     first = distributed.world().rank == 0
-    good = distributed.together(lambda: checkpoint.last_good(folder.checkpoints) if first else None)
-    found: Path | None = distributed.from_first_rank(good)
-    if found is None and checkpoint.checkpoints(folder.checkpoints):
+    last = distributed.together(lambda: checkpoint.last_good(folder.checkpoints) if first else None)
+    good: Path | None = distributed.from_first_rank(last)
+    if good is None and checkpoint.checkpoints(folder.checkpoints):
         raise ValueError(f"Every checkpoint in {folder.checkpoints} is damaged; start a new run.")
-    if found is not None:
-        parts.state.restore(checkpoint.read(found, checked=True))
+    if good is not None:
+        parts.state.restore(checkpoint.read(good, checked=True))
         step, total = parts.state.position.step, parts.stages.total
         if step > total:
             raise ValueError(
                 f"The run is at step {step} already, beyond the {total} that --epochs or --samples ask for."
             )
-        display.say(f"going on with {found}")
+        display.say(f"going on with {good}")
     else:
         display.say(f"there is no checkpoint in {folder.path} yet: starting at step 0")
     distributed.host_barrier()
     if first:
-        checkpoint.clean(folder.checkpoints, found)
+        checkpoint.clean(folder.checkpoints, good)
 
 
-def _train(
-    config: RunConfig,
-    parts: Parts,
-    folder: Folder,
-    display: Display,
-    watch: Watch | None,
-    judge: Metric | None,
-    command: str,
-    abandoned: Callable[[], bool],
-) -> None:
-    first, state, tasks = distributed.world().rank == 0, parts.state, tasks_of(config)
-    embedder = Embedder(
-        parts.wrapped,
-        parts.model.tokenize,
-        parts.model.image_size,
-        parts.device,
-        config.training.precision,
-        config.evaluation.eval_batch,
-        config.data.workers,
-        config.data.max_pixels,
-        views=view_maker(config, parts.model),
-        watch=display.measured,
-    )
+@dataclass(frozen=True)
+class _Run:
+    """A training in its folder, as the trainer's hooks see it."""
 
-    def evaluate(seconds: float) -> tuple[dict[str, Any], bool]:
+    config: RunConfig
+    parts: Parts
+    folder: Folder
+    display: Display
+    watch: Watch | None
+    judge: Metric | None
+    embedder: Embedder
+    metrics: Metrics
+
+    def trainer(self, command: str, abandoned: Callable[[], bool]) -> Trainer:
+        config, parts, batches = self.config, self.parts, self.parts.batches
+        selector = make_selector(config, parts, self.folder, self.embedder)
+        plan = plan_audits(config.evaluation, config.training.batch_size, parts.stages.total, len(batches.pool))
+        hooks = Hooks(
+            evaluate=self.evaluate if tasks_of(config) else None,
+            auditor=None if plan is None else Probe(plan, self.embedder, batches, parts.state.objective),
+            selector=selector,
+            abandoned=abandoned,
+            fresh_objective=partial(fresh_objective, config, parts.model, batches.pool),
+        )
+        return Trainer(
+            config=config,
+            folder=self.folder,
+            batches=batches if selector is None else replace(batches, plans=selector.plans),
+            stages=parts.stages,
+            device=parts.device,
+            model=parts.wrapped,
+            state=parts.state,
+            metrics=self.metrics,
+            display=self.display,
+            hooks=hooks,
+            command=command,
+        )
+
+    def evaluate(self, seconds: float) -> EvaluationLine:
+        config, state, watch, judge = self.config, self.parts.state, self.watch, self.judge
         ends, kept = False, list[bool]()
         with state.average.in_use() if state.average is not None else nullcontext():
-            measured = run_tasks(tasks, embedder, config.evaluation.templates)
+            measured = run_tasks(tasks_of(config), self.embedder, config.evaluation.templates)
             if watch is not None:
-                seen = Evaluated(parts, measured, seconds, display.say, lambda: kept.append(True))
+                seen = Evaluated(self.parts, measured, seconds, self.display.say, lambda: kept.append(True))
                 ends = bool(distributed.together(lambda: watch(seen)))
-        step, before, patience = state.position.step, metrics.best, config.evaluation.patience
+        step, before, patience = state.position.step, self.metrics.best, config.evaluation.patience
         values: dict[str, Any] = {**measured.curves, **({BEST: True} if kept else {})}
         results = {"step": step, **measured.as_dict()}
-        if judge is not None and parts.stages.trained(step):
+        if judge is not None and self.parts.stages.trained(step):
             score = values[SCORE] = judge.of(results, seconds)
             if before.beaten_by(score, judge.maximise):
                 values[BEST] = True
             ends = ends or (patience is not None and BEST not in values and before.waited + 1 >= patience)
-            results["best"] = _best(folder, judge, before.after({"step": step, **values}))
-        if first:
-            replace_text(folder.results, json.dumps(results, indent=1))
-        values, ends = distributed.from_first_rank((values, ends))
-        return values, ends
+            results["best"] = self._best(judge, before.after({"step": step, **values}))
+        if distributed.world().rank == 0:
+            replace_text(self.folder.results, json.dumps(results, indent=1))
+        return EvaluationLine(*distributed.from_first_rank((values, ends)))
 
-    batch_size, pool = config.training.batch_size, parts.batches.pool
-    plan = plan_audits(config.evaluation, batch_size, parts.stages.total, len(pool))
-    in_memory = parts.batches if isinstance(parts.batches, InMemoryBatches) else None
-    probe = None if plan is None else Probe(plan, embedder, pool, batch_size, config.training.seed, in_memory)
-    metrics = Metrics(folder, config, first, state.position.step)
-    selector = _make_selector(config, parts, folder, embedder)
-    trainer = Trainer(
-        config=config,
-        folder=folder,
-        batches=parts.batches if selector is None else replace(parts.batches, plans=selector.plans),
-        stages=parts.stages,
-        device=parts.device,
-        model=parts.wrapped,
-        state=state,
-        metrics=metrics,
-        display=display,
-        evaluate=evaluate if tasks else None,
-        audit=None if probe is None else partial(probe.audit, state.objective),
-        audit_due=(lambda step: False) if plan is None else plan.due,
-        fresh_objective=partial(fresh_objective, config, parts.model, parts.batches),
-        selector=selector,
-        command=command,
-        abandoned=abandoned,
-    )
-    try:
-        trainer.run()
-    finally:
-        metrics.close()
-    if first:
-        _add_cost(folder, distributed.world().size)
-    distributed.host_barrier()
-
-
-def _best(folder: Folder, judge: Metric, best: Best) -> dict[str, Any] | None:
-    """As in results.json; other ranks than the first do not know."""
-    if best.step is None:
-        return None
-    name = judge.parts[0] if len(judge.parts) == 1 else judge.name
-    place = checkpoint.folder_of(folder.checkpoints, best.step).relative_to(folder.path)
-    said = "" if best.score is None else f"{best.score:.1%}" if judge.is_share else f"{best.score:g}"
-    return {"metric": name, "step": best.step, "value": best.score, "said": said, "checkpoint": place.as_posix()}
-
-
-def _make_selector(config: RunConfig, parts: Parts, folder: Folder, embedder: Embedder) -> Selector | None:
-    """Where batches are not uniform."""
-    if config.selection.batches == "uniform":
-        return None
-    batches, stages, table = parts.batches, parts.stages, parts.state.table
-    in_memory = batches if isinstance(batches, InMemoryBatches) else None
-
-    def oldest() -> int | None:
-        kept = checkpoint.checkpoints(folder.checkpoints)
-        return stages.place(checkpoint.step_of(kept[0])) if kept else None
-
-    return Selector(
-        plans=Plans(folder.batches, periods_of(config, batches), batches.batch_size),
-        order=batches.order,
-        planners=Planners(config.selection.planners),
-        look=partial(whole_table, embedder, batches.pool, in_memory) if table is None else lambda: table.rows_n2D,
-        tau=partial(mean_temperature, parts.state.objective),
-        oldest=oldest,
-    )
+    def _best(self, judge: Metric, best: Best) -> dict[str, Any] | None:
+        """As in results.json; other ranks than the first do not know."""
+        if best.step is None:
+            return None
+        name = judge.parts[0] if len(judge.parts) == 1 else judge.name
+        place = checkpoint.folder_of(self.folder.checkpoints, best.step).relative_to(self.folder.path)
+        said = "" if best.score is None else f"{best.score:.1%}" if judge.is_share else f"{best.score:g}"
+        return {"metric": name, "step": best.step, "value": best.score, "said": said, "checkpoint": place.as_posix()}
 
 
 def _add_cost(folder: Folder, devices: int) -> None:
@@ -336,61 +305,3 @@ def _written_to(path: Path | None, kept: MemoryHandler) -> Iterator[None]:
         log.removeHandler(target)
         with suppress(OSError):
             target.close()
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# export
-
-
-@dataclass(frozen=True)
-class Loaded:
-    """What a checkpoint holds for those who use the model rather than train on."""
-
-    model: TwoTowers
-    config: RunConfig
-    step: int
-    temperature: float
-    bias: float | None
-
-
-def load_trained(path: Path, average: bool = True) -> Loaded:
-    """From a run folder's last good checkpoint, or from the checkpoint at ``path``."""
-    found: Path | None = path
-    if not (path / checkpoint.MANIFEST).is_file():
-        found = checkpoint.last_good(Folder(path).checkpoints)
-    if found is None:
-        raise ValueError(f"{path} is neither a run folder with a good checkpoint nor a checkpoint.")
-    folder = Folder(found.parent.parent)
-    config = folder.read_config()
-    parts = checkpoint.read(found, ("model", "average", "objective", "position"))
-    with checkpoint.understood(found):
-        return as_loaded(config, folder.model, parts, average)
-
-
-def as_loaded(config: RunConfig, design: Path, parts: Mapping[str, Any], average: bool = True) -> Loaded:
-    """From the parts of a run's state, and where it wrote its model's design."""
-    model = rebuild_model(config.model.without_lora(), design)
-    averages = parts.get("average", {}) if average else {}
-    model.load_state_dict(plain_state({**parts["model"], **averages}, config.model.lora_scale))
-    temperature, bias = _temperature(config, model, parts), parts["objective"].get("bias")
-    own = model.initial_bias if bias is None else float(bias)
-    return Loaded(model.eval(), config, parts["position"]["step"], temperature, own)
-
-
-def _temperature(config: RunConfig, model: TwoTowers, parts: Mapping[str, Any]) -> float:
-    """Where it is learned, what it has become; a constant one is the user's, the weights' or the method's."""
-    learned = parts["objective"].get("temperatures.both.log_temperature")
-    if learned is not None:
-        return math.exp(learned)
-    rule = config.objective.build().temperature
-    if isinstance(rule, Constant):
-        given = rule.temperature if "temperature" in config.objective.settings else model.initial_temperature
-        return rule.temperature if given is None else given
-    logged = float(parts["position"]["temperature"])
-    return logged if math.isfinite(logged) else 0.07
-
-
-def export_run(run: Path, output: Path, format: Format, average: bool = True, overwrite: bool = False) -> Path:
-    """Write a trained model for other programs; see ``fullbatch.models.saved``."""
-    loaded = load_trained(run, average)
-    return export(loaded.model, output, format, loaded.temperature, loaded.bias, overwrite)

@@ -28,8 +28,8 @@ from typing_extensions import assert_never
 
 from fullbatch.config.selection import Selection
 from fullbatch.data.order import Ints, Order, key_of
-from fullbatch.data.periods import Period, Periods
 from fullbatch.selection.ordered import batches_of_partition, drawn_batches, hardest, losses_at
+from fullbatch.selection.periods import Period, Periods
 from fullbatch.selection.spectral import blocks, one_thread, order_of_block
 
 Floats = npt.NDArray[np.float64]
@@ -76,7 +76,7 @@ def tasks_of(period: Period, periods: Periods, order: Order, batch_size: int, sn
     match kind:
         case "spectral":
             first, count = period.first * batch_size, len(period.batches) * batch_size
-            found = [
+            pieces = [
                 np.arange(first + block.start, first + block.stop).reshape(-1, batch_size)
                 for block in blocks(count, batch_size, selection.block_batches)
             ]
@@ -84,16 +84,16 @@ def tasks_of(period: Period, periods: Periods, order: Order, batch_size: int, sn
             kept = selection.kept_batches
             if selection.averages:
                 group = period.first // periods.looked_at
-                found = [batches_of_partition(order.epoch_size, batch_size, periods.looked_at, group)]
+                pieces = [batches_of_partition(order.epoch_size, batch_size, periods.looked_at, group)]
             else:
-                found = [drawn_batches(order.epoch_size, batch_size, selection.drawn_batches, seed)]
+                pieces = [drawn_batches(order.epoch_size, batch_size, selection.drawn_batches, seed)]
         case "uniform":
             raise AssertionError("uniform batches have no plan")
         case unknown:
             assert_never(unknown)
     return [
         Task(snapshot, places_KB, _ids(order, period.epoch, places_KB), kept, tau, seed, number)
-        for number, places_KB in enumerate(found)
+        for number, places_KB in enumerate(pieces)
     ]
 
 
@@ -136,7 +136,7 @@ class Planners:
         self.count = count
         self._pool: ProcessPoolExecutor | None = None
 
-    def wake(self) -> None:
+    def start_processes(self) -> None:
         """Have the processes started: importing takes them seconds, which the first plan would have to wait for."""
         if self.count and self._pool is None:
             # started afresh rather than forked: a fork would take the locks of this process's threads with it
@@ -146,12 +146,12 @@ class Planners:
                 self._pool.submit(int)
 
     def start(self, tasks: Sequence[Task]) -> list[Future[Piece] | Task]:
-        self.wake()
+        self.start_processes()
         return list(tasks) if self._pool is None else [self._pool.submit(planned, task) for task in tasks]
 
     def finish(self, started: Sequence[Future[Piece] | Task]) -> list[Piece]:
         try:
-            return [planned(each) if isinstance(each, Task) else each.result() for each in started]
+            return [planned(piece) if isinstance(piece, Task) else piece.result() for piece in started]
         except BrokenProcessPool:
             raise OSError(
                 "A process that plans batches died. Is the memory full? Is the training script one that starts at "

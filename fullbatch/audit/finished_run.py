@@ -16,24 +16,22 @@ import numpy as np
 import torch
 
 from fullbatch import distributed
-from fullbatch.assembly import build_objective, pick_device, view_maker
+from fullbatch.assembly import build_objective, evaluation_batches, make_embedder, pick_device
+from fullbatch.audit.errors import EPSILON, AuditNumbers, mean_errors, normalizer_audit
 from fullbatch.config import NoNormalizer
 from fullbatch.config.data import Data
 from fullbatch.config.run import RunConfig
 from fullbatch.config.training import Precision
-from fullbatch.data.images import EvalTransform, TrainTransform
-from fullbatch.data.loader import Batch, EvaluationBatches, Pool, TrainingBatches, load, open_pool
+from fullbatch.data.loader import Batch, Pool, load, open_pool
 from fullbatch.data.sources import open_source
-from fullbatch.evaluation.audit import EPSILON, AuditNumbers, mean_errors, normalizer_audit
 from fullbatch.evaluation.embed import Embedder, Tables
 from fullbatch.models.build import rebuild_model
-from fullbatch.models.two_towers import TwoTowers
 from fullbatch.objective.objective import Objective
 from fullbatch.selection.ordered import losses_at
+from fullbatch.selection.selector import loss_histograms
 from fullbatch.selection.spectral import spectral_order
 from fullbatch.training import checkpoint
 from fullbatch.training.run_folder import Folder, replace_text
-from fullbatch.training.selector import loss_histograms
 
 log = logging.getLogger("fullbatch")
 
@@ -97,9 +95,9 @@ class Audit:
 
     def mean(self) -> dict[str, Any]:
         """Over the checkpoints, number by number."""
-        found = [each.numbers for each in self.checkpoints]
-        tau = sum(numbers.tau for numbers in found) / len(found)
-        return {"tau": tau, **dataclasses.asdict(mean_errors([numbers.total for numbers in found]))}
+        audits = [audited.numbers for audited in self.checkpoints]
+        tau = sum(numbers.tau for numbers in audits) / len(audits)
+        return {"tau": tau, **dataclasses.asdict(mean_errors([numbers.total for numbers in audits]))}
 
     def as_dict(self) -> dict[str, Any]:
         numbers = self.checkpoints[0].numbers
@@ -111,7 +109,7 @@ class Audit:
             "samples": numbers.samples,
             "epsilon": EPSILON,
             "seed": self.seed,
-            "checkpoints": [each.as_dict() for each in self.checkpoints],
+            "checkpoints": [audited.as_dict() for audited in self.checkpoints],
             "mean": self.mean(),
         }
 
@@ -125,7 +123,11 @@ def audit_run(run: Path, options: Options = Options(), say: Callable[[str], None
     before = folder.read_config()
     config = replace(
         before,
-        data=replace(before.data, data=options.data or before.data.data),
+        data=replace(
+            before.data,
+            data=options.data or before.data.data,
+            workers=before.data.workers if options.workers is None else options.workers,
+        ),
         training=replace(
             before.training, device=options.device, precision=options.precision or before.training.precision
         ),
@@ -133,19 +135,16 @@ def audit_run(run: Path, options: Options = Options(), say: Callable[[str], None
     )
     device = pick_device(config)
     with distributed.ranks(device) as world:
-        workers = config.data.workers if options.workers is None else options.workers
         pool = distributed.together(lambda: _open(config.data, folder))
         model = rebuild_model(config.model, folder.model).to(device).eval()
-        objective = _objective(config, model, pool).to(device)
-        embedder = Embedder(
-            model, model.tokenize, model.image_size, device, config.training.precision, config.evaluation.eval_batch,
-            workers, config.data.max_pixels, views=view_maker(config, model),
-        )  # fmt: skip
+        with warnings.catch_warnings():  # the run has said already what is unwise in its settings
+            warnings.simplefilter("ignore")
+            objective = build_objective(config, model, pool).to(device)
+        embedder = make_embedder(config, model, model, device)
         images = _Images(pool, embedder)
-        anchors = options.anchors
-        if anchors > len(pool):
-            say(f"--anchors {anchors:,} is more than the {len(pool):,} samples: all of them are anchors")
-        found = []
+        if options.anchors > len(pool):
+            say(f"--anchors {options.anchors:,} is more than the {len(pool):,} samples: all of them are anchors")
+        audits = []
         for path in chosen:
             saved = checkpoint.read(path, ("model", "objective", "position"), checked=True)
             with checkpoint.understood(path):
@@ -153,18 +152,20 @@ def audit_run(run: Path, options: Options = Options(), say: Callable[[str], None
                 model.load_state_dict(saved["model"])
                 objective.load_state_dict(saved["objective"])
                 step = saved["position"]["step"]
-            blocks = config.selection.block_batches if options.batch_losses else None
-            audited = _audit(
-                objective, embedder, images, anchors, config.training.batch_size, options.seed, step, blocks
-            )
+            audited = _audit(objective, embedder, images, config, options, step)
             say(
                 f"step {step}: embedding {audited.embedding:.1f} s, exact normalizers {audited.normalizers:.1f} s "
                 f"({audited.numbers.samples:,} samples, {audited.numbers.anchors:,} anchors)"
             )
-            found.append(audited)
+            audits.append(audited)
         has_normalizer = not isinstance(objective.method.normalizer, NoNormalizer)
         audit = Audit(
-            folder.path, config.objective.method, has_normalizer, config.training.batch_size, options.seed, tuple(found)
+            folder.path,
+            config.objective.method,
+            has_normalizer,
+            config.training.batch_size,
+            options.seed,
+            tuple(audits),
         )
         if world.rank == 0:
             replace_text(folder.path / "audit.json", json.dumps(audit.as_dict(), indent=1))
@@ -185,9 +186,9 @@ def _chosen(run: Path, wanted: str | None) -> tuple[Folder, list[Path]]:
         raise ValueError(f"There is no checkpoint in {folder.checkpoints} yet; let the run save one (--save-every).")
     if wanted is not None:
         path = checkpoint.folder_of(folder.checkpoints, int(wanted)) if wanted.isdigit() else Path(wanted)
-        named = [each for each in kept if each.resolve() == path.resolve()]
+        named = [folder for folder in kept if folder.resolve() == path.resolve()]
         if not named:
-            steps = ", ".join(str(int(each.name.rsplit("-", 1)[-1])) for each in kept)
+            steps = ", ".join(str(checkpoint.step_of(folder)) for folder in kept)
             raise ValueError(f"--checkpoint {wanted}: {run} has no such checkpoint; it keeps those of steps {steps}.")
         kept = named
     good = [path for path in kept if checkpoint.is_good(path)]
@@ -223,24 +224,12 @@ def _check_same_data(trained_on: str, data: Data, pool: Pool, folder: Folder) ->
     )
 
 
-def _objective(config: RunConfig, model: TwoTowers, pool: Pool) -> Objective:
-    order = open_pool(config.data)[1]
-    transform = TrainTransform(model.image_size)
-    batches = TrainingBatches(pool, order, config.training.batch_size, transform, model.tokenize)
-    with warnings.catch_warnings():  # the run has said already what is unwise in its settings
-        warnings.simplefilter("ignore")
-        return build_objective(config, model, batches)
-
-
 class _Images:
     """The whole training set in this rank's batches; kept in memory after the first pass where they fit."""
 
     def __init__(self, pool: Pool, embedder: Embedder) -> None:
-        transform, world = EvalTransform(embedder.image_size, embedder.max_pixels), distributed.world()
-        rows, views = embedder.batch_size, embedder.views
-        self.batches = EvaluationBatches(pool, rows, transform, embedder.tokenize, world, views)
-        self.workers = embedder.workers
-        self.fit = len(pool) * 3 * embedder.image_size**2 <= KEPT * world.size
+        self.batches, self.workers = evaluation_batches(embedder, pool), embedder.workers
+        self.fit = len(pool) * 3 * embedder.image_size**2 <= KEPT * distributed.world().size
         self.kept: list[Batch] | None = None
 
     def __iter__(self) -> Iterator[Batch]:
@@ -253,27 +242,23 @@ class _Images:
 
 
 def _audit(
-    objective: Objective,
-    embedder: Embedder,
-    images: _Images,
-    anchors: int,
-    batch_size: int,
-    seed: int,
-    step: int,
-    block_batches: int | None,
+    objective: Objective, embedder: Embedder, images: _Images, config: RunConfig, options: Options, step: int
 ) -> Audited:
-    start = time.monotonic()
+    batch_size, seed, start = config.training.batch_size, options.seed, time.monotonic()
     tables = embedder.tables(images)
     if len(tables.ids_n) < 2:
         raise ValueError(f"Of {len(images.batches.pool):,} samples only {len(tables.ids_n)} can be read.")
-    _wait_for(embedder.device)
+    if embedder.device.type == "cuda":
+        torch.cuda.synchronize(embedder.device)
     embedded = time.monotonic()
     generator = torch.Generator().manual_seed(seed)
-    numbers = normalizer_audit(objective, tables.image_nD, tables.text_nD, tables.ids_n, anchors, batch_size, generator)
+    numbers = normalizer_audit(
+        objective, tables.image_nD, tables.text_nD, tables.ids_n, options.anchors, batch_size, generator
+    )
     seconds = time.monotonic() - embedded
     losses = None
-    if block_batches is not None:
-        losses = _batch_losses(tables, batch_size, block_batches, numbers.tau, seed)
+    if options.batch_losses:
+        losses = _batch_losses(tables, batch_size, config.selection.block_batches, numbers.tau, seed)
     return Audited(step, step * batch_size, numbers, embedded - start, seconds, losses)
 
 
@@ -292,8 +277,3 @@ def _batch_losses(tables: Tables, batch_size: int, block_batches: int, tau: floa
         for places_n in (chosen_n, np.arange(len(chosen_n)))
     )
     return loss_histograms(own, uniform)
-
-
-def _wait_for(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

@@ -1,15 +1,22 @@
-"""What training last embedded of each sample: a selection of batches goes by it, and no extra pass is needed."""
+"""What a selection of batches goes by: embeddings and a temperature.  The table has what training last embedded of each
+sample, so that no extra pass is needed."""
 
 # B: rows on this rank   N: rows on all ranks   n: samples   D: width
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import normalize
 
 from fullbatch import distributed
+from fullbatch.objective.objective import Objective
+
+ASKED = 256  # samples whose mean temperature stands for all, where samples have their own
 
 
 class EmbeddingTable:
@@ -37,3 +44,25 @@ class EmbeddingTable:
         if state["rows"].shape != self.rows_n2D.shape:
             raise KeyError(f"it has the shape {tuple(state['rows'].shape)}, not {tuple(self.rows_n2D.shape)}")
         self.rows_n2D.copy_(state["rows"])
+
+
+@dataclass(frozen=True)
+class Scorer:
+    """How hard pairs are for each other is told by these two.  Every rank calls them.
+
+    embeddings    of all samples as they are now, (n, 2, D)
+    temperature   given them
+    """
+
+    embeddings: Callable[[], Tensor]
+    temperature: Callable[[Tensor], float]
+
+
+def mean_temperature(objective: Objective, rows_n2D: Tensor) -> float:
+    """Over some of the samples whose embeddings are known, of both directions.  Every rank must ask."""
+    known_n = rows_n2D.isfinite().flatten(1).all(1).nonzero()[:, 0]
+    if not len(known_n):
+        return 1.0  # and nothing to use it on
+    ids = known_n[:: max(1, len(known_n) // ASKED)]
+    image_BD, text_BD = normalize(rows_n2D[ids].float(), dim=-1).unbind(1)
+    return float(torch.cat(objective.anchor_temperatures(image_BD, text_BD, ids)).double().mean())

@@ -9,16 +9,19 @@ affair and stays as it is; so a plan that rearranges an epoch shows the same sam
 
 from __future__ import annotations
 
+import json
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import IO, Any
 
 import numpy as np
 import numpy.typing as npt
 from typing_extensions import assert_never
 
 from fullbatch.config.selection import Selection
-from fullbatch.data.order import Ints
+from fullbatch.data.order import Ints, PeriodPlan
 
 _UNFINISHED = ".writing-"
 
@@ -100,25 +103,21 @@ class Plans:
     folder: Path
     periods: Periods
     batch_size: int
-    _last: dict[int, Ints] = field(default_factory=dict, repr=False, compare=False)  # the one read last, by its number
+    _last: dict[int, PeriodPlan] = field(default_factory=dict, repr=False, compare=False)  # read last, by its number
 
     def path(self, number: int) -> Path:
         return self.folder / f"period-{number:06d}.npy"
 
-    def places(self, batch: int) -> tuple[int, Ints]:
-        """The epoch of batch number ``batch`` of the run, and its places there.  It must have been planned by now."""
-        period, places_LB = self.of_period(batch)
-        return period.epoch, np.array(places_LB[batch - period.batches.start])
-
-    def of_period(self, batch: int) -> tuple[Period, Ints]:
-        """The period that batch number ``batch`` of the run belongs to, and the places (L, B) of all its batches."""
+    def of(self, batch: int) -> PeriodPlan:
+        """The plan of the period that batch number ``batch`` of the run belongs to.  It must be there by now."""
         period = self.periods.of(batch)
         if period.number not in self._last:
             self._last.clear()
-            self._last[period.number] = self._read(period)
-        return period, self._last[period.number]
+            places_LB = self._places(period)
+            self._last[period.number] = PeriodPlan(period.number, period.batches.start, period.epoch, places_LB)
+        return self._last[period.number]
 
-    def _read(self, period: Period) -> Ints:
+    def _places(self, period: Period) -> Ints:
         if period.number < self.periods.selection.first_planned:  # uniform
             numbers_L = np.arange(period.first, period.first + len(period.batches)) % self.periods.whole
             return numbers_L[:, None] * self.batch_size + np.arange(self.batch_size)
@@ -131,11 +130,23 @@ class Plans:
         write_array(self.path(number), places_LB)
 
 
+# ---------------------------------------------------------------------------------------------------------------------
+# files
+
+
 def write_array(path: Path, array: npt.NDArray[np.generic]) -> None:
+    _write_whole(path, lambda file: np.save(file, array, allow_pickle=False))
+
+
+def write_text(path: Path, text: str) -> None:
+    _write_whole(path, lambda file: file.write(text.encode()))
+
+
+def _write_whole(path: Path, write: Callable[[IO[bytes]], Any]) -> None:
     """Whole or not at all, and on the disk when this returns."""
     unfinished = path.with_name(_UNFINISHED + path.name)
     with unfinished.open("wb") as file:
-        np.save(file, array, allow_pickle=False)
+        write(file)
         file.flush()
         os.fsync(file.fileno())
     unfinished.replace(path)
@@ -149,5 +160,16 @@ def remove_unfinished(folder: Path) -> None:
 
 def numbered(folder: Path, prefix: str) -> dict[int, Path]:
     """The arrays PREFIX-NUMBER.npy of a folder."""
-    found = ((path.stem.removeprefix(f"{prefix}-"), path) for path in folder.glob(f"{prefix}-*.npy"))
-    return {int(number): path for number, path in found if number.isdecimal()}
+    named = ((path.stem.removeprefix(f"{prefix}-"), path) for path in folder.glob(f"{prefix}-*.npy"))
+    return {int(number): path for number, path in named if number.isdecimal()}
+
+
+def loss_lines(path: Path) -> list[dict[str, Any]]:
+    """Of losses.jsonl, but for one that was cut off."""
+    lines = []
+    for text in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else ():
+        try:
+            lines.append(dict(json.loads(text)))
+        except (ValueError, TypeError):
+            continue
+    return [line for line in lines if isinstance(line.get("period"), int)]

@@ -1,15 +1,21 @@
-"""Losses of second moments: CyCLIP's consistency penalties and VICReg.  No B x B matrix is ever needed."""
+"""Losses and parts of losses that need no normalizer: CyCLIP's consistency penalties and VICReg, which are second
+moments and never need a B x B matrix; SigLIP's sigmoid over every pair; iSogCLR_New_v2's re-weighted positives."""
 
 # B: rows on this rank   N: rows on all ranks   D: width
 
 from __future__ import annotations
 
+import math
+
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.functional import logsigmoid
 
 from fullbatch import distributed
-from fullbatch.config import CycleConsistency, VarianceCovariance
-from fullbatch.objective.step import Batch, Rows
+from fullbatch.config import CycleConsistency, RobustPositives, VarianceCovariance
+from fullbatch.kernels.log_mean_exp import Table, sum_softplus_of_batch
+from fullbatch.objective.log_domain import log_moving_average
+from fullbatch.objective.step import Batch, Progress, Rows
 
 
 def _over_all(of_all: Tensor, of_local: Tensor) -> Tensor:
@@ -50,3 +56,39 @@ def variance_covariance(batch: Batch, config: VarianceCovariance) -> Tensor:
         total = total + config.variance * torch.relu(1.0 - deviation_D).mean() / 2
         total = total + config.covariance * off_diagonal / width
     return total
+
+
+def sigmoid_loss(batch: Batch, tau_B: Tensor, tau_N: Tensor, bias: Tensor, chunk: int | None) -> Tensor:
+    """mean_i of -log sigmoid(s_ii / tau + b) + sum_{j != i} softplus(s_ij / tau + b).
+
+    In the kernel's terms the bias is a reference: (s - r) / tau with r = -b tau.
+    """
+    reference_B, reference_N = -bias * tau_B, -bias.detach() * tau_N
+    image, text = (
+        Table(side.local_BD, side.all_ND, reference_B, reference_N, tau_B, tau_N) for side in (batch.image, batch.text)
+    )
+    negatives_B = sum_softplus_of_batch(image, text, batch.rows, chunk)
+    positives_B = -logsigmoid(batch.positive_B / tau_B + bias)
+    return torch.mean(positives_B + negatives_B)
+
+
+class PositiveWeights(nn.Module):
+    """-2 mean_i p_i s_ii with p_i = exp(-2 s_ii / lambda) / r, r one running mean that starts after epoch 0; p carries
+    no gradient."""
+
+    log_r: Tensor
+
+    def __init__(self, config: RobustPositives) -> None:
+        super().__init__()
+        self.config = config
+        self.register_buffer("log_r", torch.tensor(math.nan))
+
+    def forward(self, batch: Batch, progress: Progress) -> Tensor:
+        log_weight_N = -2.0 * batch.positive_N / self.config.strength
+        log_mean = torch.logsumexp(log_weight_N, dim=0) - math.log(batch.size)
+        gamma = self.config.gamma if progress.epoch > 0 else 1.0
+        log_r = log_moving_average(self.log_r.to(log_mean.dtype), log_mean, gamma)
+        if progress.training:
+            self.log_r.copy_(log_r)
+        weight_B = torch.exp(log_weight_N[batch.rows] - log_r)
+        return -2.0 * (weight_B * batch.positive_B).mean()

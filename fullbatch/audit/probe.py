@@ -21,12 +21,12 @@ import numpy as np
 import torch
 
 from fullbatch import distributed
+from fullbatch.assembly import Batches, evaluation_batches
+from fullbatch.audit.errors import normalizer_audit
 from fullbatch.config.training import Evaluation
-from fullbatch.data.images import EvalTransform
 from fullbatch.data.in_memory import InMemoryBatches
-from fullbatch.data.loader import Batch, EvaluationBatches, Part, Pool, load
+from fullbatch.data.loader import Batch, Part, Pool, load
 from fullbatch.data.order import key_of, shuffled
-from fullbatch.evaluation.audit import normalizer_audit
 from fullbatch.evaluation.embed import Embedder
 from fullbatch.objective.objective import Objective
 
@@ -81,24 +81,22 @@ def plan_audits(settings: Evaluation, batch_size: int, total_steps: int, num_sam
 
 
 class Probe:
-    """Read once, at the first audit, and kept as pixels and tokens: of each rank its share."""
+    """Read once, at the first audit, and kept as pixels and tokens: of each rank its share.
 
-    def __init__(
-        self,
-        plan: AuditPlan,
-        embedder: Embedder,
-        pool: Pool,
-        batch_size: int,
-        seed: int,
-        in_memory: InMemoryBatches | None = None,
-    ) -> None:
-        self.plan, self.embedder, self.batch_size, self.seed = plan, embedder, batch_size, seed
-        self.in_memory = in_memory  # where the samples lie already, if they do
-        ids = np.sort(shuffled(np.arange(plan.samples), len(pool), key_of(seed, 3)))
-        self.samples = Part(pool, tuple(ids.tolist()))
-        self._batches: list[Batch] | None = None
+    ``batches`` are those of training, whose samples may lie in memory already.
+    """
 
-    def audit(self, objective: Objective) -> dict[str, Any]:
+    def __init__(self, plan: AuditPlan, embedder: Embedder, batches: Batches, objective: Objective) -> None:
+        self.plan, self.embedder, self.batches, self.objective = plan, embedder, batches, objective
+        self.seed = batches.order.seed
+        ids = np.sort(shuffled(np.arange(plan.samples), len(batches.pool), key_of(self.seed, 3)))
+        self.samples = Part(batches.pool, tuple(ids.tolist()))
+        self._kept: list[Batch] | None = None
+
+    def due(self, step: int) -> bool:
+        return self.plan.due(step)
+
+    def audit(self) -> dict[str, Any]:
         """A line for the metrics.  Every rank must call."""
         start = time.monotonic()
         device = self.embedder.device
@@ -111,25 +109,22 @@ class Probe:
                 )
             ids = torch.tensor(self.samples.ids, device=device)[tables.ids_n]
             generator = torch.Generator().manual_seed(self.seed)
-            numbers = normalizer_audit(
-                objective, tables.image_nD, tables.text_nD, ids, self.plan.anchors, self.batch_size, generator
-            )
+            anchors, size = self.plan.anchors, self.batches.batch_size
+            numbers = normalizer_audit(self.objective, tables.image_nD, tables.text_nD, ids, anchors, size, generator)
         line = numbers.as_dict()
         del line["by_direction"]
         return {**line, "seconds": time.monotonic() - start}
 
     def _read(self) -> Iterable[Batch]:
         embedder = self.embedder
-        if self.in_memory is not None:
-            return self.in_memory.chosen(self.samples.ids, embedder.batch_size)
-        if self._batches is None:
-            transform = EvalTransform(embedder.image_size, embedder.max_pixels)
-            world = distributed.world()
-            rows = min(embedder.batch_size, -(-len(self.samples) // world.size))
-            batches = EvaluationBatches(Pool([self.samples]), rows, transform, embedder.tokenize, world, embedder.views)
+        if isinstance(self.batches, InMemoryBatches):
+            return self.batches.chosen(self.samples.ids, embedder.batch_size)
+        if self._kept is None:
+            rows = min(embedder.batch_size, -(-len(self.samples) // distributed.world().size))
+            batches = evaluation_batches(embedder, Pool([self.samples]), rows)
             small = len(batches) * rows * 3 * embedder.image_size**2 <= ON_DEVICE
             place = embedder.device if small else torch.device("cpu")
-            self._batches = list(load(batches, range(len(batches)), embedder.workers, place))
-            for error in (error for batch in self._batches for error in batch.bad):
+            self._kept = list(load(batches, range(len(batches)), embedder.workers, place))
+            for error in (error for batch in self._kept for error in batch.bad):
                 log.info("left a bad sample out of the audit: %s", error)
-        return self._batches
+        return self._kept

@@ -24,12 +24,11 @@ import torch
 from torch import Tensor
 
 from fullbatch import distributed
+from fullbatch.audit.beliefs import AskedAnchors, Belief, beliefs, temperatures
+from fullbatch.audit.exact import checked_anchors, log_means, log_means_of_batches
 from fullbatch.config import Identity, NoNormalizer
 from fullbatch.config.checks import is_whole
-from fullbatch.evaluation.batch_estimate import log_means_of_batches
-from fullbatch.evaluation.beliefs import Anchors, Belief, beliefs, temperatures
-from fullbatch.evaluation.exact_normalizers import checked_anchors, log_means
-from fullbatch.objective.checks import check_shapes, check_unit_rows
+from fullbatch.objective.advice import check_shapes, check_unit_rows
 from fullbatch.objective.log_domain import log_add
 from fullbatch.objective.objective import Objective
 from fullbatch.objective.step import DIRECTIONS
@@ -125,13 +124,13 @@ def normalizer_audit(
         raise ValueError("An audit needs at least one anchor.")
     method, batch, world = objective.method, min(batch_size, count), distributed.world()
     pairwise = Identity() if isinstance(method.normalizer, NoNormalizer) else method.pairwise
-    asked = Anchors(image_nD[rows_A], text_nD[rows_A], None if ids is None else ids.to(rows_A.device)[rows_A])
+    asked = AskedAnchors(image_nD[rows_A], text_nD[rows_A], None if ids is None else ids.to(rows_A.device)[rows_A])
     taus = temperatures(objective, asked)
 
     def exact(own_nD: Tensor, other_nD: Tensor, tau_A: Tensor) -> Tensor:
         mine_A, tau_mine_A = (rows.tensor_split(world.size)[world.rank] for rows in (rows_A, tau_A))
-        found = log_means(own_nD, other_nD, mine_A, tau_mine_A, pairwise, negatives=method.negatives, chunk=chunk)
-        return log_add(distributed.gather_uneven(found), epsilon)
+        log_mean_A = log_means(own_nD, other_nD, mine_A, tau_mine_A, pairwise, negatives=method.negatives, chunk=chunk)
+        return log_add(distributed.gather_uneven(log_mean_A), epsilon)
 
     log_batch = log_means_of_batches(
         image_nD, text_nD, rows_A, taus, batch, generator, pairwise=pairwise, negatives=method.negatives
