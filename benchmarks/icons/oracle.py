@@ -22,8 +22,7 @@ from torch import nn
 
 import fullbatch.run
 from fullbatch.assembly import Parts, assemble
-from fullbatch.config.run import layered
-from fullbatch.config.run import RunConfig
+from fullbatch.config.run import RunConfig, layered
 from fullbatch.config.tree import from_dict
 from fullbatch.data.images import cropped, random_boxes
 from fullbatch.data.in_memory import InMemoryBatches
