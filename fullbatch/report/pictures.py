@@ -1,4 +1,4 @@
-"""The page's pictures: small, each kept once however often it is shown."""
+"""The page's pictures: small, each kept once however often it is shown; and the cards they stand on."""
 
 from __future__ import annotations
 
@@ -8,10 +8,14 @@ import io
 
 from PIL import Image, features
 
+from fullbatch.config.shown import plain
 from fullbatch.data.decode import decode
 from fullbatch.data.sample import BadSample
+from fullbatch.report.embedded import Embedded
+from fullbatch.report.markup import Child, Html, node, quoted
 
-LARGEST = 128  # pixels a side
+CAPTION = 160  # characters shown of a caption
+_LARGEST = 128  # pixels a side
 
 
 class Pictures:
@@ -33,7 +37,7 @@ class Pictures:
                 image = decode(raw, name, self.max_pixels)
             except BadSample:
                 return None
-            image.thumbnail((LARGEST, LARGEST), Image.Resampling.LANCZOS)
+            image.thumbnail((_LARGEST, _LARGEST), Image.Resampling.LANCZOS)
             self._numbers[digest] = len(self._kept)
             self._kept.append(image)
         return self._numbers[digest]
@@ -49,3 +53,26 @@ class Pictures:
             image.save(buffer, kind, quality=quality)
             uris.append(f"data:image/{mime};base64,{base64.b64encode(buffer.getvalue()).decode()}")
         return uris
+
+    def shown(self, embedded: Embedded, row: int) -> Html:
+        """A sample's picture, read from its pool."""
+        raw = embedded.read(row)
+        number = self.add(raw.image, raw.name) if raw is not None else None
+        if number is None:
+            return node("span", "no picture", class_="missing")
+        return node("img", data_picture=number, alt=plain(embedded.captions[row], CAPTION))
+
+    def card(self, embedded: Embedded, first: int, other: int | None, reason: Child) -> Html:
+        """One sample, or two side by side, with their captions and ids."""
+        sides = [
+            node(
+                "div",
+                self.shown(embedded, row),
+                node("p", quoted(embedded.captions[row], CAPTION)),
+                node("p", f"id {embedded.ids[row]}", class_="id"),
+                class_="side",
+            )
+            for row in (first, other)
+            if row is not None
+        ]
+        return node("div", node("div", sides, class_="sides"), node("p", reason, class_="reason"), class_="card pair")

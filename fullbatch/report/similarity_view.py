@@ -22,13 +22,18 @@ from fullbatch.evaluation.similarities import (
     near_negatives,
     similarity_distributions,
 )
-from fullbatch.report.blocks import Section, chart_place, folded, gaps_of, table
-from fullbatch.report.curves import Chart, Line
+from fullbatch.finetuning.record import BASE, TUNED
+from fullbatch.report.blocks import Section, folded, note, notices, table
+from fullbatch.report.charts import Axis, Chart, figures
+from fullbatch.report.collect import RunData
+from fullbatch.report.curves import area
+from fullbatch.report.embedded import UNUSABLE, Embedded, model_of, training_pool
 from fullbatch.report.markup import Child, Html, joined, node
-from fullbatch.report.samples import Embedded
 from fullbatch.report.wording import MINUS, NOTHING, percent
 
 MOST_PAIRS = 15_000  # as many as the paper takes
+MOST_RUNS = 6
+_PAIRS_ON_CPU = 2_000  # a run, where there are several
 Direction = Literal["image_to_text", "text_to_image"]
 _DIRECTIONS: tuple[tuple[Direction, str], ...] = (
     ("image_to_text", "picture → captions"),
@@ -40,7 +45,7 @@ _ANCHORS = 8  # pictures whose nearest captions are named
 
 
 @dataclass(frozen=True)
-class View:
+class SimilarityView:
     """One model's similarities on a sample of training pairs.
 
     label     of the model: "base", "tuned", or a run's name
@@ -61,14 +66,14 @@ class View:
     tables: tuple[Tensor, Tensor]
 
 
-def view_of(label: str, embedded: Embedded, most: int = MOST_PAIRS) -> View:
+def view_of(label: str, embedded: Embedded, most: int = MOST_PAIRS) -> SimilarityView:
     """Evenly spread over the pairs at hand, where these are more than ``most``."""
     count = len(embedded.ids)
     kept = [place * count // most for place in range(most)] if count > most else list(range(count))
     rows_N = torch.tensor(kept, device=embedded.image_ND.device)
     image_ND, text_ND = embedded.image_ND[rows_N], embedded.text_ND[rows_N]
     recalled = recalls(image_ND, text_ND, equal_captions([[embedded.captions[row]] for row in kept]))
-    return View(
+    return SimilarityView(
         label,
         {
             "image_to_text": similarity_distributions(image_ND, text_ND),
@@ -87,7 +92,7 @@ def _bands(found: Similarities) -> list[Distribution | None]:
     return [found.positives, found.nearest, found.far, found.lower]
 
 
-def similarity_charts(views: Sequence[View]) -> list[Chart]:
+def similarity_charts(views: Sequence[SimilarityView]) -> list[Chart]:
     """A chart a model and direction; those of a direction have the same bins and axes."""
     if not views:
         return []
@@ -97,23 +102,13 @@ def similarity_charts(views: Sequence[View]) -> list[Chart]:
         middles, shares = merged_bins([band for _, _, band in known])
         top = max(max(row) for row in shares)
         for place, view in enumerate(views):
-            lines = [
-                Line(name, _NAMES.index(name), -1, middles, row, [0.0] * len(row), row)
+            series = [
+                area(name, _NAMES.index(name), middles, row)
                 for (owner, name, _), row in zip(known, shares, strict=True)
                 if owner is view
             ]
-            charts.append(
-                Chart(
-                    f"similarity-{direction}-{place}",
-                    view.label,
-                    f"{words}; share of the similarities in each bin",
-                    lines,
-                    "percent",
-                    x="similarity",
-                    shape="area",
-                    top=top,
-                )
-            )
+            key, about = f"similarity-{direction}-{place}", f"{words}; share of the similarities in each bin"
+            charts.append(Chart(key, view.label, about, series, Axis(percent=True, reach=[top]), Axis("similarity")))
     return charts
 
 
@@ -123,25 +118,26 @@ def _present(found: Similarities) -> Iterator[tuple[str, Distribution]]:
             yield name, band
 
 
-def similarities_section(views: Sequence[View], charts: Sequence[Chart], gaps: Sequence[str]) -> Section | None:
+def similarities_section(views: Sequence[SimilarityView], gaps: Sequence[str]) -> Section | None:
     title = "Positives and negatives"
     if not views:
-        return Section("similarities", title, joined(gaps_of(gaps))) if gaps else None
-    first, other = ([chart_place(chart) for chart in charts if direction in chart.key] for direction, _ in _DIRECTIONS)
+        return Section("similarities", title, joined(notices(gaps))) if gaps else None
+    charts = similarity_charts(views)
+    first, other = (figures([chart for chart in charts if direction in chart.key]) for direction, _ in _DIRECTIONS)
     gaps = list(gaps)
     if len({view.same for view in views}) > 1:
         gaps.append("The models were not looked at on the same pairs (their training data differ): compare with care.")
     body = joined(
-        gaps_of(gaps),
+        notices(gaps),
         _numbers(views),
-        node("div", first, class_="charts"),
-        folded("caption → pictures", node("div", other, class_="charts")),
+        first,
+        folded("caption → pictures", other),
         _near_negatives([view for view in views if view.same == views[0].same]),
     )
     return Section("similarities", title, body, _lead(views))
 
 
-def _near_negatives(views: Sequence[View]) -> Html | None:
+def _near_negatives(views: Sequence[SimilarityView]) -> Html | None:
     """A few pictures, their nearest captions of other pairs by the first model, and what each model makes of them."""
     if len(views) < 2:
         return None
@@ -160,14 +156,14 @@ def _near_negatives(views: Sequence[View]) -> Html | None:
         f"their own, by {plain(views[0].label, 80)}; their nearest captions of others, many of them false negatives, "
         "and the similarity that each model gives them."
     )
-    return folded("Near negatives, model by model", node("p", lead, class_="quiet"), table(head, rows, "numbers"))
+    return folded("Near negatives, model by model", note(lead), table(head, rows, "numbers"))
 
 
-def _has_far(views: Sequence[View]) -> bool:
+def _has_far(views: Sequence[SimilarityView]) -> bool:
     return any(found.far is not None for view in views for found in view.found.values())
 
 
-def _lead(views: Sequence[View]) -> str:
+def _lead(views: Sequence[SimilarityView]) -> str:
     sizes = list(dict.fromkeys((view.pairs, view.of) for view in views))
     taken = "; ".join(f"{pairs:,} of {of:,}" if pairs < of else f"all {of:,}" for pairs, of in sizes)
     far = f", those at ranks {FAR[0]} to {FAR[1]} (which the paper takes for true negatives)" if _has_far(views) else ""
@@ -179,7 +175,7 @@ def _lead(views: Sequence[View]) -> str:
     )
 
 
-def _numbers(views: Sequence[View]) -> Html:
+def _numbers(views: Sequence[SimilarityView]) -> Html:
     shown = [at for at in range(len(_NAMES)) if at != _FAR_COLUMN or _has_far(views)]
     rows: list[list[Child]] = []
     for direction, words in _DIRECTIONS:
@@ -195,8 +191,55 @@ def _numbers(views: Sequence[View]) -> Html:
     under = (
         "Mean ± standard deviation. R@1 is among these pairs: retrieval on training data, equal captions being right."
     )
-    return joined(table(head, rows, "numbers"), node("p", under, class_="quiet"))
+    return joined(table(head, rows, "numbers"), note(under))
 
 
 def _signed(value: float) -> str:
     return f"{value:.3f}".replace("-", MINUS)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# which models are looked at
+
+
+def views_of_run(
+    run: RunData, shown: str | None, training: Embedded, most: int
+) -> tuple[list[SimilarityView], list[str]]:
+    """Of a fine-tuning base and tuned, of another run its one model; and why something is missing.
+
+    ``training`` are pairs as the model ``shown`` embeds them.
+    """
+    views, gaps = [], []
+    for name in (BASE, TUNED) if run.finetune else (None,):
+        try:
+            if name == shown:
+                views.append(view_of(name or plain(run.name, 80), training))
+            elif name is not None and (run.path / name).is_dir():
+                views.append(view_of(name, model_of(run, name).embed(training.pool, most)))
+        except UNUSABLE as error:
+            gaps.append(f"The similarities of {name or run.name} are not shown, because {plain(error)}")
+    return views, gaps
+
+
+def views_of_runs(
+    runs: Sequence[RunData], labels: Sequence[str], samples: int | None
+) -> tuple[list[SimilarityView], list[str]]:
+    """Side by side; where fine-tunings start from one base, it comes first."""
+    if len(runs) > MOST_RUNS:
+        return [], [f"Similarities on training pairs are shown for up to {MOST_RUNS} runs side by side."]
+    wanted = [
+        (run, label, TUNED if (run.path / TUNED).is_dir() else None) for run, label in zip(runs, labels, strict=True)
+    ]
+    bases = {str(run.finetune.get("model")) for run in runs if run.finetune}
+    first = next((run for run in runs if run.finetune and (run.path / BASE).is_dir()), None)
+    if first is not None and len(bases) == 1:
+        wanted.insert(0, (first, BASE, BASE))
+    views, gaps = [], []
+    for run, label, name in wanted:
+        try:
+            model = model_of(run, name)
+            most = samples or (MOST_PAIRS if model.device.type == "cuda" else _PAIRS_ON_CPU)
+            views.append(view_of(label, model.embed(training_pool(model.config.data), most)))
+        except UNUSABLE as error:
+            gaps.append(f"{label}: similarities on training pairs are not shown, because {plain(error)}")
+    return views, gaps

@@ -18,12 +18,13 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fullbatch.config.data import Data
 from fullbatch.config.shown import cell
-from fullbatch.data.loader import Pool, open_pool
 from fullbatch.evaluation.exact_normalizers import exact_log_normalizers
-from fullbatch.report.neighbours import fits_the_other, looks_alike, nearest_other
-from fullbatch.report.samples import Embedded, Eye
+from fullbatch.report.blocks import Section, folded, note, notices
+from fullbatch.report.embedded import Embedded, RunModel, fits_the_other, looks_alike, nearest_other
+from fullbatch.report.markup import Child, Html, joined, node
+from fullbatch.report.pictures import Pictures
+from fullbatch.report.retrieved import without_repeats
 from fullbatch.training import checkpoint
 from fullbatch.training.run_folder import Folder
 
@@ -34,6 +35,31 @@ _ALIKE = 4.0 / 255.0  # root mean squared difference at 16 x 16 pixels
 _PUNCTUATION = '.,;:!?"()[]'
 _SINGLES = 100
 _EXTREMES = 20
+_SHOWN = 8  # suspects a kind
+_TITLES: dict[Kind, tuple[str, str]] = {
+    "duplicate": ("Duplicates", "The same picture with the same caption, twice: keep one."),
+    "same_picture": (
+        "One picture, different captions",
+        "Training pushes each picture away from the other's caption, which may be as right as its own.",
+    ),
+    "same_caption": (
+        "One caption, different pictures",
+        "Where both are in a batch, training pushes a picture away from its very caption.",
+    ),
+    "interchangeable": (
+        "Each fits the other's caption",
+        "The model finds each picture at least as near to the other's caption as either is to its own: a false "
+        "negative, swapped captions, or a distinction the model has not learned.",
+    ),
+    "crowded": (
+        "Largest normalizers u",
+        "Their negatives look like positives. Beside each, the other sample whose caption is nearest to its picture.",
+    ),
+    "temperature": (
+        "Extreme temperatures τ",
+        "The method gave them a temperature of their own: large for those with many look-alikes, small for rare ones.",
+    ),
+}
 
 
 @dataclass(frozen=True)
@@ -70,16 +96,12 @@ class Suspects:
     gaps: Sequence[str]
 
 
-def training_pool(config: Data) -> Pool:
-    return open_pool(config)[0]
-
-
-def find_suspects(run: Path, eye: Eye, embedded: Embedded) -> Suspects:
+def find_suspects(run: Path, model: RunModel, embedded: Embedded) -> Suspects:
     memory = read_memory(run, embedded)
     found: dict[Kind, list[Suspect]] = {kind: [] for kind in KINDS}
     found["duplicate"], found["same_picture"], found["same_caption"] = _copies(embedded)
     found["interchangeable"] = _interchangeable(embedded)
-    found["crowded"], about = _crowded(eye, embedded, memory)
+    found["crowded"], about = _crowded(model, embedded, memory)
     found["temperature"] = extreme_temperatures(memory)
     return Suspects(embedded, found, about, [memory.gap] if memory.gap else [])
 
@@ -228,14 +250,16 @@ def _interchangeable(embedded: Embedded) -> list[Suspect]:
     ]
 
 
-def _crowded(eye: Eye, embedded: Embedded, memory: Memory) -> tuple[list[Suspect], str]:
+def _crowded(model: RunModel, embedded: Embedded, memory: Memory) -> tuple[list[Suspect], str]:
     if memory.log_u_N is not None:
         log_u_N = memory.log_u_N
         about = "u is what the run's moving averages remember, the mean of both directions."
     elif len(embedded.ids) > 1:
-        both = exact_log_normalizers(embedded.image_ND, embedded.text_ND, eye.temperature)
+        both = exact_log_normalizers(embedded.image_ND, embedded.text_ND, model.temperature)
         log_u_N = torch.stack([each.cpu() for each in both]).mean(dim=0)
-        about = f"The method keeps no u per sample; this one is exact over those at hand, at τ = {eye.temperature:.3g}."
+        about = (
+            f"The method keeps no u per sample; this one is exact over those at hand, at τ = {model.temperature:.3g}."
+        )
     else:
         return [], ""
     known = log_u_N[log_u_N.isfinite()]
@@ -300,3 +324,50 @@ def write_suspects(path: Path, suspects: Suspects) -> None:
                     texts = (names[row], suspects.embedded.captions[row])
                     cells += [str(suspects.embedded.ids[row]), *map(cell, texts)]
                 writer.writerow(cells)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# as HTML
+
+
+def suspects_section(suspects: Suspects, pictures: Pictures, table_name: str) -> Section:
+    count, of = len(suspects.embedded.ids), suspects.embedded.of
+    sampled = f" {count:,} samples drawn from {of:,}: a pair is found only if both were drawn." if count < of else ""
+    lead = f"Training samples worth a look{':' + sampled if sampled else f', among all {count:,}.'} "
+    lead += f"{table_name} beside this page lists them, up to 1,000 of a kind, with their ids and names."
+    body: list[Child] = [notices(suspects.gaps)]
+    empty = []
+    for kind in KINDS:
+        found = suspects.found[kind]
+        title, meaning = _TITLES[kind]
+        if not found:
+            empty.append(title.lower())
+            continue
+        body.append(_kind(kind, found, suspects, title, meaning, pictures))
+    if empty:
+        body.append(note(f"Nothing found under: {', '.join(empty)}."))
+    return Section("suspects", "Suspected false negatives and duplicates", joined(*body), lead)
+
+
+def _kind(kind: Kind, found: list[Suspect], suspects: Suspects, title: str, meaning: str, pictures: Pictures) -> Html:
+    shown = _some(kind, found)
+    cards = [pictures.card(suspects.embedded, suspect.first, suspect.other, suspect.reason) for suspect in shown]
+    about = suspects.about if kind == "crowded" else ""
+    return folded(
+        f"{title} ({len(found):,}{' or more' if len(found) == MOST else ''})",
+        note(joined(meaning, " ", about)),
+        node("div", cards, class_="cards"),
+        unfolded=True,
+    )
+
+
+def _some(kind: Kind, found: list[Suspect]) -> list[Suspect]:
+    """The most suspect ones, of temperatures both ends."""
+    if kind == "temperature":
+        half = len(found) // 2
+        return found[: _SHOWN // 2] + found[half : half + _SHOWN // 2]
+    if kind == "interchangeable":
+        by_pair = {(each.first, each.other): each for each in found}
+        kept = without_repeats([(each.first, each.other or 0, each.score) for each in found], _SHOWN)
+        return [by_pair[first, other] for first, other, _ in kept]
+    return found[:_SHOWN]

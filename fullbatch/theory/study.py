@@ -10,11 +10,10 @@ from typing import Any, Literal
 from torch import Tensor
 
 from fullbatch.theory import racing, toy
-from fullbatch.theory.angle import Turn, turn
 from fullbatch.theory.embeddings import all_batches
 from fullbatch.theory.minimizers import NEAR, Descent, Unproven, all_but_one, descend, partition_batches, unproven
 from fullbatch.theory.racing import AS_PUBLISHED, AS_WRITTEN, Choice, Ordered, Race, Reading, Spectral, Uniform
-from fullbatch.theory.toy import DRIFT_RATIO, Method, Path, Start
+from fullbatch.theory.toy import DRIFT_RATIO, Method, Path, Start, Turn, turn
 
 Part = Literal["optimum", "convergence", "toy", "angle"]
 PARTS: tuple[Part, ...] = ("optimum", "convergence", "toy", "angle")

@@ -11,7 +11,7 @@ from fullbatch.config.selection import Selection
 from fullbatch.data.decoded import decoded_key
 from fullbatch.data.loader import open_pool
 from fullbatch.data.transforms import EvalTransform
-from fullbatch.report.suspects import training_pool
+from fullbatch.report.embedded import training_pool
 from fullbatch.run import train
 from fullbatch.training.run_folder import read_lines
 from tests.data.making import captioned, write_shard

@@ -12,12 +12,15 @@ from torch import Tensor
 
 from fullbatch.config.data import Source
 from fullbatch.config.run import RunConfig
+from fullbatch.config.shown import plain
 from fullbatch.config.tasks import Retrieval, ZeroShot, parse_task
 from fullbatch.data.loader import Pool
 from fullbatch.data.sources import open_source
 from fullbatch.evaluation.tasks import tasks_of
-from fullbatch.report.neighbours import Pair, fits_the_other
-from fullbatch.report.samples import Embedded
+from fullbatch.report.blocks import Section, note, notices
+from fullbatch.report.embedded import Embedded, Pair, fits_the_other
+from fullbatch.report.markup import Html, joined, node, quoted
+from fullbatch.report.pictures import CAPTION, Pictures
 
 MOST_TASKS = 2
 QUERIES = 10
@@ -47,7 +50,9 @@ class Query:
 
 
 @dataclass(frozen=True)
-class Grid:
+class TaskExamples:
+    """What the model answers to queries of a task, both ways, and the pairs it confuses."""
+
     task: str
     embedded: Embedded
     pictures: tuple[Query, ...]
@@ -74,7 +79,7 @@ def open_task(source: Source) -> Pool:
     return Pool([open_source(source)])
 
 
-def make_grid(task: str, embedded: Embedded) -> Grid:
+def examples_of(task: str, embedded: Embedded) -> TaskExamples:
     groups_N = embedded.groups_N
     first_of_group = _first_rows(groups_N)  # equal captions are one answer
     spread = _spread(len(embedded.ids), QUERIES)
@@ -89,7 +94,7 @@ def make_grid(task: str, embedded: Embedded) -> Grid:
     captions = _answered(spread, embedded.image_ND, embedded.text_ND, groups_N, first_of_group)
     pairs = fits_the_other(embedded.image_ND, embedded.text_ND, groups_N, _CANDIDATES)
     confused = tuple(without_repeats([pair for pair in pairs if pair[2] > 0.0], _CONFUSED))
-    return Grid(task, embedded, pictures, captions, len(first_of_group), confused)
+    return TaskExamples(task, embedded, pictures, captions, len(first_of_group), confused)
 
 
 def _spread(count: int, most: int) -> list[int]:
@@ -134,3 +139,86 @@ def without_repeats(pairs: list[Pair], most: int, often: int = 2) -> list[Pair]:
             seen.update(pair[:2])
             kept.append(pair)
     return kept
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# as HTML: right and wrong are told by a symbol and a frame, not by colour alone
+
+
+def examples_section(tasks: list[TaskExamples], pictures: Pictures, gaps: list[str]) -> Section:
+    body = [notices(gaps)]
+    for examples in tasks:
+        body.append(node("h3", node("span", plain(examples.task, 160), class_="source")))
+        body.append(_among(examples.embedded))
+        body.append(node("h4", "Text to pictures"))
+        body.append(
+            node("div", [_found_pictures(query, examples, pictures) for query in examples.pictures], class_="queries")
+        )
+        body.append(node("h4", "Picture to texts"))
+        body.append(
+            node("div", [_found_captions(query, examples, pictures) for query in examples.captions], class_="cards")
+        )
+        if examples.confused:
+            body.append(node("h4", "Most confused pairs"))
+            body.append(note("Each picture is nearer to the other's caption than to its own."))
+            pairs = [
+                pictures.card(examples.embedded, first, other, f"by {score:.3f}")
+                for first, other, score in examples.confused
+            ]
+            body.append(node("div", pairs, class_="cards"))
+    legend = "✓ in a thick frame is right, ✗ in a dashed one is wrong. The queries are spread evenly, not chosen."
+    return Section("pictures", "What the model finds", joined(*body), legend if tasks else "")
+
+
+def _among(embedded: Embedded) -> Html:
+    count = len(embedded.ids)
+    part = f", drawn from {embedded.of:,}" if count < embedded.of else ""
+    return note(f"Among {count:,} pictures{part}.")
+
+
+def _mark(right: bool) -> Html:
+    sign, word = ("✓", "right") if right else ("✗", "wrong")
+    return node("span", sign, class_="sign", role="img", aria_label=word)
+
+
+def _found_pictures(query: Query, examples: TaskExamples, pictures: Pictures) -> Html:
+    hits = [
+        node(
+            "li",
+            pictures.shown(examples.embedded, answer.row),
+            _mark(answer.right),
+            node("span", f"{answer.similarity:.2f}", class_="score"),
+            class_="right" if answer.right else "wrong",
+            title=plain(examples.embedded.captions[answer.row], CAPTION),
+        )
+        for answer in query.answers
+    ]
+    return node(
+        "div",
+        node(
+            "p", quoted(examples.embedded.captions[query.row], CAPTION), _rank(query.rank, len(examples.embedded.ids))
+        ),
+        node("ol", hits, class_="hits"),
+        class_="query",
+    )
+
+
+def _found_captions(query: Query, examples: TaskExamples, pictures: Pictures) -> Html:
+    def line(answer: Answer) -> Html:
+        said = quoted(examples.embedded.captions[answer.row], CAPTION)
+        score = node("span", f"{answer.similarity:.2f}", class_="score")
+        return node("li", _mark(answer.right), said, score, class_="right" if answer.right else "wrong")
+
+    own = quoted(examples.embedded.captions[query.row], CAPTION)
+    return node(
+        "div",
+        pictures.shown(examples.embedded, query.row),
+        node(
+            "div", node("p", own, _rank(query.rank, examples.captions_in_all)), node("ol", map(line, query.answers[:5]))
+        ),
+        class_="card texts",
+    )
+
+
+def _rank(rank: int, among: int) -> Html:
+    return node("span", f"rank {rank:,} of {among:,}", class_="rank")
