@@ -193,8 +193,8 @@
     drawAxes(canvas) {
       const { x, y, height, labels } = this.chart, { xScale, yScale, yLabels, atX, atY, left, bottom, width, room, unit, unitName } = this.shown;
       const line = (name, x1, y1, x2, y2) => canvas.append(svg("line", { class: name, x1, x2, y1, y2 })), floor = height - bottom;
-      const text = (at, baseline, anchor, said, whole = said) => {
-        const made = svg("text", { x: at, y: baseline, "text-anchor": anchor }, said);
+      const text = (at, baseline, anchor, said, whole = said, name = "") => {
+        const made = svg("text", { x: at, y: baseline, "text-anchor": anchor, class: name }, said);
         if (whole !== said) made.prepend(svg("title", {}, whole));
         canvas.append(made);
       };
@@ -208,7 +208,7 @@
         if (place < TOP - 1 || place > floor + 1 || labels.length) return;
         if (!this.rows) line("grid", left, place, width - RIGHT, place);
         else if (at) line("grid between", left, place - room / y.words.length / 2, width - RIGHT, place - room / y.words.length / 2);
-        text(left - 7, place + 3.5, "end", yLabels[at], this.rows ? y.words[at] : yLabels[at]);
+        text(left - 7, place + 3.5, "end", yLabels[at], this.rows ? y.words[at] : yLabels[at], this.rows ? "name" : "");
       });
       if (!labels.length) line("axis", left, floor, width - RIGHT, floor);
       const space = room && (width - left - RIGHT) / Math.max(x.words.length, 1);

@@ -192,7 +192,7 @@ def importance(key: str, shares: Mapping[str, Any]) -> Chart | None:
     note += f"; {pruned} pruned {'one is' if pruned == 1 else 'ones are'} left out" if pruned else ""
     note += f"; without {', '.join(out)}, which not all trials have" if out else ""
     words = "; ".join(f"{name} {share:.0%}" for name, share in zip(names, series[0].x, strict=True))
-    y, x = Axis(words=names), Axis(percent=True, reach=[0.0, 1.15])
+    y, x = Axis(words=names), Axis(percent=True, reach=[0.0, max(*series[0].x, *series[1].x) + 0.12])
     height, words = 32 + 36 * len(names), f"importance by fANOVA: {words}"
     return Chart(f"{key}-importance", "Importance", note, series, y, x, height=height, words=words)
 

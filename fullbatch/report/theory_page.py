@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 
 import torch
@@ -14,9 +14,8 @@ from fullbatch.report.blocks import Page, Section, best, page_header, present, t
 from fullbatch.report.charts import Axis, Chart, Mark, Series, figures
 from fullbatch.report.markup import Child, Html, joined, node
 from fullbatch.report.wording import NOTHING, TIMES
-from fullbatch.theory.minimizers import NEAR
-from fullbatch.theory.optimum import antipodes, optimum_of
-from fullbatch.theory.racing import Race
+from fullbatch.theory.embeddings import antipodes, optimum_of
+from fullbatch.theory.minimizers import NEAR, Race
 from fullbatch.theory.study import Minimum, Open, Raced, Study, Walked, hitting_times, reading_name
 from fullbatch.theory.toy import BEST_LOSS, DRIFT_RATIO, GOAL, Turn, drift_ratio
 
@@ -189,7 +188,10 @@ def _convergence(races: Sequence[Raced]) -> Section:
             names = list(by_name)
             nearest = min(names, key=lambda name: float(by_name[name].final_R.mean()))
             sgd_R = by_name["SGD"].final_R
-            cells = [best(_spread(by_name[name].final_R, sgd_R), name == nearest) for name in names]
+            cells = [
+                best(_spread(by_name[name].final_R, None if name == "SGD" else sgd_R), name == nearest)
+                for name in names
+            ]
             rows.append([f"N = {count}, d = {width}", *cells])
             key = f"race-{'free' if reading.free else 'normalised'}-{count}-{width}"
             series = [_race_series(name, race) for name, race in by_name.items()]
@@ -207,8 +209,9 @@ def _convergence(races: Sequence[Raced]) -> Section:
     return Section("convergence", "How fast, by which batches", joined(*pieces), lead)
 
 
-def _spread(final_R: Tensor, sgd_R: Tensor) -> str:
-    nearer = "" if final_R is sgd_R else f" ({int((final_R < sgd_R).sum())}/{len(final_R)})"
+def _spread(method: str, races: Mapping[str, Race]) -> str:
+    final_R = races[method].final_R
+    nearer = "" if method == "SGD" else f" ({int((final_R < races['SGD'].final_R).sum())}/{len(final_R)})"
     return f"{float(final_R.mean()):.3g}{nearer}"
 
 

@@ -9,10 +9,26 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from fullbatch.theory import racing, toy
+from fullbatch.theory import toy
 from fullbatch.theory.embeddings import all_batches
-from fullbatch.theory.minimizers import NEAR, Descent, Unproven, all_but_one, descend, partition_batches, unproven
-from fullbatch.theory.racing import AS_PUBLISHED, AS_WRITTEN, Choice, Ordered, Race, Reading, Spectral, Uniform
+from fullbatch.theory.minimizers import (
+    AS_PUBLISHED,
+    AS_WRITTEN,
+    NEAR,
+    Choice,
+    Descent,
+    Ordered,
+    Race,
+    Reading,
+    Spectral,
+    Uniform,
+    Unproven,
+    all_but_one,
+    descend,
+    partition_batches,
+    race,
+    unproven,
+)
 from fullbatch.theory.toy import DRIFT_RATIO, Method, Path, Start, Turn, turn
 
 Part = Literal["optimum", "convergence", "toy", "angle"]
@@ -172,7 +188,7 @@ def _races(extent: Extent, say: Callable[[str], None]) -> Iterator[Raced]:
             for width in (2 * count, count // 2):
                 say(f"convergence: N = {count}, d = {width}, {reading_name(reading)}")
                 for name, choice in main if reading.free else main + more:
-                    found = racing.race(choice, count, width, extent.batch_size, reading, RATE, extent.seeds)
+                    found = race(choice, count, width, extent.batch_size, reading, RATE, extent.seeds)
                     yield Raced(count, width, reading, name, found)
 
 
