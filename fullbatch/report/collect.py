@@ -268,7 +268,7 @@ def _last_written(run: Path) -> float:
 
 
 @dataclass(frozen=True)
-class Summary:
+class SummaryFile:
     """What a comparison or a search wrote: comparison.json or search.json as it stands.
 
     ``runs`` are the run folders of a comparison that are there, by their names.
@@ -286,18 +286,20 @@ class Summary:
         return records_of(self.content, key)
 
 
-def read_comparison(path: Path) -> Summary:
+def read_comparison(path: Path) -> SummaryFile:
     content = _read_summary(path / COMPARISON, "runs", "run `fullbatch compare` again to write it anew")
     runs = {}
     for row in records_of(content, "runs"):
         folder = _run_folder(path, str(row.get("name", "")), row.get("folder"))
         if folder is not None:
             runs[str(row["name"])] = read_run(folder)
-    return Summary(path, content, runs)
+    return SummaryFile(path, content, runs)
 
 
-def read_search(path: Path) -> Summary:
-    return Summary(path, _read_summary(path / SEARCH, "phases", f"`fullbatch search --resume {path}` writes it anew"))
+def read_search(path: Path) -> SummaryFile:
+    return SummaryFile(
+        path, _read_summary(path / SEARCH, "phases", f"`fullbatch search --resume {path}` writes it anew")
+    )
 
 
 def _read_summary(file: Path, key: str, remedy: str) -> Fields:

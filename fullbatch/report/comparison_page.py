@@ -25,7 +25,7 @@ from fullbatch.report.blocks import (
     table,
 )
 from fullbatch.report.charts import COLORS, DASHES, Axis, Chart, Series, figures
-from fullbatch.report.collect import Fields, RunData, Summary, mapping_of
+from fullbatch.report.collect import Fields, RunData, SummaryFile, mapping_of
 from fullbatch.report.curves import for_script, metric_axis, run_charts
 from fullbatch.report.markup import Child, Html, joined, node
 from fullbatch.report.wording import (
@@ -53,7 +53,7 @@ _MANY_RUNS = 16  # beyond, only the main curves are drawn, in more detail
 _COSTS = ("seconds", "samples_per_second", "memory_gib", "gpu_gib", "normalizer_error")
 
 
-def comparison_page(summary: Summary) -> Page:
+def comparison_page(summary: SummaryFile) -> Page:
     table_of = _Cells(summary)
     sizes = [str(size) for size in table_of.batch_sizes]
     shown = table_of.shown_runs
@@ -88,7 +88,7 @@ class _Cells:
     metrics   the one to look at first, then the other tasks' main ones (``mains`` are main), then the rest
     """
 
-    def __init__(self, summary: Summary) -> None:
+    def __init__(self, summary: SummaryFile) -> None:
         self.summary = summary
         self.runs = summary.rows("runs")
         names = dict.fromkeys(str(row.get("method")) for row in self.runs)
@@ -156,7 +156,7 @@ def _unfinished(rows: Sequence[Fields]) -> Html | None:
     return node("div", node("p", "Not everything ran:"), listing(items), class_="notice") if items else None
 
 
-def _verdicts(summary: Summary) -> Section | None:
+def _verdicts(summary: SummaryFile) -> Section | None:
     texts = [row["text"] for row in summary.rows("matches") if isinstance(row.get("text"), str)]
     if not texts:
         return None

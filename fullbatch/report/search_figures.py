@@ -347,7 +347,7 @@ def _axis_labels(at: int, axis: Axis) -> list[Label]:
 
 
 @dataclass(frozen=True)
-class Finalist:
+class FinalistRow:
     """In one metric; ``detail`` is what its label stands for."""
 
     label: str
@@ -360,7 +360,7 @@ class Finalist:
     tip: str
 
 
-def finalists(key: str, rows: Sequence[Finalist], metric: SearchMetric) -> Html | None:
+def finalists(key: str, rows: Sequence[FinalistRow], metric: SearchMetric) -> Html | None:
     """A row a finalist: seeds as points, the mean as a bar, one standard deviation as a band."""
     if not rows:
         return None

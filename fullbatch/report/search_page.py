@@ -11,12 +11,12 @@ from fullbatch.config.shown import plain
 from fullbatch.config.tree import write_values
 from fullbatch.report.blocks import Page, Section, best, folded, listing, note, notice, page_header, present, table
 from fullbatch.report.charts import figures
-from fullbatch.report.collect import Fields, Summary, mapping_of, records_of
+from fullbatch.report.collect import Fields, SummaryFile, mapping_of, records_of
 from fullbatch.report.markup import Child, Html, joined, node
 from fullbatch.report.search_figures import (
     WHOLE,
     EndedTrial,
-    Finalist,
+    FinalistRow,
     SearchMetric,
     by_choice,
     finalists,
@@ -50,7 +50,7 @@ _PHASES = {
 }
 
 
-def search_page(summary: Summary) -> Page:
+def search_page(summary: SummaryFile) -> Page:
     metrics = [
         SearchMetric(
             plain(row.get("name"), 120),
@@ -146,7 +146,7 @@ def _settings_cell(params: Mapping[str, Any], skipped: Sequence[str] = ()) -> Ht
 # what came of it
 
 
-def _header(summary: Summary, metrics: Sequence[SearchMetric]) -> Html:
+def _header(summary: SummaryFile, metrics: Sequence[SearchMetric]) -> Html:
     cost = mapping_of(summary.content.get("cost"))
     rows = [row for phase in summary.rows("phases") for row in records_of(phase, "trials")]
     statuses = {name: sum(row.get("status") == name for row in rows) for name in _STATUSES}
@@ -164,7 +164,7 @@ def _header(summary: Summary, metrics: Sequence[SearchMetric]) -> Html:
     return page_header("a search", plain(summary.name, 120), known, _failed(summary))
 
 
-def _failed(summary: Summary) -> Html | None:
+def _failed(summary: SummaryFile) -> Html | None:
     items: list[Child] = []
     for phase in summary.rows("phases"):
         for row in (row for row in records_of(phase, "trials") if row.get("status") == "failed"):
@@ -179,7 +179,7 @@ def _failed(summary: Summary) -> Html | None:
     return node("div", node("p", "Trials that could not be trained:"), listing(items), class_="notice")
 
 
-def _winner(summary: Summary) -> Section:
+def _winner(summary: SummaryFile) -> Section:
     winner = mapping_of(summary.content.get("winner"))
     if not winner:
         return Section("winner", "In short", notice("No trial has ended with a value yet, so there is no winner."))
@@ -194,7 +194,7 @@ def _winner(summary: Summary) -> Section:
     return Section("winner", "In short", body)
 
 
-def _finalists(summary: Summary, metrics: Sequence[SearchMetric]) -> Section | None:
+def _finalists(summary: SummaryFile, metrics: Sequence[SearchMetric]) -> Section | None:
     rows = [row for row in summary.rows("finalists") if isinstance(row.get("mean"), list) and row["mean"]]
     if not rows:
         return None
@@ -218,7 +218,7 @@ def _finalists(summary: Summary, metrics: Sequence[SearchMetric]) -> Section | N
     return Section("finalists", "Finalists", body, lead)
 
 
-def _finalist(row: Fields, number: int) -> Finalist | None:
+def _finalist(row: Fields, number: int) -> FinalistRow | None:
     """In the metric of this number; None where the file does not have it whole."""
     values = [seed[number] for seed in row.get("values") or () if isinstance(seed, list) and len(seed) > number]
     mean, sds, seeds = row["mean"], row.get("sd") or [], row.get("seeds") or []
@@ -228,10 +228,12 @@ def _finalist(row: Fields, number: int) -> Finalist | None:
     params, baseline = mapping_of(row.get("params")), row.get("kind") == "baseline"
     chosen = [plain(params[name], 40) for name in ("optimizer", "method") if name in params]
     detail = "baseline" if baseline else " + ".join(chosen)
-    return Finalist(plain(row.get("label"), 80), detail, baseline, seeds, values, mean[number], sd, _settings(params))
+    return FinalistRow(
+        plain(row.get("label"), 80), detail, baseline, seeds, values, mean[number], sd, _settings(params)
+    )
 
 
-def _paired(summary: Summary, metrics: Sequence[SearchMetric]) -> Html | None:
+def _paired(summary: SummaryFile, metrics: Sequence[SearchMetric]) -> Html | None:
     """Differences from the winner, seed by seed."""
     rows: list[list[Child]] = []
     by_name = {metric.name: metric for metric in metrics}
@@ -261,7 +263,7 @@ def _paired(summary: Summary, metrics: Sequence[SearchMetric]) -> Html | None:
 
 
 def _front(
-    summary: Summary, phases: Mapping[str, Sequence[EndedTrial]], metrics: Sequence[SearchMetric]
+    summary: SummaryFile, phases: Mapping[str, Sequence[EndedTrial]], metrics: Sequence[SearchMetric]
 ) -> Section | None:
     rows = [row for row in summary.rows("pareto") if _values(row.get("values"), len(metrics))]
     if len(metrics) < 2 or not rows:
@@ -296,7 +298,7 @@ def _by_means(row: Fields, metrics: Sequence[SearchMetric]) -> EndedTrial:
 # phases
 
 
-def _phase(phase: Fields, trials: Sequence[EndedTrial], metric: SearchMetric, summary: Summary) -> Section:
+def _phase(phase: Fields, trials: Sequence[EndedTrial], metric: SearchMetric, summary: SummaryFile) -> Section:
     name = str(phase.get("name"))
     key = plain(name, 40)
     title, lead = _PHASES.get(name, (key, ""))
@@ -357,7 +359,7 @@ def _without_choices(trial: EndedTrial) -> EndedTrial:
 
 
 def _ranked(
-    summary: Summary, phases: Mapping[str, Sequence[EndedTrial]], metrics: Sequence[SearchMetric]
+    summary: SummaryFile, phases: Mapping[str, Sequence[EndedTrial]], metrics: Sequence[SearchMetric]
 ) -> Section | None:
     """A table a phase, the last one first."""
     made: list[Child] = []
@@ -406,7 +408,7 @@ def _trial_row(
     ]
 
 
-def _cost(summary: Summary) -> Section | None:
+def _cost(summary: SummaryFile) -> Section | None:
     phases = [(phase.get("name"), records_of(phase, "trials")) for phase in summary.rows("phases")]
     named = [(_PHASES.get(str(name), ("?", ""))[0], trials) for name, trials in phases if trials]
     if not named:
@@ -424,7 +426,7 @@ def _cost(summary: Summary) -> Section | None:
     return Section("cost", "Cost", table(head, rows, "numbers"), lead)
 
 
-def _plan(summary: Summary) -> Section | None:
+def _plan(summary: SummaryFile) -> Section | None:
     plan = mapping_of(summary.content.get("plan"))
     if not plan:
         return None

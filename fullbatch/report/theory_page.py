@@ -15,8 +15,8 @@ from fullbatch.report.charts import Axis, Chart, Mark, Series, figures
 from fullbatch.report.markup import Child, Html, joined, node
 from fullbatch.report.wording import NOTHING, TIMES
 from fullbatch.theory.embeddings import antipodes, optimum_of
-from fullbatch.theory.minimizers import NEAR, Race
-from fullbatch.theory.study import Minimum, Open, Raced, Study, Walked, hitting_times, reading_name
+from fullbatch.theory.minimizers import NEAR, Descent, Race, Unproven
+from fullbatch.theory.study import Minimum, Raced, Study, ToyWalks, hitting_times, reading_name
 from fullbatch.theory.toy import BEST_LOSS, DRIFT_RATIO, GOAL, Turn, drift_ratio
 
 _SIDE = 100  # of a heat map, in the drawing's own units
@@ -92,7 +92,7 @@ def _text(x: int, y: int, text: str) -> Html:
 def _arranged(gram_NN: Tensor) -> Tensor:
     """Antipodal partners side by side, so that a cross-polytope looks like one."""
     partner = antipodes(gram_NN.unsqueeze(0))[0].tolist()
-    order = torch.tensor([each for one in range(len(partner)) if one < partner[one] for each in (one, partner[one])])
+    order = torch.tensor([row for first, other in enumerate(partner) if first < other for row in (first, other)])
     return gram_NN[order][:, order]
 
 
@@ -103,27 +103,21 @@ def _arranged(gram_NN: Tensor) -> Tensor:
 def _optimum(minima: Sequence[Minimum]) -> Section:
     rows: list[list[Child]] = []
     drawn: list[Html] = []
-    for (count, width), group in groupby(minima, key=lambda one: (one.count, one.width)):
-        ones = list(group)
+    for (count, width), group in groupby(minima, key=lambda minimum: (minimum.count, minimum.width)):
+        case = list(group)
         kind = "simplex" if count <= width + 1 else "cross-polytope"
-        first = [one.descent.gram_RNN[0] for one in ones]
+        first = [minimum.descent.gram_RNN[0] for minimum in case]
         arranged = first if kind == "simplex" else [_arranged(gram_NN) for gram_NN in first]
         target = optimum_of(count, width, arranged[0])
         assert target is not None, "only proved cases are drawn here"
         maps = [("the optimum", kind, target)]
-        for one, gram_NN in zip(ones, arranged, strict=True):
-            maps.append((one.batches, f"away by {float(one.descent.distance_R[0]):.1e}", gram_NN))
-            far = one.descent.distance_R
-            rows.append(
-                [
-                    f"N = {count}, d = {width}: {kind}",
-                    f"{one.batches} ({one.number})",
-                    f"{one.rate:g}",
-                    _reached(one),
-                    f"{float(far.min()):.2g} to {float(far.max()):.2g}",
-                ]
-            )
-        drawn += [node("h3", f"N = {count}, d = {width}: {kind}"), heat_maps(maps)]
+        label = f"N = {count}, d = {width}: {kind}"
+        for minimum, gram_NN in zip(case, arranged, strict=True):
+            far = minimum.descent.distance_R
+            maps.append((minimum.batches, f"away by {float(far[0]):.1e}", gram_NN))
+            batches, distances = f"{minimum.batches} ({minimum.number})", f"{far.min():.2g} to {far.max():.2g}"
+            rows.append([label, batches, f"{minimum.rate:g}", _reached(minimum.descent), distances])
+        drawn += [node("h3", label), heat_maps(maps)]
     head = ("", "batches", "rate", "reached after steps", "distance at the end")
     lead = (
         "Heat maps of u_i · v_j of the first start. By theorem the full batch and all mini-batches have the same "
@@ -133,42 +127,29 @@ def _optimum(minima: Sequence[Minimum]) -> Section:
     return Section("optimum", "What is reached", joined(*drawn, table(head, rows, "numbers")), lead)
 
 
-def _reached(one: Minimum) -> str:
-    reached = [step for step in one.descent.reached_R.tolist() if step >= 0]
+def _reached(descent: Descent) -> str:
+    reached = [step for step in descent.reached_R.tolist() if step >= 0]
     if not reached:
-        return f"none of {len(one.descent.reached_R)} in {one.descent.steps:,}"
-    missed = len(one.descent.reached_R) - len(reached)
+        return f"none of {len(descent.reached_R)} in {descent.steps:,}"
+    missed = len(descent.reached_R) - len(reached)
     span = f"{min(reached):,} to {max(reached):,}"
     return f"{span}, {missed} never" if missed else span
 
 
-def _unproven(found: Sequence[Open]) -> Section:
+def _unproven(cases: Sequence[Unproven]) -> Section:
     pieces: list[Html] = []
     rows: list[list[Child]] = []
-    for one in found:
+    for case in cases:
+        label = f"N = {case.count}, d = {case.width}"
         maps = [
-            ("full batch", f"loss {one.found.full_losses[0]:.6f}", _arranged(one.found.full_NN)),
-            ("all batches", f"loss {one.found.full_losses[1]:.6f}", _arranged(one.found.all_NN)),
+            ("full batch", f"loss {case.full_losses[0]:.6f}", _arranged(case.full_NN)),
+            ("all batches", f"loss {case.full_losses[1]:.6f}", _arranged(case.all_NN)),
         ]
-        pieces += [node("h3", f"N = {one.count}, d = {one.width}"), heat_maps(maps)]
-        rows.append(
-            [
-                f"N = {one.count}, d = {one.width}",
-                f"{one.found.distance:.2g}",
-                *(f"{loss:.6f}" for loss in (*one.found.full_losses, *one.found.all_losses)),
-                *(f"{slope:.1e}" for slope in one.found.slopes),
-            ]
-        )
-    head = (
-        "",
-        "distance",
-        "full loss of full",
-        "full loss of all",
-        "mini loss of full",
-        "mini loss of all",
-        "full slope",
-        "mini slope",
-    )
+        pieces += [node("h3", label), heat_maps(maps)]
+        losses = [f"{loss:.6f}" for loss in (*case.full_losses, *case.all_losses)]
+        rows.append([label, f"{case.distance:.2g}", *losses, *(f"{slope:.1e}" for slope in case.slopes)])
+    losses = ["full loss of full", "full loss of all", "mini loss of full", "mini loss of all"]
+    head = ("", "distance", *losses, "full slope", "mini slope")
     lead = (
         "Where nothing is proved: the best of all starts on the full batch (full) against the best on all mini-batches "
         "(all). Distance is under the best relabelling; slopes are the losses' gradients at the full-batch minimiser: "
@@ -187,11 +168,7 @@ def _convergence(races: Sequence[Raced]) -> Section:
             by_name = {raced.method: raced.race for raced in case}
             names = list(by_name)
             nearest = min(names, key=lambda name: float(by_name[name].final_R.mean()))
-            sgd_R = by_name["SGD"].final_R
-            cells = [
-                best(_spread(by_name[name].final_R, None if name == "SGD" else sgd_R), name == nearest)
-                for name in names
-            ]
+            cells = [best(_spread(name, by_name), name == nearest) for name in names]
             rows.append([f"N = {count}, d = {width}", *cells])
             key = f"race-{'free' if reading.free else 'normalised'}-{count}-{width}"
             series = [_race_series(name, race) for name, race in by_name.items()]
@@ -222,7 +199,7 @@ def _race_series(method: str, race: Race) -> Series:
     return Series(method, race.at, mean, _COLORS[method], low, high, style="area")
 
 
-def _toy(walks: Sequence[Walked]) -> Section:
+def _toy(walks: Sequence[ToyWalks]) -> Section:
     rows: list[list[Child]] = []
     charts = []
     for place, walked in enumerate(walks):

@@ -75,7 +75,7 @@ def descend(
 
 @dataclass(frozen=True)
 class Unproven:
-    """Two minimisers where no optimum is known, each the best of several starts.
+    """Two minimisers of N pairs where no optimum is known, each the best of several starts.
 
     full_NN, all_NN      their heat maps: of the full-batch loss, and of the mean loss of all mini-batches
     distance             between the two, under the best relabelling
@@ -87,6 +87,8 @@ class Unproven:
                          full-batch loss, which must vanish, and of the mini-batch loss
     """
 
+    count: int
+    width: int
     full_NN: Tensor
     all_NN: Tensor
     distance: float
@@ -120,6 +122,8 @@ def unproven(
     best = int(full_losses[0].argmin()), int(all_losses[1].argmin())  # of the full batch, and of all mini-batches
     full_NN, all_NN = full.gram_RNN[best[0]], every.gram_RNN[best[1]]
     return Unproven(
+        count=count,
+        width=width,
         full_NN=full_NN,
         all_NN=all_NN,
         distance=relabelled_distance(full_NN, all_NN),
