@@ -13,8 +13,8 @@ from fullbatch.config.shown import plain, without_password
 from fullbatch.config.tree import to_dict
 from fullbatch.report.charts import Chart, figure
 from fullbatch.report.collect import Fields, RunData
+from fullbatch.report.embedded import Pictures
 from fullbatch.report.markup import Child, Html, joined, node
-from fullbatch.report.pictures import Pictures
 from fullbatch.report.wording import counted, metric_words, setting_text
 
 _MOST_WARNINGS = 40

@@ -38,6 +38,16 @@ STEPS = Axis("step", "step")
 
 
 @dataclass(frozen=True)
+class Dot:
+    """A point of its own, and what the pointer shows there."""
+
+    x: float
+    y: float
+    tip: str
+    look: Look = "full"
+
+
+@dataclass(frozen=True)
 class Series:
     """color      a place in the page's palette, or a shade by name
     low, high  a band around the values, error bars, or the spread of a tick in a row
@@ -59,6 +69,17 @@ class Series:
     weight: str = ""
     tips: Sequence[str] = ()
     looks: Sequence[Look] = ()
+
+    @classmethod
+    def of_dots(cls, label: str, dots: Sequence[Dot], color: int = 0) -> Series:
+        x, y = [dot.x for dot in dots], [dot.y for dot in dots]
+        tips, looks = [dot.tip for dot in dots], [dot.look for dot in dots]
+        return cls(label, x, y, color, style="points", tips=tips, looks=looks)
+
+    @classmethod
+    def of_path(cls, label: str, places: Sequence[tuple[float, float]], color: int | str, **options: Any) -> Series:
+        """A line through these places, without dots."""
+        return cls(label, [x for x, _ in places], [y for _, y in places], color, style="path", **options)
 
     def as_dict(self) -> dict[str, Any]:
         written: dict[str, Any] = {"label": self.label, "look": self._classes(), "run": self.run, "style": self.style}

@@ -1,10 +1,12 @@
-"""A part of a data set, embedded by a run's model, and which of its samples are near which."""
+"""A part of a data set, embedded by a run's model: its samples, which are near which, and their pictures."""
 
 # N: samples at hand   D: width   P: numbers of a tiny picture   C: rows of a block   K: pairs kept
 
 from __future__ import annotations
 
+import base64
 import hashlib
+import io
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,13 +14,16 @@ from functools import cached_property
 from pathlib import Path
 
 import torch
+from PIL import Image, features
 from torch import Tensor
 from torch.nn.functional import adaptive_avg_pool2d
 
 from fullbatch.config.data import Data
 from fullbatch.config.model import Model
 from fullbatch.config.run import RunConfig
+from fullbatch.config.shown import plain
 from fullbatch.config.training import Precision
+from fullbatch.data.decode import decode
 from fullbatch.data.loader import EvaluationBatches, Part, Pool, load, open_pool
 from fullbatch.data.sample import BadSample, RawSample
 from fullbatch.data.transforms import EvalTransform
@@ -27,9 +32,12 @@ from fullbatch.models.build import build_model
 from fullbatch.models.precision import in_precision
 from fullbatch.models.towers import TwoTowers
 from fullbatch.report.collect import RunData
+from fullbatch.report.markup import Child, Html, node, quoted
 from fullbatch.run import load_trained
 from fullbatch.training.run_folder import Folder
 
+CAPTION = 160  # characters shown of a caption
+_LARGEST = 128  # pixels a side of a picture on the page
 TINY = 16  # pixels a side of the pictures that near-identical ones are found by
 _MANY = 2000  # samples that are worth starting workers for
 SAMPLES_ON_CPU, SAMPLES_ON_GPU = 4_000, 20_000
@@ -88,7 +96,6 @@ class RunModel:
 
     model: TwoTowers
     config: RunConfig
-    step: int
     temperature: float
     device: torch.device
 
@@ -96,13 +103,13 @@ class RunModel:
     def of_run(cls, run: Path) -> RunModel:
         """The model of the run's last good checkpoint."""
         loaded = load_trained(run)
-        return cls(loaded.model.to(_device()), loaded.config, loaded.step, loaded.temperature, _device())
+        return cls(loaded.model.to(_device()), loaded.config, loaded.temperature, _device())
 
     @classmethod
-    def of_export(cls, run: Path, name: str, step: int) -> RunModel:
-        """The model that a fine-tuning exported to this folder of its own, as it was at ``step``."""
+    def of_export(cls, run: Path, name: str) -> RunModel:
+        """The model that a fine-tuning exported to this folder of its own."""
         model = build_model(Model(pretrained=str(run / name))).eval().to(_device())
-        return cls(model, Folder(run).read_config(), step, model.initial_temperature or 0.07, _device())
+        return cls(model, Folder(run).read_config(), model.initial_temperature or 0.07, _device())
 
     @property
     def most_samples(self) -> int:
@@ -156,10 +163,7 @@ def shown_model(run: RunData) -> str | None:
 
 def model_of(run: RunData, name: str | None) -> RunModel:
     """The model of this name of a fine-tuning; else that of the last checkpoint."""
-    if name is None:
-        return RunModel.of_run(run.path)
-    best = run.finetune.get("best_step")
-    return RunModel.of_export(run.path, name, best if name == TUNED and isinstance(best, int) else 0)
+    return RunModel.of_run(run.path) if name is None else RunModel.of_export(run.path, name)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -220,3 +224,67 @@ def nearest_other(image_ND: Tensor, text_ND: Tensor, groups_N: Tensor, rows: lis
     best = sim_KN.max(dim=1)
     nearest = zip(rows, best.indices.tolist(), best.values.tolist(), strict=True)
     return [(other, score) if score > -torch.inf else (row, 1.0) for row, other, score in nearest]
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# pictures
+
+
+class Pictures:
+    """Add encoded images, get numbers; later all of them as data URIs in whatever size the page can afford."""
+
+    def __init__(self, max_pixels: int) -> None:
+        self.max_pixels = max_pixels
+        self._numbers: dict[bytes, int] = {}
+        self._kept: list[Image.Image] = []
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def add(self, raw: bytes, name: str) -> int | None:
+        """The picture's number; None if it cannot be decoded."""
+        digest = hashlib.blake2b(raw, digest_size=16).digest()
+        if digest not in self._numbers:
+            try:
+                image = decode(raw, name, self.max_pixels)
+            except BadSample:
+                return None
+            image.thumbnail((_LARGEST, _LARGEST), Image.Resampling.LANCZOS)
+            self._numbers[digest] = len(self._kept)
+            self._kept.append(image)
+        return self._numbers[digest]
+
+    def encoded(self, side: int, quality: int) -> list[str]:
+        """A data URI a picture, in the order of the numbers."""
+        kind, mime = ("WEBP", "webp") if features.check("webp") else ("JPEG", "jpeg")
+        uris = []
+        for kept in self._kept:
+            image = kept.copy()
+            image.thumbnail((side, side), Image.Resampling.LANCZOS)
+            buffer = io.BytesIO()
+            image.save(buffer, kind, quality=quality)
+            uris.append(f"data:image/{mime};base64,{base64.b64encode(buffer.getvalue()).decode()}")
+        return uris
+
+    def shown(self, embedded: Embedded, row: int) -> Html:
+        """A sample's picture, read from its pool."""
+        raw = embedded.read(row)
+        number = self.add(raw.image, raw.name) if raw is not None else None
+        if number is None:
+            return node("span", "no picture", class_="missing")
+        return node("img", data_picture=number, alt=plain(embedded.captions[row], CAPTION))
+
+    def card(self, embedded: Embedded, first: int, other: int | None, reason: Child) -> Html:
+        """One sample, or two side by side, with their captions and ids."""
+        sides = [
+            node(
+                "div",
+                self.shown(embedded, row),
+                node("p", quoted(embedded.captions[row], CAPTION)),
+                node("p", f"id {embedded.ids[row]}", class_="id"),
+                class_="side",
+            )
+            for row in (first, other)
+            if row is not None
+        ]
+        return node("div", node("div", sides, class_="sides"), node("p", reason, class_="reason"), class_="card pair")

@@ -28,11 +28,10 @@ from fullbatch.report.blocks import (
 from fullbatch.report.charts import BASELINE, COLORS, DASHES
 from fullbatch.report.collect import Fields, RunData, records_of
 from fullbatch.report.curves import batch_losses_section, for_script, run_charts
-from fullbatch.report.embedded import UNUSABLE, model_of, shown_model, training_pool
+from fullbatch.report.embedded import UNUSABLE, Pictures, model_of, shown_model, training_pool
 from fullbatch.report.finetuning import cost_section, finetuning_section
 from fullbatch.report.markup import Child, Html, joined, node
-from fullbatch.report.pictures import Pictures
-from fullbatch.report.retrieved import examples_of, examples_section, open_task, sources_to_show
+from fullbatch.report.retrieved import examples_section, open_task, sources_to_show
 from fullbatch.report.similarity_view import similarities_section, views_of_run, views_of_runs
 from fullbatch.report.suspects import find_suspects, suspects_section, write_suspects
 from fullbatch.report.wording import (
@@ -195,7 +194,7 @@ def _picture_sections(run: RunData, shelf: Pictures, beside: Path, samples: int 
     examples, gaps = [], []
     for task, source in sources_to_show(model.config):
         try:
-            examples.append(examples_of(task, model.embed(open_task(source), most)))
+            examples.append((task, model.embed(open_task(source), most)))
         except (ValueError, OSError) as error:
             gaps.append(f"There are no pictures of {plain(task, 120)}, because {plain(error)}")
     try:
@@ -207,7 +206,7 @@ def _picture_sections(run: RunData, shelf: Pictures, beside: Path, samples: int 
             Section("suspects", "Suspected false negatives and duplicates", missing),
         ]
     if not examples and not gaps:
-        examples = [examples_of("the training data", training)]
+        examples = [("the training data", training)]
         gaps = ["The run has no retrieval or zero-shot task, so these are pictures it was trained on."]
     suspects = find_suspects(run.path, model, training)
     write_suspects(beside / SUSPECTS, suspects)

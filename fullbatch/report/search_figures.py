@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from fullbatch.config.shown import plain
-from fullbatch.report.charts import BASELINE, SHADES, Axis, Chart, Label, Look, Series, figure, figures
+from fullbatch.report.charts import BASELINE, SHADES, Axis, Chart, Dot, Label, Look, Series, figure, figures
 from fullbatch.report.collect import mapping_of
 from fullbatch.report.markup import Html, joined, node
 from fullbatch.report.wording import NOTHING, TIMES, counted, is_number, number, setting_text
@@ -41,7 +41,7 @@ class SearchMetric:
         return Axis(label, percent=self.share)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class EndedTrial:
     """``value`` is that of the first metric; ``tip`` all of it in words."""
 
@@ -68,51 +68,38 @@ class EndedTrial:
         return _LOOKS[self.status][0] if self.status in _LOOKS else "full"
 
 
-@dataclass(frozen=True)
 class _Drawn:
     """Trials with a place in a chart, and their values; those that diverged lie on the edge of the worst."""
 
-    trials: list[EndedTrial]
-    values: list[float]
-
-    @classmethod
-    def of(cls, trials: Sequence[EndedTrial], metric: SearchMetric) -> _Drawn:
+    def __init__(self, trials: Sequence[EndedTrial], metric: SearchMetric) -> None:
         shown = [trial for trial in trials if trial.value is not None or trial.status == "diverged"]
         known = [trial.value for trial in shown if trial.value is not None and trial.status != "diverged"] or [0.0]
         room = 0.06 * (max(known) - min(known))
         edge = min(known) - room if metric.up else max(known) + room
-        values = [edge if trial.status == "diverged" or trial.value is None else trial.value for trial in shown]
-        return cls(shown, values)
+        self.trials = {
+            trial: edge if trial.status == "diverged" or trial.value is None else trial.value for trial in shown
+        }
 
     def note(self, text: str) -> str:
         """With what the looks of points mean."""
         statuses = {trial.status for trial in self.trials}
         return "; ".join([text, *(words for status, (_, words) in _LOOKS.items() if status in statuses)])
 
-    def series(
-        self, setting: str | None, place: Callable[[EndedTrial, float, int, int], tuple[float, float]]
-    ) -> list[Series]:
-        """Points, a series a value of the setting; ``place`` puts one, given its value and the series' place."""
-        kinds = _kinds(self.trials, setting) or [""]
-        made = []
-        for at, kind in enumerate(kinds):
-            mine = [
-                (trial, *place(trial, value, at, len(kinds)))
-                for trial, value in zip(self.trials, self.values, strict=True)
-                if setting is None or kind == str(trial.params.get(setting, kinds[0]))
-            ]
-            if mine:
-                xs, ys = [x for _, x, _ in mine], [y for _, _, y in mine]
-                tips, looks = [trial.tip for trial, *_ in mine], [trial.look for trial, *_ in mine]
-                made.append(Series(kind or "trials", xs, ys, at, style="points", tips=tips, looks=looks))
-        return made
+    def series(self, setting: str | None, dot: Callable[[EndedTrial, float, float], Dot]) -> list[Series]:
+        """A series a value of the setting; ``dot`` places a trial, given its value and how far aside its series is."""
+        kinds = _kinds(self.trials, setting) or ["trials"]
+        dots: dict[str, list[Dot]] = {kind: [] for kind in kinds}
+        for trial, value in self.trials.items():
+            kind = str(trial.params.get(setting, kinds[0])) if setting else kinds[0]
+            dots[kind].append(dot(trial, value, (kinds.index(kind) + 0.5) / len(kinds) - 0.5))
+        return [Series.of_dots(kind, dots[kind], at) for at, kind in enumerate(kinds)]
 
 
-def _kinds(trials: Sequence[EndedTrial], name: str | None) -> list[str]:
+def _kinds(trials: Iterable[EndedTrial], name: str | None) -> list[str]:
     return sorted({str(trial.params[name]) for trial in trials if name in trial.params}) if name else []
 
 
-def _best(trials: Sequence[EndedTrial]) -> EndedTrial | None:
+def _best(trials: Iterable[EndedTrial]) -> EndedTrial | None:
     ranked = [trial for trial in trials if trial.rank is not None]
     return min(ranked, key=lambda trial: trial.rank or 0, default=None)
 
@@ -123,7 +110,7 @@ def _best(trials: Sequence[EndedTrial]) -> EndedTrial | None:
 
 def by_choice(key: str, trials: Sequence[EndedTrial], along: str, colored: str, metric: SearchMetric) -> Chart | None:
     """A row a value of ``along``, best mean first, its points coloured by ``colored``; a bar marks the mean."""
-    drawn = _Drawn.of([trial for trial in trials if along in trial.params], metric)
+    drawn = _Drawn([trial for trial in trials if along in trial.params], metric)
     rows = _kinds(drawn.trials, along)
     if len(rows) < 2:
         return None
@@ -134,10 +121,10 @@ def by_choice(key: str, trials: Sequence[EndedTrial], along: str, colored: str, 
     means = {name: statistics.fmean(values) for name, values in wholes.items()}
     rows.sort(key=lambda name: (name not in means, means.get(name, 0.0) * (-1 if metric.up else 1)))
 
-    def place(trial: EndedTrial, value: float, kind: int, kinds: int) -> tuple[float, float]:
-        return value, rows.index(str(trial.params[along])) + (kind - (kinds - 1) / 2) * 0.7 / kinds
+    def dot(trial: EndedTrial, value: float, aside: float) -> Dot:
+        return Dot(value, rows.index(str(trial.params[along])) + 0.7 * aside, trial.tip, trial.look)
 
-    series = drawn.series(colored, place)
+    series = drawn.series(colored, dot)
     ticks = Series("mean", list(means.values()), [rows.index(name) for name in means], style="ticks", color="ink")
     note = f"{f'coloured by {colored}; ' if len(series) > 1 else ''}a bar marks the mean of whole trials"
     words = "; ".join(f"{name} {metric.text(means.get(name))}" for name in rows)
@@ -157,24 +144,21 @@ def progression(
     key: str, trials: Sequence[EndedTrial], metric: SearchMetric, colored: str | None = None
 ) -> Chart | None:
     """The value of each trial, and the best so far."""
-    drawn = _Drawn.of(sorted(trials, key=lambda trial: trial.slot), metric)
+    drawn = _Drawn(sorted(trials, key=lambda trial: trial.slot), metric)
     if not drawn.trials:
         return None
-    last = drawn.trials[-1].slot
-    x, y = list[float](), list[float]()
+    stair: list[tuple[float, float]] = []
     for trial in drawn.trials:
         value = trial.whole_value
-        if value is not None and (not y or (value > y[-1] if metric.up else value < y[-1])):
-            if y:
-                x, y = [*x, trial.slot], [*y, y[-1]]
-            x, y = [*x, trial.slot], [*y, value]
-    stair = [Series("best so far", [*x, last + 0.5], [*y, y[-1]], "ink", style="path")] if y else []
-    series = drawn.series(colored, lambda trial, value, _, __: (trial.slot, value))
-    words = f"{metric.short} of {counted(len(drawn.trials), 'trial')}, best {metric.text(y[-1] if y else None)}"
+        if value is not None and (not stair or (value > stair[-1][1] if metric.up else value < stair[-1][1])):
+            stair += [(trial.slot, stair[-1][1])] if stair else []
+            stair.append((trial.slot, value))
+    best = stair[-1][1] if stair else None
+    line = [Series.of_path("best so far", [*stair, (trial.slot + 0.5, best)], "ink")] if best is not None else []
+    dots = drawn.series(colored, lambda trial, value, _: Dot(trial.slot, value, trial.tip, trial.look))
+    words = f"{metric.short} of {counted(len(drawn.trials), 'trial')}, best {metric.text(best)}"
     note = drawn.note("the line is the best so far")
-    return Chart(
-        f"{key}-progression", "Progression", note, [*stair, *series], metric.axis(), Axis("trial"), words=words
-    )
+    return Chart(f"{key}-progression", "Progression", note, [*line, *dots], metric.axis(), Axis("trial"), words=words)
 
 
 def importance(key: str, shares: Mapping[str, Any]) -> Chart | None:
@@ -213,14 +197,10 @@ def learning_curves(key: str, trials: Sequence[EndedTrial], metric: SearchMetric
     series = []
     for trial in sorted(shown, key=lambda trial: (trial is best, trial.status in WHOLE)):
         color = 1 if trial is best else 0 if trial.status in WHOLE else BASELINE
-        steps, values = zip(*trial.evaluations, strict=True)
         weight = "thick" if trial is best else many
-        series.append(Series(trial.label, steps, values, color, style="path", weight=weight, tips=[trial.tip]))
-    cut = [trial for trial in shown if trial.status == "pruned"]
-    if cut:
-        ends = [trial.evaluations[-1] for trial in cut]
-        xs, ys, tips = [x for x, _ in ends], [y for _, y in ends], [trial.tip for trial in cut]
-        series.append(Series("pruned", xs, ys, 1, style="points", tips=tips, looks=["cross"] * len(cut)))
+        series.append(Series.of_path(trial.label, trial.evaluations, color, weight=weight, tips=[trial.tip]))
+    cut = [Dot(*trial.evaluations[-1], trial.tip, "cross") for trial in shown if trial.status == "pruned"]
+    series += [Series.of_dots("pruned", cut, 1)] if cut else []
     words = f"{metric.short} over {counted(len(shown), 'trial')}' evaluations, {len(cut)} of them pruned"
     note = f"the thick line is the best trial{f'; {TIMES} is where a trial was pruned' if cut else ''}"
     x, y = Axis("evaluation"), metric.axis()
@@ -231,7 +211,7 @@ def learning_curves(key: str, trials: Sequence[EndedTrial], metric: SearchMetric
 # settings
 
 
-def setting_axes(trials: Sequence[EndedTrial], log_scaled: Collection[str]) -> dict[str, Axis]:
+def setting_axes(trials: Collection[EndedTrial], log_scaled: Collection[str]) -> dict[str, Axis]:
     """Settings with more than one value among the trials: along a scale, or as words in places of their own."""
     axes = {}
     for name in dict.fromkeys(name for trial in trials for name in trial.params):
@@ -253,26 +233,20 @@ def setting_axes(trials: Sequence[EndedTrial], log_scaled: Collection[str]) -> d
 
 def slices(key: str, trials: Sequence[EndedTrial], log_scaled: Collection[str], metric: SearchMetric) -> Html | None:
     """A small chart a setting, all on the same upright scale; the best trial is ringed."""
-    drawn = _Drawn.of(trials, metric)
+    drawn = _Drawn(trials, metric)
     axes, best = setting_axes(drawn.trials, log_scaled), _best(drawn.trials)
-    y = replace(metric.axis(), reach=[min(drawn.values), max(drawn.values)] if drawn.values else [])
-    charts = []
+    values = list(drawn.trials.values())
+    y = replace(metric.axis(), reach=[min(values), max(values)] if values else [])
+    charts: list[Chart] = []
     for name, axis in axes.items():
-        points = [
-            (trial, value) for trial, value in zip(drawn.trials, drawn.values, strict=True) if name in trial.params
+        dots = [
+            Dot(_along(axis, trial, name), value, trial.tip, "ringed" if trial is best else trial.look)
+            for trial, value in sorted(drawn.trials.items(), key=lambda item: item[0] is best)
+            if name in trial.params
         ]
-        points.sort(key=lambda point: point[0] is best)
-        series = Series(
-            "trials",
-            [_along(axis, trial, name) for trial, _ in points],
-            [value for _, value in points],
-            style="points",
-            tips=[trial.tip for trial, _ in points],
-            looks=["ringed" if trial is best else trial.look for trial, _ in points],
-        )
         title = f"{plain(name, 60)}{' (log)' if axis.scale == 'log' else ''}"
-        words = f"{metric.short} by {name}"
-        charts.append(Chart(f"{key}-slice-{plain(name, 60)}", title, "", [series], y, axis, height=152, words=words))
+        series, words = [Series.of_dots("trials", dots)], f"{metric.short} by {name}"
+        charts.append(Chart(f"{key}-slice-{len(charts)}", title, "", series, y, axis, height=152, words=words))
     if not charts:
         return None
     note = f"{plain(metric.short, 80)} by each setting, whatever the others were; the ring is the best trial"
@@ -295,20 +269,18 @@ def parallel(key: str, trials: Sequence[EndedTrial], log_scaled: Collection[str]
     axes = setting_axes(order, log_scaled)
     if len(axes) < 3 or len(order) < 2:  # two settings are seen better in the other charts
         return None
-    values = [trial.value or 0.0 for trial in order]
-    ways = [{name: trial.params[name] for name in axes if name in trial.params} for trial in order]
-    axes["\0value"] = replace(metric.axis(), reach=[min(values), max(values)])
+    names, values = [plain(name, 60) for name in axes], [trial.value or 0.0 for trial in order]
+    last = replace(metric.axis(), reach=[min(values), max(values)])
     series = []
-    for place, (trial, way) in enumerate(zip(order, ways, strict=True)):
-        heights = {
-            at: _height(axes[name], {**way, "\0value": values[place]}[name])
-            for at, name in enumerate(axes)
-            if name in way or name == "\0value"
-        }
+    for place, (trial, value) in enumerate(zip(order, values, strict=True)):
+        way = [
+            (float(at), _height(axis, trial.params[name]))
+            for at, (name, axis) in enumerate(axes.items())
+            if name in trial.params
+        ]
+        way.append((float(len(axes)), _height(last, value)))
         shade, weight = round(place / (len(order) - 1) * (SHADES - 1)), "thick" if place == len(order) - 1 else "thin"
-        line = Series(trial.label, list(heights), list(heights.values()), f"s{shade}", style="path", weight=weight)
-        series.append(replace(line, tips=[trial.tip]))
-    names = [plain(name, 60) for name in axes if name != "\0value"]
+        series.append(Series.of_path(trial.label, way, f"s{shade}", weight=weight, tips=[trial.tip]))
     chart = Chart(
         f"{key}-parallel",
         "Parallel coordinates",
@@ -316,10 +288,10 @@ def parallel(key: str, trials: Sequence[EndedTrial], log_scaled: Collection[str]
         series,
         Axis(reach=[0.0, 1.0]),
         Axis(words=[*names, metric.short]),
-        labels=[label for at, axis in enumerate(axes.values()) for label in _axis_labels(at, axis)],
+        labels=[label for at, axis in enumerate([*axes.values(), last]) for label in _axis_labels(at, axis)],
         legend=False,
         height=300,
-        width=100 * (len(axes) + 1),
+        width=100 * (len(axes) + 2),
         words=f"parallel coordinates of {counted(len(order), 'trial')} over {', '.join(names)}",
     )
     return figure(chart, "chart broad")
@@ -375,14 +347,13 @@ def finalists(key: str, rows: Sequence[FinalistRow], metric: SearchMetric) -> Ht
             for _, row in mine
         ]
         seeds = [
-            (place, value, f"{row.label}, seed {seed}: {metric.text(value)}")
+            Dot(value, place, f"{row.label}, seed {seed}: {metric.text(value)}")
             for place, row in mine
             for seed, value in zip(row.seeds, row.values, strict=True)
         ]
         if mine:
             series.append(Series(label, ends[1], places, color, ends[0], ends[2], style="ticks", tips=texts))
-            xs, ys, tips = [x for _, x, _ in seeds], [place for place, _, _ in seeds], [tip for *_, tip in seeds]
-            series.append(Series(label, xs, ys, color, style="points", tips=tips))
+            series.append(Series.of_dots(label, seeds, color))
     chart = Chart(
         f"{key}-finalists",
         metric.short if len(metric.short) < 80 else "Finalists",
@@ -408,18 +379,15 @@ def front(
         if stair:
             stair.append((stair[-1][0], y) if metrics[0].up else (x, stair[-1][1]))
         stair.append((x, y))
-    series = [Series("front", [x for x, _ in stair], [y for _, y in stair], "ink", style="path")] if stair else []
-    shown = [
-        (trial, (trial.values[0], trial.values[1]))
-        for trial in trials
-        if trial.status in WHOLE and len(trial.values) == 2 and None not in trial.values
-    ]
-    kinds: list[tuple[str, int, Look]] = [("others", _GREY, "full"), ("on the front", 0, "ringed")]
-    for label, color, look in kinds:
-        mine = [(trial, *place) for trial, place in shown if (place in corners) is (look == "ringed")]
-        if mine:
-            points = Series(label, [x or 0.0 for _, x, _ in mine], [y or 0.0 for *_, y in mine], color, style="points")
-            series.append(replace(points, tips=[trial.tip for trial, *_ in mine], looks=[look] * len(mine)))
+    series = [Series.of_path("front", stair, "ink")] if stair else []
+    dots: dict[bool, list[Dot]] = {False: [], True: []}  # by whether they are on the front
+    for trial in trials:
+        first, second = trial.values if len(trial.values) == 2 else (None, None)
+        if trial.status in WHOLE and first is not None and second is not None:
+            unbeaten = (first, second) in corners
+            dots[unbeaten].append(Dot(first, second, trial.tip, "ringed" if unbeaten else "full"))
+    series += [Series.of_dots("others", dots[False], _GREY)] if dots[False] else []
+    series += [Series.of_dots("on the front", dots[True])] if dots[True] else []
     if not series:
         return None
     chart = Chart(

@@ -238,3 +238,17 @@ def test_it_looks_right(browser_with_a_font, pages, sort, scheme, width):
     assert dark == (scheme == "dark")
     assert wrong == []
     context.close()
+
+
+def test_points_tell_their_settings_and_can_be_hidden(browser, pages):
+    page = browser.new_page(viewport={"width": 1280, "height": 900})
+    page.goto(pages["whole"].as_uri())
+    figure = page.locator("figure[data-chart='fine-progression']")
+    figure.locator("circle.dot").nth(3).hover()
+    assert "lr = " in figure.locator(".tip").inner_text() and "mean_r1" in figure.locator(".tip").inner_text()
+    choice = page.locator("figure[data-chart='choices-by-optimizer']")
+    before = choice.locator(".dot").count()
+    choice.locator(".legend button", has_text="neuclip").click()
+    assert 0 < choice.locator(".plot .dot").count() < before
+    assert choice.locator("text.name").all_inner_texts() == ["radam", "adamw", "lamb", "sgd"], "best mean first"
+    page.close()

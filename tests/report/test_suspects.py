@@ -97,12 +97,12 @@ def found(runs):
 
 
 def test_what_was_planted_is_found(found):
-    pairs = {kind: [(s.first, s.other) for s in suspects] for kind, suspects in found.found.items()}
+    pairs = {kind: [(s.first, s.other) for s in suspects] for kind, suspects in found.by_kind.items()}
     assert pairs["duplicate"] == [(25, 30)]
     assert pairs["same_picture"] == [(35, 36)]
     assert pairs["same_caption"] == [(20, 25)]
-    assert "byte for byte" in found.found["same_picture"][0].reason
-    assert found.found["crowded"][0].score == max(suspect.score for suspect in found.found["crowded"])
+    assert "byte for byte" in found.by_kind["same_picture"][0].reason
+    assert found.by_kind["crowded"][0].score == max(suspect.score for suspect in found.by_kind["crowded"])
     assert found.gaps == []
 
 
