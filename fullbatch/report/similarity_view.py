@@ -166,10 +166,7 @@ def _numbers(views: Sequence[SimilarityView]) -> Html:
     for direction, words in _DIRECTIONS.items():
         for view in views:
             bands = view.bands[direction]
-            texts = [
-                f"{_signed(bands[name].mean)} ± {bands[name].deviation:.3f}" if name in bands else NOTHING
-                for name in shown
-            ]
+            texts = {name: f"{_signed(band.mean)} ± {band.deviation:.3f}" for name, band in bands.items()}
             gap = _signed(bands[_BANDS[0]].mean - bands[_BANDS[1]].mean)
             label = joined(plain(view.label, 80), node("span", words, class_="kind"))
             rows.append([label, *(texts.get(name, NOTHING) for name in shown), gap, percent(view.recall[direction])])

@@ -188,7 +188,7 @@ def test_ticks_that_differ_are_written_differently(browser, tmp_path):
     with Visit(browser, path) as visit:
         for chart in charts:
             figure = visit.page.locator(f"figure[data-chart='{chart.key}'] .plot svg")
-            ticks = figure.locator("text[text-anchor=end]:not(:last-of-type)").all_inner_texts()
+            ticks = figure.locator("text[text-anchor=end]:not(:last-of-type)").all_text_contents()
             assert len(ticks) == len(set(ticks)) >= 2, (chart.key, ticks)
-        assert {"0.001", "0.01"} <= set(figure.locator("text[text-anchor=middle]").all_inner_texts())
+        assert {"0.001", "0.01"} <= set(figure.locator("text[text-anchor=middle]").all_text_contents())
         assert visit.wrong == []

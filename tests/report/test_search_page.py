@@ -250,5 +250,5 @@ def test_points_tell_their_settings_and_can_be_hidden(browser, pages):
     before = choice.locator(".dot").count()
     choice.locator(".legend button", has_text="neuclip").click()
     assert 0 < choice.locator(".plot .dot").count() < before
-    assert choice.locator("text.name").all_inner_texts() == ["radam", "adamw", "lamb", "sgd"], "best mean first"
+    assert choice.locator("text.name").all_text_contents() == ["radam", "adamw", "lamb", "sgd"], "best mean first"
     page.close()
