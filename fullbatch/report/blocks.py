@@ -134,18 +134,26 @@ def named_metric(key: str) -> Html:
     return joined(node("span", plain(source, 120), class_="source"), node("span", plain(what, 80), class_="kind"))
 
 
-def headlines(cards: Sequence[tuple[str, str, str, Sequence[Child]]]) -> Html | None:
-    """Large numbers: the value, the task and its metric, and what to compare it with."""
+@dataclass(frozen=True)
+class Headline:
+    """A large number of a "TASK METRIC", and what to compare it with."""
+
+    key: str
+    value: str
+    against: Sequence[Child] = ()
+
+
+def headlines(large: Sequence[Headline]) -> Html | None:
     items = []
-    for value, task, metric, against in cards:
-        source, what = metric_words(f"{task} {metric}")
+    for headline in large:
+        source, what = metric_words(headline.key)
         items.append(
             node(
                 "li",
-                node("span", value, class_="big"),
+                node("span", headline.value, class_="big"),
                 node("span", plain(what.replace(" · ", " "), 60), class_="what"),
                 node("span", plain(source, 60), class_="source"),
-                node("span", against, class_="against") if against else None,
+                node("span", headline.against, class_="against") if headline.against else None,
             )
         )
     return node("ul", items, class_="headlines") if items else None

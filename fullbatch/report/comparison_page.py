@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
+from functools import partial
 from typing import Any
 
 from fullbatch.comparison.statistics import SEEDS_TO_TELL, half_interval
@@ -50,31 +50,32 @@ _MOST_CHARTS = 6
 _MOST_COLUMNS = 8
 _MOST_NAMES = 8
 _MANY_RUNS = 16  # beyond, only the main curves are drawn, in more detail
+_BATCH_SIZE = Axis("batch size", "doubling")
 _COSTS = ("seconds", "samples_per_second", "memory_gib", "gpu_gib", "normalizer_error")
 
 
 def comparison_page(summary: SummaryFile) -> Page:
-    table_of = _Cells(summary)
-    sizes = [str(size) for size in table_of.batch_sizes]
-    shown = table_of.shown_runs
+    cells = _Cells(summary)
+    sizes = [str(size) for size in cells.batch_sizes]
+    shown = cells.shown_runs
     curves = run_charts(
         [run for _, run in shown],
         [plain(row.get("method", "?"), 60) for row, _ in shown],
-        [table_of.colors.get(str(row.get("method")), 0) for row, _ in shown],
+        [cells.colors.get(str(row.get("method")), 0) for row, _ in shown],
     )
     if len(shown) > _MANY_RUNS:
         curves = [chart for chart in curves if not chart.more]
     return Page(
         title=f"{plain(summary.content.get('name') or summary.path.name, 80)} · fullbatch",
-        header=_header(table_of),
+        header=_header(cells),
         sections=present(
             _verdicts(summary),
-            _means(table_of),
-            _against_batch_size(table_of),
-            _differences(table_of),
-            _costs(table_of),
+            _means(cells),
+            _against_batch_size(cells),
+            _differences(cells),
+            _costs(cells),
             curves_section(curves, sizes, "One line a run; seeds share a colour."),
-            _every_run(table_of),
+            _every_run(cells),
         ),
         runs=[for_script(run, row.get("batch_size")) for row, run in shown],
         filters=sizes,
@@ -103,28 +104,24 @@ class _Cells:
         first = [name for name in metrics if name == named or name.endswith(f" {named}")]
         second = [name for name in metrics if name in main and name not in first]
         rest = [name for name in metrics if name not in first and name not in second]
-        self.metrics, self.mains = (first + second + rest)[:_MOST_METRICS], max(len(first + second), 1)
-
-    @cached_property
-    def _means(self) -> dict[tuple[str, int, str], Fields]:
-        return {
-            (str(row.get("method")), int(row["batch_size"]), str(row.get("metric"))): row
-            for row in self.summary.rows("table")
-            if is_number(row.get("batch_size")) and is_number(row.get("mean"))
+        self._means = {
+            (str(row.get("method")), row.get("batch_size"), str(row.get("metric"))): row
+            for row in summary.rows("table")
+            if is_number(row.get("mean"))
         }
+        self.metrics, self.mains = (first + second + rest)[:_MOST_METRICS], max(len(first + second), 1)
 
     def mean(self, method: str, size: int, metric: str) -> Fields:
         """mean, sd and values; empty where there are none."""
         return self._means.get((method, size, metric), {})
 
-    def of_runs(self, method: str, size: int, key: str) -> list[float]:
-        """What the finished runs of a cell say under this key."""
-        return [
-            float(row[key])
-            for row in self.runs
-            if (row.get("method"), row.get("batch_size"), row.get("status")) == (method, size, "done")
-            and is_number(row.get(key))
-        ]
+    def of_runs(self, method: str, size: int, key: str) -> Fields:
+        """mean and sd of what the finished runs of a cell say under this key; empty where there are none."""
+        cell = (method, size, "done")
+        rows = [row for row in self.runs if (row.get("method"), row.get("batch_size"), row.get("status")) == cell]
+        values = [float(row[key]) for row in rows if is_number(row.get(key))]
+        sd = statistics.stdev(values) if len(values) > 1 else None
+        return {"mean": statistics.fmean(values), "sd": sd} if values else {}
 
 
 def _header(cells: _Cells) -> Html:
@@ -249,28 +246,23 @@ def _difference(row: Fields, metric: str) -> Html:
 
 
 def _against_batch_size(cells: _Cells) -> Section | None:
+    """Charts of the main metrics, and of what the runs cost."""
     charts = []
     for place, metric in enumerate(cells.metrics[: min(cells.mains, _MOST_CHARTS)]):
         source, what = metric_words(metric)
-
-        def of_metric(method: str, size: int, metric: str = metric) -> tuple[float, float] | None:
-            row = cells.mean(method, size, metric)
-            sd = row.get("sd")
-            return (float(row["mean"]), float(sd) if is_number(sd) else 0.0) if row else None
-
-        charts.append(_bars(cells, f"points-{place}", source or what, what, metric_axis(metric), of_metric))
-    for key, title, note, axis in (
-        ("normalizer_error", "Normalizer error", "mean squared log error, by the last probe during training", "log"),
-        ("samples_per_second", "Throughput", "pairs per second", "linear"),
+        series = _bars(cells, partial(cells.mean, metric=metric))
+        charts.append(Chart(f"points-{place}", source or what, what, series, metric_axis(metric), _BATCH_SIZE))
+    for key, title, note, y in (
+        (
+            "normalizer_error",
+            "Normalizer error",
+            "mean squared log error, by the last probe during training",
+            Axis(scale="log"),
+        ),
+        ("samples_per_second", "Throughput", "pairs per second", Axis()),
     ):
-
-        def of_runs(method: str, size: int, key: str = key) -> tuple[float, float] | None:
-            values = cells.of_runs(method, size, key)
-            spread = statistics.stdev(values) if len(values) > 1 else 0.0
-            return (statistics.fmean(values), spread) if values else None
-
-        y = Axis(scale="log" if axis == "log" else "linear")
-        charts.append(_bars(cells, f"points-{key}", title, note, y, of_runs))
+        series = _bars(cells, partial(cells.of_runs, key=key))
+        charts.append(Chart(f"points-{key}", title, note, series, y, _BATCH_SIZE))
     charts = [chart for chart in charts if len({x for series in chart.series for x in series.x}) > 1]
     if not charts:
         return None
@@ -279,22 +271,16 @@ def _against_batch_size(cells: _Cells) -> Section | None:
     return Section("batch-size", "Against batch size", joined(legend, figures(charts)), lead)
 
 
-def _bars(
-    cells: _Cells,
-    key: str,
-    title: str,
-    note: str,
-    y: Axis,
-    value_of: Callable[[str, int], tuple[float, float] | None],
-) -> Chart:
+def _bars(cells: _Cells, row_of: Callable[[str, int], Fields]) -> list[Series]:
     """A line a method through its means, with their standard deviations."""
     series = []
     for method, color in cells.colors.items():
-        known = {size: value for size in cells.batch_sizes if (value := value_of(method, size)) is not None}
-        means, low, high = ([mean + sign * spread for mean, spread in known.values()] for sign in (0, -1, 1))
-        if known:
-            series.append(Series(plain(method, 60), list(known), means, color, low, high, style="errors"))
-    return Chart(key, title, note, series, y, Axis("batch size", "doubling"))
+        rows = {size: row for size in cells.batch_sizes if (row := row_of(method, size))}
+        spreads = [(float(row["mean"]), row["sd"] if is_number(row.get("sd")) else 0.0) for row in rows.values()]
+        means, low, high = ([mean + sign * spread for mean, spread in spreads] for sign in (0, -1, 1))
+        if rows:
+            series.append(Series(plain(method, 60), list(rows), means, color, low, high, style="errors"))
+    return series
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -305,11 +291,10 @@ def _costs(cells: _Cells) -> Section | None:
     rows: list[list[Child]] = []
     for method in cells.colors:
         for size in cells.batch_sizes:
-            known = {key: cells.of_runs(method, size, key) for key in _COSTS}
-            mean = {key: statistics.fmean(values) if values else None for key, values in known.items()}
-            numbers = [NOTHING if value is None else number(float(f"{value:.3g}")) for value in mean.values()]
-            if any(known.values()):
-                rows.append([plain(method, 60), str(size), duration(mean["seconds"]), *numbers[1:]])
+            seconds, *others = (cells.of_runs(method, size, key).get("mean") for key in _COSTS)
+            numbers = [NOTHING if value is None else number(float(f"{value:.3g}")) for value in others]
+            if any(value is not None for value in (seconds, *others)):
+                rows.append([plain(method, 60), str(size), duration(seconds), *numbers])
     if not rows:
         return None
     head = ("method", "batch size", "time", "pairs/s", "memory GiB", "GPU GiB", "normalizer error")

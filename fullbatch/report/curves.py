@@ -106,16 +106,11 @@ def _evaluations(runs: Sequence[RunData], empty: Sequence[Series]) -> list[Chart
     if len(runs) == 1:
         if runs[0].finetune:
             return []
-        seen = [trained_on(runs[0], key) for key in keys]
-        series = [
-            _filled(
-                Series(short_name(key) + SEEN * ours, (), (), place % (COLORS * DASHES), run=0),
-                runs[0].evaluations,
-                key,
-            )
-            for place, (key, ours) in enumerate(zip(keys, seen, strict=True))
-        ]
-        note = "on data the run does not train on" if not any(seen) else "on the data named"
+        seen = {key: trained_on(runs[0], key) for key in keys}
+        looks = [(short_name(key) + SEEN * ours, at % (COLORS * DASHES)) for at, (key, ours) in enumerate(seen.items())]
+        lines = [Series(label, (), (), color, run=0) for label, color in looks]
+        series = [_filled(line, runs[0].evaluations, key) for line, key in zip(lines, keys, strict=True)]
+        note = "on data the run does not train on" if not any(seen.values()) else "on the data named"
         return [Chart("evaluation", "Evaluation", note, series, Axis(percent=True))]
     charts = []
     for place, key in enumerate(keys):

@@ -95,8 +95,8 @@
   };
 
   // -- a point: circles, and where the colours come again other shapes ------------------------------------------------
-  const marker = (x, y, series, look, size, kind = "dot") => {
-    const attributes = { class: `${kind} ${look} ${colorOf(series)}` }, s = size;
+  const marker = (x, y, series, look, s) => {
+    const attributes = { class: `dot ${look} ${colorOf(series)}` };
     if (look === "cross") return svg("path", { ...attributes, d: `M${x - s} ${y - s}l${2 * s} ${2 * s}m0 ${-2 * s}l${-2 * s} ${2 * s}` });
     const shape = {
       d1: `M${x - s} ${y - s}h${2 * s}v${2 * s}h${-2 * s}Z`,
@@ -211,7 +211,7 @@
         text(left - 7, place + 3.5, "end", yLabels[at], this.rows ? y.words[at] : yLabels[at], this.rows ? "name" : "");
       });
       if (!labels.length) line("axis", left, floor, width - RIGHT, floor);
-      const space = room && (width - left - RIGHT) / Math.max(x.words.length, 1);
+      const space = (width - left - RIGHT) / Math.max(x.words.length, 1);
       const low = x.words.some((word) => widthOf(word) > space - 6);  // then every other word stands lower
       const xLabels = x.words.length ? x.words.map((word) => fitted(word, (low ? 2 : 1) * space - 8)) : tickLabels(xScale.ticks, x);
       let free = -Infinity;

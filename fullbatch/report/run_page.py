@@ -7,6 +7,7 @@ from pathlib import Path
 
 from fullbatch.config.shown import plain
 from fullbatch.report.blocks import (
+    Headline,
     Page,
     Section,
     best,
@@ -102,7 +103,7 @@ def _header(run: RunData, baseline: RunData | None) -> Html:
     return page_header("one run", plain(run.name, 120), facts, large, notices(run.gaps))
 
 
-def _cards(run: RunData, baseline: RunData | None) -> list[tuple[str, str, str, list[Child]]]:
+def _cards(run: RunData, baseline: RunData | None) -> list[Headline]:
     theirs = baseline.main_results() if baseline is not None else {}
     cards = []
     for (task, metric), result in list(run.main_results().items())[:_HEADLINES]:
@@ -113,19 +114,19 @@ def _cards(run: RunData, baseline: RunData | None) -> list[tuple[str, str, str, 
         difference = _difference(result, theirs.get((task, metric), {}), metric)
         if difference is not None:
             below.append(node("span", f"{signed(difference, metric)} against the baseline"))
-        cards.append((value_text(result.get(metric), metric), task, metric, below))
+        cards.append(Headline(f"{task} {metric}", value_text(result.get(metric), metric), below))
     return cards
 
 
-def _tuned_cards(run: RunData) -> list[tuple[str, str, str, list[Child]]]:
+def _tuned_cards(run: RunData) -> list[Headline]:
     """Of a fine-tuning: what its result is worth, against the base."""
     kept = run.finetune.get("result") == "base"
-    cards: list[tuple[str, str, str, list[Child]]] = []
+    cards = []
     for task in records_of(run.finetune, "tasks")[:_HEADLINES]:
         metric, change = str(task.get("metric", "")), task.get("change")
         against = f"{signed(change, metric)} against the base" if is_number(change) else NOTHING
         value = value_text(task.get("base" if kept else "tuned"), metric)
-        cards.append((value, str(task.get("task")), metric, ["the base is kept" if kept else against]))
+        cards.append(Headline(f"{task.get('task')} {metric}", value, ["the base is kept" if kept else against]))
     return cards
 
 
