@@ -65,41 +65,33 @@ def _lines(done: Study) -> list[str]:
     from fullbatch.theory.study import hitting_times
 
     lines: list[str] = []
-    if done.minima:
-        rows: list[tuple[str, ...]] = [("optimum", "batches", "reached", "distance")]
-        for one in done.minima:
-            reached, far = one.descent.reached_R, one.descent.distance_R
-            met = f"{int((reached >= 0).sum())} of {len(reached)}"
-            rows.append(
-                (f"N {one.count} d {one.width}", one.batches, met, f"{float(far.min()):.1e}..{float(far.max()):.1e}")
-            )
-        lines += [*columns(rows, left=2), ""]
-    for each in done.unproven:
-        found = each.found
+    rows: list[tuple[str, ...]] = [("optimum", "batches", "reached", "distance")]
+    for minimum in done.minima:
+        reached, far = minimum.descent.reached_R, minimum.descent.distance_R
+        met = f"{int((reached >= 0).sum())} of {len(reached)}"
+        case = f"N {minimum.count} d {minimum.width}"
+        rows.append((case, minimum.batches, met, f"{float(far.min()):.1e}..{float(far.max()):.1e}"))
+    lines += [*columns(rows, left=2), ""] if done.minima else []
+    for unproven in done.unproven:
         lines.append(
-            f"N {each.count} d {each.width}: minimisers of full batch and all batches differ by {found.distance:.2g}; "
-            f"mini-batch loss {found.all_losses[0]:.7f} and {found.all_losses[1]:.7f}"
+            f"N {unproven.count} d {unproven.width}: minimisers of full batch and all batches differ by "
+            f"{unproven.distance:.2g}; mini-batch loss {unproven.all_losses[0]:.7f} and {unproven.all_losses[1]:.7f}"
         )
     if done.races:
-        names = list(dict.fromkeys(one.method for one in done.races))
-        rows = [("distance after the race", *names)]
-        cases = dict.fromkeys((one.reading, one.count, one.width) for one in done.races)
-        for reading, count, width in cases:
-            finals = {
-                one.method: f"{float(one.race.final_R.mean()):.3f}"
-                for one in done.races
-                if (one.reading, one.count, one.width) == (reading, count, width)
-            }
-            label = f"N {count} d {width}, {reading.steps} {'epochs' if reading.epochs else 'steps'}"
-            rows.append((label, *(finals.get(name, "-") for name in names)))
-        lines += ["", *columns(rows, left=1)]
+        names = list(dict.fromkeys(raced.method for raced in done.races))
+        finals: dict[str, dict[str, str]] = {}
+        for raced in done.races:
+            unit = "epochs" if raced.reading.epochs else "steps"
+            label = f"N {raced.count} d {raced.width}, {raced.reading.steps} {unit}"
+            finals.setdefault(label, {})[raced.method] = f"{float(raced.race.final_R.mean()):.3f}"
+        rows = [(label, *(of_case.get(name, "-") for name in names)) for label, of_case in finals.items()]
+        lines += ["", *columns([("distance after the race", *names), *rows], left=1)]
     if done.walks:
         rows = [("steps to the square", "OSGD", "SGD", "all batches", "full batch")]
-        for walked in done.walks:
-            for row in hitting_times(walked):
-                times = (row[method] for method in ("ordered", "uniform", "all_batches", "full"))
-                label = f"rate {row['rate']:g} eps {row['epsilon']:.3g} rho {row['rho']:g}"
-                rows.append((label, *("never" if steps is None else str(steps) for steps in times)))
+        for row in (row for walks in done.walks for row in hitting_times(walks)):
+            times = (row[method] for method in ("ordered", "uniform", "all_batches", "full"))
+            label = f"rate {row['rate']:g} eps {row['epsilon']:.3g} rho {row['rho']:g}"
+            rows.append((label, *("never" if steps is None else str(steps) for steps in times)))
         lines += ["", *columns(rows, left=1)]
     if done.turn is not None:
         least, greatest = done.turn.ratios

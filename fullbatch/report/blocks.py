@@ -1,4 +1,4 @@
-"""The pieces that pages are built of: sections, tables, ratio bars, places for charts, settings."""
+"""The pieces that pages are built of: sections, headers, tables, ratio bars, settings."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import Any
 from fullbatch.config.messages import plain, without_password
 from fullbatch.config.run import RunConfig
 from fullbatch.config.tree import to_dict
-from fullbatch.report.collect import Record, RunData
-from fullbatch.report.curves import Chart
+from fullbatch.report.charts import Chart, figure
+from fullbatch.report.collect import Fields, RunData
+from fullbatch.report.embedded import Pictures
 from fullbatch.report.markup import Child, Html, joined, node
-from fullbatch.report.pictures import Pictures
-from fullbatch.report.wording import counted, metric_name, setting_text, task_name
+from fullbatch.report.wording import counted, metric_words, setting_text
 
 _MOST_WARNINGS = 40
 _STAR = node("span", "★", class_="star", title="the best", aria_label="the best")
@@ -33,17 +33,35 @@ class Section:
 class Page:
     """runs       for page.js: a clock and a batch size each
     filters    what the curves can be narrowed to, as batch sizes
-    shared     one legend for all curves
+    shared     one legend for all curves of a section
     """
 
     title: str
     header: Html
     sections: Sequence[Section]
-    charts: Sequence[Chart] = ()
     runs: Sequence[Mapping[str, Any]] = ()
     pictures: Pictures = field(default_factory=lambda: Pictures(1))
     filters: Sequence[str] = ()
     shared: bool = False
+
+    @property
+    def charts(self) -> list[Chart]:
+        return [chart for section in self.sections for chart in section.body.charts]
+
+
+def present(*sections: Section | None) -> list[Section]:
+    return [section for section in sections if section is not None]
+
+
+def page_header(kind: str, title: str, facts: Sequence[tuple[str, str]] = (), *more: Child) -> Html:
+    """What the page is about: a large title, a row of facts, whatever else comes first."""
+    shown = [node("div", node("dt", name), node("dd", value)) for name, value in facts]
+    return joined(
+        node("p", f"fullbatch · {kind}", class_="eyebrow"),
+        node("h1", title),
+        node("dl", shown, class_="facts") if facts else None,
+        *more,
+    )
 
 
 def table(head: Sequence[Child], rows: Iterable[Sequence[Child]], class_: str = "", caption: str = "") -> Html:
@@ -52,97 +70,112 @@ def table(head: Sequence[Child], rows: Iterable[Sequence[Child]], class_: str = 
         node(
             "tr",
             node("th", cells[0], scope="row"),
-            [cell if _is_cell(cell) else node("td", cell) for cell in cells[1:]],
+            [cell if isinstance(cell, Html) and cell.startswith("<td") else node("td", cell) for cell in cells[1:]],
         )
         for cells in rows
     ]
-    return node(
-        "div",
-        node(
-            "table",
-            node("caption", caption) if caption else None,
-            node("thead", node("tr", [node("th", name, scope="col") for name in head])),
-            node("tbody", body),
-            class_=class_ or None,
-        ),
-        class_="scroll",
-        tabindex="0",
-        role="group",
-        aria_label=caption or "a table",
+    whole = node(
+        "table",
+        node("caption", caption) if caption else None,
+        node("thead", node("tr", [node("th", name, scope="col") for name in head])),
+        node("tbody", body),
+        class_=class_ or None,
     )
-
-
-def _is_cell(cell: Child) -> bool:
-    return isinstance(cell, Html) and cell.startswith("<td")
+    return node("div", whole, class_="scroll", tabindex="0", role="group", aria_label=caption or "a table")
 
 
 def best(text: Child, is_best: bool) -> Html:
     return node("td", joined(text, " ", _STAR) if is_best else text, class_="best" if is_best else None)
 
 
+def note(text: Child) -> Html:
+    return node("p", text, class_="quiet")
+
+
 def notice(*children: Child) -> Html:
     return node("p", *children, class_="notice")
+
+
+def notices(reasons: Sequence[str]) -> Html | None:
+    """What is missing, and why."""
+    return joined(*(notice(plain(reason)) for reason in reasons)) if reasons else None
 
 
 def folded(title: str, *children: Child, unfolded: bool = False) -> Html:
     return node("details", node("summary", title), *children, open=unfolded)
 
 
+def first_shown(pieces: Sequence[Child], shown: int, thing: str, class_: str | None = None) -> Html:
+    """So many pieces, then a fold with the others; ``class_`` is that of a frame around either."""
+    first, rest = (node("div", part, class_=class_) if class_ else part for part in (pieces[:shown], pieces[shown:]))
+    more = len(pieces) - shown
+    return joined(first, folded(counted(more, f"more {thing}"), rest) if more > 0 else None)
+
+
 def listing(items: Iterable[Child], class_: str | None = None) -> Html:
     return node("ul", [node("li", item) for item in items], class_=class_)
+
+
+def some_names(names: Sequence[str], most: int, thing: str = "") -> str:
+    """The first names, and how many more there are."""
+    shown, left = ", ".join(plain(name, 120) for name in names[:most]), len(names) - most
+    if left <= 0:
+        return shown
+    return f"{shown} and {counted(left, f'other {thing}')}" if thing else f"{shown}, and {left} more"
 
 
 # ---------------------------------------------------------------------------------------------------------------------
 # results
 
 
-def named_task(task: str, metric: str) -> Html:
-    kind, source = task_name(task)
-    return joined(
-        node("span", plain(source, 120), class_="source"),
-        node(
-            "span",
-            f"{kind} · {plain(metric_name(metric), 60)}" if kind else plain(metric_name(metric), 60),
-            class_="kind",
-        ),
-    )
+def named_metric(key: str) -> Html:
+    """A "TASK METRIC": where it is measured, and below what."""
+    source, what = metric_words(key)
+    return joined(node("span", plain(source, 120), class_="source"), node("span", plain(what, 80), class_="kind"))
+
+
+@dataclass(frozen=True)
+class Headline:
+    """A large number of a "TASK METRIC", and what to compare it with."""
+
+    key: str
+    value: str
+    against: Sequence[Child] = ()
+
+
+def headlines(large: Sequence[Headline]) -> Html | None:
+    items = []
+    for headline in large:
+        source, what = metric_words(headline.key)
+        items.append(
+            node(
+                "li",
+                node("span", headline.value, class_="big"),
+                node("span", plain(what.replace(" · ", " "), 60), class_="what"),
+                node("span", plain(source, 60), class_="source"),
+                node("span", headline.against, class_="against") if headline.against else None,
+            )
+        )
+    return node("ul", items, class_="headlines") if items else None
 
 
 def ratio_bar(share: float | None, greatest: float, mark: float | None = None) -> Html | None:
     """How far above chance, on a log scale from 1x to the greatest on the page; ``mark`` is the baseline's place."""
     if share is None:
         return None
+
+    def place(value: float) -> float:
+        return 0.0 if value <= 1.0 else min(100.0, 100.0 * math.log(value) / math.log(max(greatest, 2.0)))
+
     pieces = [node("rect", class_="track", width="100", height="10")]
-    pieces.append(node("rect", class_="filled", width=f"{_place(share, greatest):.2f}", height="10"))
+    pieces.append(node("rect", class_="filled", width=f"{place(share):.2f}", height="10"))
     if mark is not None:
-        place = _place(mark, greatest)
-        pieces.append(node("rect", class_="mark", x=f"{max(place - 0.6, 0.0):.2f}", width="1.2", height="10"))
+        pieces.append(node("rect", class_="mark", x=f"{max(place(mark) - 0.6, 0.0):.2f}", width="1.2", height="10"))
     return node("svg", pieces, class_="bar", viewBox="0 0 100 10", preserveAspectRatio="none", aria_hidden="true")
-
-
-def _place(share: float, greatest: float) -> float:
-    return 0.0 if share <= 1.0 else min(100.0, 100.0 * math.log(share) / math.log(max(greatest, 2.0)))
 
 
 # ---------------------------------------------------------------------------------------------------------------------
 # curves
-
-
-def chart_place(chart: Chart) -> Html:
-    """page.js draws into it."""
-    return node(
-        "figure",
-        node(
-            "figcaption",
-            node("h3", plain(chart.title, 120)),
-            node("button", "log", type="button", class_="log", aria_pressed="true" if chart.log else "false"),
-            node("p", chart.note, class_="note") if chart.note else None,
-        ),
-        node("div", class_="plot"),
-        node("div", class_="legend"),
-        class_="chart",
-        data_chart=chart.key,
-    )
 
 
 def curves_section(charts: Sequence[Chart], filters: Sequence[str] = (), lead: str = "") -> Section | None:
@@ -156,15 +189,10 @@ def curves_section(charts: Sequence[Chart], filters: Sequence[str] = (), lead: s
         node("div", class_="legend shared"),
         class_="controls",
     )
-    main = [chart_place(chart) for chart in charts if not chart.more]
-    more = [chart_place(chart) for chart in charts if chart.more]
-    body = joined(
-        controls,
-        node("div", main, class_="charts"),
-        folded(counted(len(more), "more curve"), node("div", more, class_="charts")) if more else None,
-        node("noscript", notice("The curves are drawn by the page's own script, which is switched off.")),
-    )
-    return Section("curves", "Curves", body, lead)
+    ordered = sorted(charts, key=lambda chart: chart.more)
+    main = sum(not chart.more for chart in charts)
+    body = first_shown([figure(chart) for chart in ordered], main, "curve", "charts")
+    return Section("curves", "Curves", joined(controls, body), lead)
 
 
 def _choice(name: str, options: Sequence[tuple[str, str]], label: str) -> Html:
@@ -179,17 +207,22 @@ def _choice(name: str, options: Sequence[tuple[str, str]], label: str) -> Html:
 # settings, environment, warnings
 
 
+def setting_name(group: str, name: str, *more: Child) -> Html:
+    return joined(node("span", f"{group} ", class_="quiet"), name, *more)
+
+
 def settings_section(run: RunData) -> Section:
     default = to_dict(RunConfig())
     changed, everything = [], []
     for group, fields in run.settings.items():
         for name, value in fields.items():
-            unchanged = group in default and default[group].get(name) == value
             shown = plain(setting_text(value))
-            if not unchanged:
-                changed.append((joined(node("span", f"{group} ", class_="quiet"), name), shown))
-            mark = None if unchanged else node("span", " ● changed", class_="changed")
-            everything.append((joined(node("span", f"{group} ", class_="quiet"), name, mark), shown))
+            if group in default and default[group].get(name) == value:
+                everything.append((setting_name(group, name), shown))
+            else:
+                changed.append((setting_name(group, name), shown))
+                mark = node("span", " ● changed", class_="changed")
+                everything.append((setting_name(group, name, mark), shown))
     body = joined(
         table(("changed from the default", "value"), changed, "settings") if changed else notice("All defaults."),
         folded("the whole config", table(("setting", "value"), everything, "settings")),
@@ -201,18 +234,17 @@ def settings_section(run: RunData) -> Section:
     return Section("config", "Config and environment", body)
 
 
-def environment_table(environment: Record) -> Html:
+def environment_table(environment: Fields) -> Html:
     if not environment:
         return notice("The run folder holds no environment.json.")
     rows: list[tuple[Child, Child]] = []
     for name, value in environment.items():
         if name == "command" and isinstance(value, list):
-            rows.append(
-                ("command", node("code", plain(shlex.join(without_password(str(part)) for part in value), 1000)))
-            )
+            command = shlex.join(without_password(str(part)) for part in value)
+            rows.append(("command", node("code", plain(command, 1000))))
         elif isinstance(value, Mapping):
-            said = ", ".join(f"{package} {version}" for package, version in value.items())
-            rows.append((plain(name, 60), plain(said, 1000)))
+            versions = ", ".join(f"{package} {version}" for package, version in value.items())
+            rows.append((plain(name, 60), plain(versions, 1000)))
         else:
             rows.append((plain(name, 60), plain(setting_text(value))))
     return table(("", ""), rows[:40], "settings plain")
@@ -220,11 +252,7 @@ def environment_table(environment: Record) -> Html:
 
 def warnings_of(run: RunData) -> Html:
     if not run.warnings:
-        return node("p", "None in log.txt.", class_="quiet")
+        return note("None in log.txt.")
     shown = listing((node("code", plain(line)) for line in run.warnings[:_MOST_WARNINGS]), "log-lines")
     left = len(run.warnings) - _MOST_WARNINGS
-    return joined(shown, node("p", f"and {left:,} more in log.txt", class_="quiet") if left > 0 else None)
-
-
-def gaps_of(gaps: Sequence[str]) -> Html | None:
-    return joined(*(notice(plain(gap)) for gap in gaps)) if gaps else None
+    return joined(shown, note(f"and {left:,} more in log.txt") if left > 0 else None)

@@ -1,4 +1,4 @@
-"""Run folders and comparison folders in, what they say out.  Nothing here needs the model or the data."""
+"""Reads run, comparison and search folders.  Nothing here needs the model or the data."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SEARCH = "search.json"
 AUDIT = "audit"  # the kind of a line of metrics.jsonl
 PROBED, AUDITED = "probe during training", "fullbatch audit"  # on a part of the data set, and on the whole of it
 _MOST_LOG_BYTES = 4 << 20
-Record = Mapping[str, Any]
+Fields = Mapping[str, Any]  # an object of a JSON file
 
 
 @dataclass(frozen=True)
@@ -54,22 +54,22 @@ class RunData:
 
     path: Path
     name: str
-    settings: Record
-    training: Sequence[Record]
-    evaluations: Sequence[Record]
-    probes: Sequence[Record]
-    audits: Sequence[Record]
-    results: Sequence[Record]
+    settings: Fields
+    training: Sequence[Fields]
+    evaluations: Sequence[Fields]
+    probes: Sequence[Fields]
+    audits: Sequence[Fields]
+    results: Sequence[Fields]
     results_step: int | None
     averages: Sequence[tuple[str, str]]
     unmeasured: Sequence[str]
-    environment: Record
+    environment: Fields
     warnings: Sequence[str]
     gaps: Sequence[str]
-    finetune: Record = field(default_factory=dict)
-    interpolation: Record = field(default_factory=dict)
-    cost: Record = field(default_factory=dict)
-    batch_losses: Sequence[Record] = ()
+    finetune: Fields = field(default_factory=dict)
+    interpolation: Fields = field(default_factory=dict)
+    cost: Fields = field(default_factory=dict)
+    batch_losses: Sequence[Fields] = ()
 
     def setting(self, group: str, name: str) -> Any:
         return self.settings[group].get(name)
@@ -83,7 +83,7 @@ class RunData:
         return int(self.setting("training", "batch_size"))
 
     @property
-    def last(self) -> Record:
+    def last(self) -> Fields:
         return self.training[-1] if self.training else {}
 
     @property
@@ -94,7 +94,7 @@ class RunData:
     def pairs_seen(self) -> int:
         """A step of the recovery may see more than a batch."""
         seen = self.last.get("samples")
-        return int(seen) if is_number(seen) and seen is not None else self.steps * self.batch_size
+        return int(seen) if is_number(seen) else self.steps * self.batch_size
 
     @property
     def recovery_steps(self) -> int:
@@ -116,15 +116,25 @@ class RunData:
 
     def clock(self) -> list[tuple[int, float]]:
         """(step, seconds of training so far); from the throughput where the run did not write the time itself."""
-        found, seconds, before = [], 0.0, 0
+        clock, seconds, before = [], 0.0, 0
         for line in self.training:
             if is_number(line.get("seconds")):
                 seconds = float(line["seconds"])
             elif is_number(line.get("samples_per_second")) and line["samples_per_second"] > 0:
                 seconds += (line["step"] - before) * self.batch_size / line["samples_per_second"]
             before = line["step"]
-            found.append((before, seconds))
-        return found
+            clock.append((before, seconds))
+        return clock
+
+    @property
+    def seconds(self) -> float | None:
+        """Of training so far."""
+        clock = self.clock()
+        return clock[-1][1] if clock else None
+
+    def main_results(self) -> dict[tuple[str, str], Fields]:
+        """The results of the last evaluation, by task and its main metric."""
+        return {(str(result["task"]), str(result.get("main", ""))): result for result in self.results}
 
     def last_normalizer_error(self) -> NormalizerError | None:
         """That of the last audited checkpoint; without an audit, the last probe's."""
@@ -175,20 +185,20 @@ def read_run(path: Path) -> RunData:
         gaps=gaps,
         finetune=finetune,
         interpolation=_read_json(path / interpolation.FILE, gaps),
-        cost=_mapping(finetune.get("cost")) or _mapping(_read_json(path / "results.json", []).get("cost")),
+        cost=mapping_of(finetune.get("cost")) or mapping_of(_read_json(path / "results.json", []).get("cost")),
         batch_losses=_in_order(read_lines(losses)) if losses.is_file() else (),
     )
 
 
-def _mapping(found: object) -> Record:
-    return found if isinstance(found, dict) else {}
+def mapping_of(value: object) -> Fields:
+    return value if isinstance(value, Mapping) else {}
 
 
-def _results(path: Path, gaps: list[str]) -> tuple[list[Record], list[int], list[tuple[str, str]], list[str]]:
+def _results(path: Path, gaps: list[str]) -> tuple[list[Fields], list[int], list[tuple[str, str]], list[str]]:
     """What the run measured itself, then what `fullbatch evaluate` wrote of the same step or a later one."""
     own, later = (_read_json(path / name, gaps) for name in ("results.json", "evaluation.json"))
     files = [own] if later.get("step", 0) < own.get("step", 0) else [own, later]
-    results: dict[str, Record] = {}
+    results: dict[str, Fields] = {}
     averages: dict[str, str] = {}
     unmeasured: dict[str, str] = {}
     for file in files:
@@ -205,12 +215,13 @@ def _results(path: Path, gaps: list[str]) -> tuple[list[Record], list[int], list
     return list(results.values()), steps, list(averages.items()), left
 
 
-def records_of(file: Record, key: str) -> list[Record]:
-    found = file.get(key)
-    return [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
+def records_of(file: Fields, key: str) -> list[Fields]:
+    """The objects of a list in a JSON file; what is of another kind is left out."""
+    rows = file.get(key)
+    return [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
 
 
-def _in_order(lines: Sequence[Record]) -> list[Record]:
+def _in_order(lines: Sequence[Fields]) -> list[Fields]:
     """One line a step, the later one where there are two."""
     return [line for _, line in sorted({line["step"]: line for line in lines}.items())]
 
@@ -219,11 +230,11 @@ def _read_json(path: Path, gaps: list[str]) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
-        found = json.loads(path.read_text(encoding="utf-8", errors="replace"))
+        content = json.loads(path.read_text(encoding="utf-8", errors="replace"))
     except ValueError as error:
         gaps.append(f"{path.name} cannot be read: {error}.")
         return {}
-    return found if isinstance(found, dict) else {}
+    return content if isinstance(content, dict) else {}
 
 
 def _warnings(path: Path) -> list[str]:
@@ -257,36 +268,48 @@ def _last_written(run: Path) -> float:
 
 
 @dataclass(frozen=True)
-class ComparisonData:
-    """``said`` is comparison.json as it stands; ``runs`` are the run folders that are there, by their names."""
+class SummaryFile:
+    """What a comparison or a search wrote: comparison.json or search.json as it stands.
+
+    ``runs`` are the run folders of a comparison that are there, by their names.
+    """
 
     path: Path
-    said: Record
-    runs: Mapping[str, RunData]
+    content: Fields
+    runs: Mapping[str, RunData] = field(default_factory=dict)
 
-    def rows(self, key: str) -> list[Record]:
-        return records_of(self.said, key)
+    @property
+    def name(self) -> str:
+        return str(self.content.get("name") or self.path.resolve().name)
+
+    def rows(self, key: str) -> list[Fields]:
+        return records_of(self.content, key)
 
 
-def is_comparison(path: Path) -> bool:
-    return (path / COMPARISON).is_file()
+def read_comparison(path: Path) -> SummaryFile:
+    content = _read_summary(path / COMPARISON, "runs", "run `fullbatch compare` again to write it anew")
+    runs = {}
+    for row in records_of(content, "runs"):
+        folder = _run_folder(path, str(row.get("name", "")), row.get("folder"))
+        if folder is not None:
+            runs[str(row["name"])] = read_run(folder)
+    return SummaryFile(path, content, runs)
 
 
-def read_comparison(path: Path) -> ComparisonData:
-    file = path / COMPARISON
+def read_search(path: Path) -> SummaryFile:
+    return SummaryFile(
+        path, _read_summary(path / SEARCH, "phases", f"`fullbatch search --resume {path}` writes it anew")
+    )
+
+
+def _read_summary(file: Path, key: str, remedy: str) -> Fields:
     try:
-        said = json.loads(file.read_text(encoding="utf-8"))
+        content = json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ValueError(f"{file} cannot be read: {error}.") from None
-    if not isinstance(said, dict) or not isinstance(said.get("runs"), list):
-        raise ValueError(f"{file} holds no list of runs; run `fullbatch compare` again to write it anew.")
-    runs = {}
-    for row in said["runs"]:
-        name = str(row.get("name", "")) if isinstance(row, dict) else ""
-        folder = _run_folder(path, name, row.get("folder") if name else None)
-        if folder is not None:
-            runs[name] = read_run(folder)
-    return ComparisonData(path, said, runs)
+    if not isinstance(content, dict) or not isinstance(content.get(key), list):
+        raise ValueError(f"{file} holds no list of {key}; {remedy}.")
+    return content
 
 
 def _run_folder(comparison: Path, name: str, written: object) -> Path | None:
@@ -295,33 +318,3 @@ def _run_folder(comparison: Path, name: str, written: object) -> Path | None:
     if isinstance(written, str):
         places += [comparison / written, Path(written)]
     return next((place for place in places if name and (place / "config.yaml").is_file()), None)
-
-
-@dataclass(frozen=True)
-class SearchData:
-    """``said`` is search.json as it stands."""
-
-    path: Path
-    said: Record
-
-    @property
-    def name(self) -> str:
-        return str(self.said.get("name") or self.path.resolve().name)
-
-    def rows(self, key: str) -> list[Record]:
-        return records_of(self.said, key)
-
-
-def is_search(path: Path) -> bool:
-    return (path / SEARCH).is_file()
-
-
-def read_search(path: Path) -> SearchData:
-    file = path / SEARCH
-    try:
-        said = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{file} cannot be read: {error}.") from None
-    if not isinstance(said, dict) or not isinstance(said.get("phases"), list):
-        raise ValueError(f"{file} holds no list of phases; `fullbatch search --resume {path}` writes it anew.")
-    return SearchData(path, said)

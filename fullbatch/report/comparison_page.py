@@ -3,28 +3,45 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
-from fullbatch.comparison.statistics import SEEDS_TO_TELL, T_95, half_interval
+from fullbatch.comparison.statistics import SEEDS_TO_TELL, half_interval
 from fullbatch.config.messages import plain
-from fullbatch.report.blocks import Page, Section, best, chart_place, curves_section, folded, listing, notice, table
-from fullbatch.report.collect import ComparisonData, Record
-from fullbatch.report.curves import COLORS, DASHES, Chart, Line, charts_of, for_script
+from fullbatch.report.blocks import (
+    Page,
+    Section,
+    best,
+    curves_section,
+    first_shown,
+    folded,
+    listing,
+    named_metric,
+    notice,
+    page_header,
+    present,
+    some_names,
+    table,
+)
+from fullbatch.report.charts import COLORS, DASHES, Axis, Chart, Series, figures
+from fullbatch.report.collect import Fields, RunData, SummaryFile, mapping_of
+from fullbatch.report.curves import for_script, metric_axis, run_charts
 from fullbatch.report.markup import Child, Html, joined, node
 from fullbatch.report.wording import (
     MINUS,
     NOTHING,
     counted,
+    difference_text,
     duration,
     is_number,
     is_share,
     lower_is_better,
+    mean_text,
     metric_words,
     number,
     percent,
     setting_text,
-    signed,
     value_text,
 )
 
@@ -33,356 +50,274 @@ _MOST_CHARTS = 6
 _MOST_COLUMNS = 8
 _MOST_NAMES = 8
 _MANY_RUNS = 16  # beyond, only the main curves are drawn, in more detail
+_BATCH_SIZE = Axis("batch size", "doubling")
+_COSTS = ("seconds", "samples_per_second", "memory_gib", "gpu_gib", "normalizer_error")
 
 
-def comparison_page(found: ComparisonData) -> Page:
-    rows = found.rows("runs")
-    methods = _methods(found)
-    batch_sizes = sorted({int(row["batch_size"]) for row in rows if is_number(row.get("batch_size"))})
-    metrics, mains = _metrics(found)
-    points = _against_batch_size(found, methods, metrics[: min(max(mains, 1), _MOST_CHARTS)])
-    shown = [(row, found.runs[str(row.get("name"))]) for row in rows if str(row.get("name")) in found.runs]
-    curves = charts_of(
+def comparison_page(summary: SummaryFile) -> Page:
+    cells = _Cells(summary)
+    sizes = [str(size) for size in cells.batch_sizes]
+    shown = cells.shown_runs
+    curves = run_charts(
         [run for _, run in shown],
         [plain(row.get("method", "?"), 60) for row, _ in shown],
-        [methods.get(str(row.get("method")), 0) for row, _ in shown],
+        [cells.colors.get(str(row.get("method")), 0) for row, _ in shown],
     )
     if len(shown) > _MANY_RUNS:
         curves = [chart for chart in curves if not chart.more]
-    sections = [
-        _verdicts(found),
-        _tables(found, methods, batch_sizes, metrics, mains),
-        _points_section(points),
-        _differences(found, batch_sizes, metrics, mains),
-        _costs(found, methods, batch_sizes),
-        curves_section(curves, [str(size) for size in batch_sizes], "One line a run; seeds share a colour."),
-        _all_runs(found, metrics),
-    ]
     return Page(
-        title=f"{plain(found.said.get('name') or found.path.name, 80)} · fullbatch",
-        header=_header(found, methods, batch_sizes),
-        sections=[section for section in sections if section is not None],
-        charts=[*points, *curves],
+        title=f"{plain(summary.content.get('name') or summary.path.name, 80)} · fullbatch",
+        header=_header(cells),
+        sections=present(
+            _verdicts(summary),
+            _means(cells),
+            _against_batch_size(cells),
+            _differences(cells),
+            _costs(cells),
+            curves_section(curves, sizes, "One line a run; seeds share a colour."),
+            _every_run(cells),
+        ),
         runs=[for_script(run, row.get("batch_size")) for row, run in shown],
-        filters=[str(size) for size in batch_sizes],
+        filters=sizes,
         shared=True,
     )
 
 
-def _methods(found: ComparisonData) -> dict[str, int]:
-    """Each method's colour."""
-    names = dict.fromkeys(str(row.get("method")) for row in found.rows("runs"))
-    return {name: place % (COLORS * DASHES) for place, name in enumerate(names)}
+class _Cells:
+    """The rows of a comparison by method, batch size and metric.
+
+    metrics   the one to look at first, then the other tasks' main ones (``mains`` are main), then the rest
+    """
+
+    def __init__(self, summary: SummaryFile) -> None:
+        self.summary = summary
+        self.runs = summary.rows("runs")
+        names = dict.fromkeys(str(row.get("method")) for row in self.runs)
+        self.colors = {name: place % (COLORS * DASHES) for place, name in enumerate(names)}
+        self.batch_sizes = sorted({int(row["batch_size"]) for row in self.runs if is_number(row.get("batch_size"))})
+        self.shown_runs: list[tuple[Fields, RunData]] = [
+            (row, summary.runs[str(row.get("name"))]) for row in self.runs if str(row.get("name")) in summary.runs
+        ]
+        metrics = list(dict.fromkeys(str(row.get("metric")) for row in summary.rows("table")))
+        named = str(summary.content.get("metric", ""))
+        main = {f"{task} {metric}" for run in summary.runs.values() for task, metric in run.main_results()}
+        first = [name for name in metrics if name == named or name.endswith(f" {named}")]
+        second = [name for name in metrics if name in main and name not in first]
+        rest = [name for name in metrics if name not in first and name not in second]
+        self._means = {
+            (str(row.get("method")), row.get("batch_size"), str(row.get("metric"))): row
+            for row in summary.rows("table")
+            if is_number(row.get("mean"))
+        }
+        self.metrics, self.mains = (first + second + rest)[:_MOST_METRICS], max(len(first + second), 1)
+
+    def mean(self, method: str, size: int, metric: str) -> Fields:
+        """mean, sd and values; empty where there are none."""
+        return self._means.get((method, size, metric), {})
+
+    def of_runs(self, method: str, size: int, key: str) -> Fields:
+        """mean and sd of what the finished runs of a cell say under this key; empty where there are none."""
+        cell = (method, size, "done")
+        rows = [row for row in self.runs if (row.get("method"), row.get("batch_size"), row.get("status")) == cell]
+        values = [float(row[key]) for row in rows if is_number(row.get(key))]
+        sd = statistics.stdev(values) if len(values) > 1 else None
+        return {"mean": statistics.fmean(values), "sd": sd} if values else {}
 
 
-def _metrics(found: ComparisonData) -> tuple[list[str], int]:
-    """The one to look at first, then the other tasks' main ones (so many are main), then the rest."""
-    names = list(dict.fromkeys(str(row.get("metric")) for row in found.rows("table")))
-    named = str(found.said.get("metric", ""))
-    mains = {f"{result['task']} {result.get('main')}" for run in found.runs.values() for result in run.results}
-    first = [name for name in names if name == named or name.endswith(f" {named}")]
-    second = [name for name in names if name in mains and name not in first]
-    rest = [name for name in names if name not in first and name not in second]
-    return (first + second + rest)[:_MOST_METRICS], len(first + second)
-
-
-def _metric_html(metric: str) -> Html:
-    source, what = metric_words(metric)
-    return joined(node("span", plain(source, 120), class_="source"), node("span", plain(what, 80), class_="kind"))
-
-
-def _header(found: ComparisonData, methods: Mapping[str, int], batch_sizes: Sequence[int]) -> Html:
-    rows = found.rows("runs")
-    seeds = len({row.get("seed") for row in rows})
+def _header(cells: _Cells) -> Html:
+    content, rows = cells.summary.content, cells.runs
     status = {name: sum(row.get("status") == name for row in rows) for name in ("done", "failed", "open")}
-    said = ", ".join(f"{count} {name}" for name, count in status.items() if count)
+    budget = content.get("budget")
+    known = {key: value for key, value in budget.items() if value is not None} if isinstance(budget, dict) else budget
     facts = [
-        ("methods", _some_names(list(methods))),
-        ("batch sizes", ", ".join(map(str, batch_sizes))),
-        ("seeds", f"{seeds}"),
-        ("budget", _budget(found.said.get("budget"))),
-        ("runs", said or "none"),
-        ("baseline", plain(found.said.get("baseline") or NOTHING, 60)),
+        ("methods", some_names(list(cells.colors), _MOST_NAMES)),
+        ("batch sizes", ", ".join(map(str, cells.batch_sizes))),
+        ("seeds", str(len({row.get("seed") for row in rows}))),
+        ("budget", plain(setting_text(known), 200)),
+        ("runs", ", ".join(f"{count} {name}" for name, count in status.items() if count) or "none"),
+        ("baseline", plain(content.get("baseline") or NOTHING, 60)),
     ]
-    return joined(
-        node("p", "fullbatch · a comparison", class_="eyebrow"),
-        node("h1", plain(found.said.get("name") or found.path.resolve().name, 120)),
-        node("dl", [node("div", node("dt", name), node("dd", value)) for name, value in facts], class_="facts"),
-        _unfinished(rows),
-    )
+    return page_header("a comparison", plain(cells.summary.name, 120), facts, _unfinished(rows))
 
 
-def _some_names(names: Sequence[str]) -> str:
-    shown = ", ".join(plain(name, 80) for name in names[:_MOST_NAMES])
-    return shown if len(names) <= _MOST_NAMES else f"{shown}, and {len(names) - _MOST_NAMES} more"
-
-
-def _budget(said: object) -> str:
-    known = {key: value for key, value in said.items() if value is not None} if isinstance(said, dict) else said
-    return plain(setting_text(known), 200)
-
-
-def _unfinished(rows: Sequence[Record]) -> Html | None:
+def _unfinished(rows: Sequence[Fields]) -> Html | None:
     """Failed runs by name: a mean over fewer seeds must not pass for a whole one."""
-    failed = [row for row in rows if row.get("status") == "failed"]
-    waiting = [row for row in rows if row.get("status") == "open"]
-    if not failed and not waiting:
-        return None
     items = [
         joined(node("strong", plain(row.get("name"), 80)), " failed: ", plain(row.get("error") or "no reason given"))
-        for row in failed[:40]
-    ]
+        for row in rows
+        if row.get("status") == "failed"
+    ][:40]
+    waiting = [str(row.get("name")) for row in rows if row.get("status") == "open"]
     if waiting:
-        items.append(
-            joined(f"{len(waiting)} not finished yet: ", _some_names([str(row.get("name")) for row in waiting]))
-        )
-    return node("div", node("p", "Not everything ran:"), listing(items), class_="notice")
+        items.append(joined(f"{len(waiting)} not finished yet: ", some_names(waiting, _MOST_NAMES)))
+    return node("div", node("p", "Not everything ran:"), listing(items), class_="notice") if items else None
 
 
-def _verdicts(found: ComparisonData) -> Section | None:
-    texts = [row["text"] for row in found.rows("matches") if isinstance(row.get("text"), str)]
+def _verdicts(summary: SummaryFile) -> Section | None:
+    texts = [row["text"] for row in summary.rows("matches") if isinstance(row.get("text"), str)]
     if not texts:
         return None
     return Section("matches", "In short", listing((plain(text) for text in texts[:40]), "verdicts"))
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# tables and charts of means
+# means and differences
 
 
-def _mean_sd(row: Record | None, metric: str) -> str:
-    if row is None or not is_number(row.get("mean")):
-        return NOTHING
-    mean, spread, count = float(row["mean"]), row.get("sd"), len(row.get("values") or ())
-    scale = 100.0 if is_share(metric) else 1.0
-    unit = "%" if is_share(metric) else ""
-    if count > 1 and spread is not None and is_number(spread):
-        return f"{_figures(scale * mean, unit)} ± {_figures(scale * float(spread), unit)}{unit}"
-    return f"{_figures(scale * mean, unit)}{unit}"
+def _by_metric(cells: _Cells, first: str, rows_of: Callable[[str], list[list[Child]]]) -> list[Child]:
+    """A table a metric, with a column a batch size."""
+    made: list[Child] = []
+    for metric in cells.metrics:
+        rows = rows_of(metric)
+        if rows:
+            head = (first, *(f"batch {size}" for size in cells.batch_sizes))
+            made.append(joined(node("h3", named_metric(metric)), table(head, rows, "numbers")))
+    return made
 
 
-def _figures(value: float, unit: str) -> str:
-    return f"{value:.2f}" if unit else f"{value:.3g}"
+def _several(row: Fields) -> bool:
+    return len(row.get("values") or ()) > 1
 
 
-def _cells(found: ComparisonData) -> dict[tuple[str, int, str], Record]:
-    return {
-        (str(row.get("method")), int(row["batch_size"]), str(row.get("metric"))): row
-        for row in found.rows("table")
-        if is_number(row.get("batch_size"))
+def _means(cells: _Cells) -> Section:
+    if not cells.metrics:
+        return Section("results", "Results", notice("No run has finished yet."))
+
+    def rows_of(metric: str) -> list[list[Child]]:
+        columns = []
+        for size in cells.batch_sizes:
+            column = [cells.mean(method, size, metric) for method in cells.colors]
+            means = {row["mean"] for row in column if row}
+            top = (min if lower_is_better(metric) else max)(means) if len(means) > 1 else None  # no best of equals
+            columns.append([(row, bool(row) and row["mean"] == top) for row in column])
+        return [
+            [
+                plain(method, 60),
+                *(
+                    best(mean_text(row.get("mean"), is_share(metric), row.get("sd") if _several(row) else None), top)
+                    for row, top in (column[place] for column in columns)
+                ),
+            ]
+            for place, method in enumerate(cells.colors)
+        ]
+
+    lead = "Mean ± standard deviation over seeds; ★ marks the best mean of a column."
+    body = first_shown(_by_metric(cells, "method", rows_of), cells.mains, "metric")
+    return Section("results", "Results", body, lead)
+
+
+def _differences(cells: _Cells) -> Section | None:
+    rows = cells.summary.rows("differences")
+    by_cell = {
+        (str(row.get("metric")), str(row.get("method")), str(row.get("against")), row.get("batch_size")): row
+        for row in rows
     }
 
-
-def _tables(
-    found: ComparisonData, methods: Mapping[str, int], batch_sizes: Sequence[int], metrics: Sequence[str], mains: int
-) -> Section | None:
-    if not metrics:
-        return Section("results", "Results", notice("No run has finished yet."))
-    cells = _cells(found)
-    made = []
-    for metric in metrics:
-        pick = min if lower_is_better(metric) else max
-        tops = {}
-        for size in batch_sizes:
-            known = [
-                cells[name, size, metric]["mean"] for name in methods if _has_mean(cells.get((name, size, metric)))
+    def rows_of(metric: str) -> list[list[Child]]:
+        pairs = dict.fromkeys((method, against) for name, method, against, _ in by_cell if name == metric)
+        return [
+            [
+                plain(f"{method} {MINUS} {against}", 120),
+                *(_difference(by_cell.get((metric, method, against, size), {}), metric) for size in cells.batch_sizes),
             ]
-            tops[size] = pick(known) if len(set(known)) > 1 else None  # of equals, none is best
-        rows: list[list[Child]] = []
-        for name in methods:
-            row: list[Child] = [plain(name, 60)]
-            for size in batch_sizes:
-                cell = cells.get((name, size, metric))
-                row.append(best(_mean_sd(cell, metric), _has_mean(cell) and cell["mean"] == tops[size]))  # type: ignore[index]
-            rows.append(row)
-        head: list[Child] = ["method", *(f"batch {size}" for size in batch_sizes)]
-        made.append(joined(node("h3", _metric_html(metric)), table(head, rows, "numbers")))
-    body = _first_shown(made, mains)
-    return Section(
-        "results", "Results", body, "Mean ± standard deviation over seeds; ★ marks the best mean of a column."
-    )
+            for method, against in pairs
+        ]
 
-
-def _first_shown(made: Sequence[Child], mains: int) -> Html:
-    """Every task's main metric, then a fold with the others."""
-    shown = max(mains, 1)
-    rest = made[shown:]
-    return joined(*made[:shown], folded(counted(len(rest), "more metric"), *rest) if rest else None)
-
-
-def _has_mean(row: Record | None) -> bool:
-    return row is not None and is_number(row.get("mean"))
-
-
-def _against_batch_size(found: ComparisonData, methods: Mapping[str, int], metrics: Sequence[str]) -> list[Chart]:
-    cells = _cells(found)
-    charts = []
-    for place, metric in enumerate(metrics):
-        lines = []
-        for name, color in methods.items():
-            mine = sorted(
-                (size, row)
-                for (method, size, what), row in cells.items()
-                if (method, what) == (name, metric) and _has_mean(row)
-            )
-            means = [float(row["mean"]) for _, row in mine]
-            spreads = [float(row["sd"]) if is_number(row.get("sd")) else 0.0 for _, row in mine]
-            lines.append(_bars(name, color, [size for size, _ in mine], means, spreads))
-        source, what = metric_words(metric)
-        kept = [line for line in lines if line.x]
-        charts.append(
-            Chart(
-                f"points-{place}",
-                source or what,
-                what,
-                kept,
-                "percent" if is_share(metric) else "number",
-                x="batch size",
-            )
-        )
-    for key, title, note in (
-        ("normalizer_error", "Normalizer error", "mean squared log error, by the last probe during training"),
-        ("samples_per_second", "Throughput", "pairs per second"),
-    ):
-        lines = [_of_runs(found, name, color, key) for name, color in methods.items()]
-        kept = [line for line in lines if line.x]
-        if kept:
-            charts.append(Chart(f"points-{key}", title, note, kept, log=key == "normalizer_error", x="batch size"))
-    return [chart for chart in charts if len({x for line in chart.lines for x in line.x}) > 1]
-
-
-def _bars(name: str, color: int, sizes: Sequence[int], means: Sequence[float], spreads: Sequence[float]) -> Line:
-    low = [mean - spread for mean, spread in zip(means, spreads, strict=True)]
-    high = [mean + spread for mean, spread in zip(means, spreads, strict=True)]
-    return Line(plain(name, 60), color, -1, list(sizes), list(means), low, high)
-
-
-def _of_runs(found: ComparisonData, name: str, color: int, key: str) -> Line:
-    by_size = _values(found, name, key)
-    means = [statistics.fmean(values) for values in by_size.values()]
-    spreads = [statistics.stdev(values) if len(values) > 1 else 0.0 for values in by_size.values()]
-    return _bars(name, color, list(by_size), means, spreads)
-
-
-def _values(found: ComparisonData, method: str, key: str) -> dict[int, list[float]]:
-    by_size: dict[int, list[float]] = {}
-    for row in found.rows("runs"):
-        if row.get("method") == method and row.get("status") == "done" and is_number(row.get(key)):
-            by_size.setdefault(int(row["batch_size"]), []).append(float(row[key]))
-    return dict(sorted(by_size.items()))
-
-
-def _points_section(charts: Sequence[Chart]) -> Section | None:
-    if not charts:
-        return None
-    body = joined(
-        node("div", node("div", class_="legend shared"), class_="controls"),
-        node("div", [chart_place(chart) for chart in charts], class_="charts"),
-    )
-    return Section("batch-size", "Against batch size", body, "Bars are one standard deviation over seeds.")
-
-
-def _differences(
-    found: ComparisonData, batch_sizes: Sequence[int], metrics: Sequence[str], mains: int
-) -> Section | None:
-    rows = found.rows("differences")
-    made = []
-    for metric in metrics:
-        mine = [row for row in rows if row.get("metric") == metric]
-        pairs = dict.fromkeys((str(row.get("method")), str(row.get("against"))) for row in mine)
-        cells = {(str(row.get("method")), str(row.get("against")), row.get("batch_size")): row for row in mine}
-        written: list[list[Child]] = []
-        for method, against in pairs:
-            line: list[Child] = [plain(f"{method} {MINUS} {against}", 120)]
-            line += [_difference(cells.get((method, against, size)), metric) for size in batch_sizes]
-            written.append(line)
-        if written:
-            head: list[Child] = ["difference", *(f"batch {size}" for size in batch_sizes)]
-            made.append(joined(node("h3", _metric_html(metric)), table(head, written, "numbers")))
+    made = _by_metric(cells, "difference", rows_of)
     if not made:
         return None
-    body = _first_shown(made, mains)
+    at_three, at_five = (half_interval(seeds**0.5, seeds) for seeds in (3, 5))
     lead = (
         "Seed by seed, in points: mean ± standard deviation, and the number of seeds. ● marks a mean whose 95 % "
-        f"interval (Student's t, one degree of freedom fewer than seeds: ± {T_95[1]:.2f} standard errors at 3, "
-        f"± {T_95[3]:.2f} at 5) leaves 0 out, where there are at least {SEEDS_TO_TELL} seeds. The intervals are of "
+        f"interval (Student's t, one degree of freedom fewer than seeds: ± {at_three:.2f} standard errors at 3, "
+        f"± {at_five:.2f} at 5) leaves 0 out, where there are at least {SEEDS_TO_TELL} seeds. The intervals are of "
         "one difference each: of twenty without any effect, one is marked by chance."
     )
-    return Section("differences", "Paired differences", body, lead)
+    return Section("differences", "Paired differences", first_shown(made, cells.mains, "metric"), lead)
 
 
-def _difference(row: Record | None, metric: str) -> Html:
-    if row is None or not is_number(row.get("mean")):
+def _difference(row: Fields, metric: str) -> Html:
+    mean, sd, count = row.get("mean"), row.get("sd") if _several(row) else None, len(row.get("values") or ())
+    if not is_number(mean):
         return node("td", NOTHING)
-    mean, spread, count = float(row["mean"]), row.get("sd"), len(row.get("values") or ())
-    text = signed(mean, metric).removesuffix(" points")
-    clear = False
-    if spread is not None and is_number(spread) and count > 1:
-        scale = 100.0 if is_share(metric) else 1.0
-        text += f" ± {_figures(scale * float(spread), '%' if is_share(metric) else '')}"
-        clear = count >= SEEDS_TO_TELL and abs(mean) > half_interval(float(spread), count)
+    clear = is_number(sd) and count >= SEEDS_TO_TELL and abs(mean) > half_interval(float(sd), count)
+    text = difference_text(mean, is_share(metric), sd)
     return node("td", text, node("span", f" ({count})", class_="quiet"), node("span", " ●") if clear else None)
+
+
+def _against_batch_size(cells: _Cells) -> Section | None:
+    """Charts of the main metrics, and of what the runs cost."""
+    charts = []
+    for place, metric in enumerate(cells.metrics[: min(cells.mains, _MOST_CHARTS)]):
+        source, what = metric_words(metric)
+        series = _bars(cells, partial(cells.mean, metric=metric))
+        charts.append(Chart(f"points-{place}", source or what, what, series, metric_axis(metric), _BATCH_SIZE))
+    for key, title, note, y in (
+        (
+            "normalizer_error",
+            "Normalizer error",
+            "mean squared log error, by the last probe during training",
+            Axis(scale="log"),
+        ),
+        ("samples_per_second", "Throughput", "pairs per second", Axis()),
+    ):
+        series = _bars(cells, partial(cells.of_runs, key=key))
+        charts.append(Chart(f"points-{key}", title, note, series, y, _BATCH_SIZE))
+    charts = [chart for chart in charts if len({x for series in chart.series for x in series.x}) > 1]
+    if not charts:
+        return None
+    legend = node("div", node("div", class_="legend shared"), class_="controls")
+    lead = "Bars are one standard deviation over seeds."
+    return Section("batch-size", "Against batch size", joined(legend, figures(charts)), lead)
+
+
+def _bars(cells: _Cells, row_of: Callable[[str, int], Fields]) -> list[Series]:
+    """A line a method through its means, with their standard deviations."""
+    series = []
+    for method, color in cells.colors.items():
+        rows = {size: row for size in cells.batch_sizes if (row := row_of(method, size))}
+        spreads = [(float(row["mean"]), row["sd"] if is_number(row.get("sd")) else 0.0) for row in rows.values()]
+        means, low, high = ([mean + sign * spread for mean, spread in spreads] for sign in (0, -1, 1))
+        if rows:
+            series.append(Series(plain(method, 60), list(rows), means, color, low, high, style="errors"))
+    return series
 
 
 # ---------------------------------------------------------------------------------------------------------------------
 # cost, and every run
 
 
-def _costs(found: ComparisonData, methods: Mapping[str, int], batch_sizes: Sequence[int]) -> Section | None:
+def _costs(cells: _Cells) -> Section | None:
     rows: list[list[Child]] = []
-    for name in methods:
-        known = {
-            key: _values(found, name, key)
-            for key in ("seconds", "samples_per_second", "memory_gib", "gpu_gib", "normalizer_error")
-        }
-        for size in batch_sizes:
-            mean = {key: statistics.fmean(values[size]) if size in values else None for key, values in known.items()}
-            if all(value is None for value in mean.values()):
-                continue
-            rows.append(
-                [
-                    plain(name, 60),
-                    f"{size}",
-                    NOTHING if mean["seconds"] is None else duration(mean["seconds"]),
-                    *(NOTHING if mean[key] is None else number(float(f"{mean[key]:.3g}")) for key in list(known)[1:]),
-                ]
-            )
+    for method in cells.colors:
+        for size in cells.batch_sizes:
+            seconds, *others = (cells.of_runs(method, size, key).get("mean") for key in _COSTS)
+            numbers = [NOTHING if value is None else number(float(f"{value:.3g}")) for value in others]
+            if any(value is not None for value in (seconds, *others)):
+                rows.append([plain(method, 60), str(size), duration(seconds), *numbers])
     if not rows:
         return None
     head = ("method", "batch size", "time", "pairs/s", "memory GiB", "GPU GiB", "normalizer error")
     return Section("cost", "Time, memory, normalizer error", table(head, rows, "numbers"), "Means over seeds.")
 
 
-def _all_runs(found: ComparisonData, metrics: Sequence[str]) -> Section:
+def _every_run(cells: _Cells) -> Section:
     """With the main metrics first; a run whose folder is gone is named as such."""
-    rows = found.rows("runs")
-    there = {key for row in rows for key in _results_of(row)}
-    keys = [metric for metric in metrics if metric in there][:_MOST_COLUMNS]
+    there = {key for row in cells.runs for key in mapping_of(row.get("results"))}
+    keys = [metric for metric in cells.metrics if metric in there][:_MOST_COLUMNS]
     written: list[list[Child]] = []
-    for row in rows:
-        results = _results_of(row)
+    for row in cells.runs:
+        results: Mapping[str, Any] = mapping_of(row.get("results"))
+        gone = row.get("status") == "done" and str(row.get("name")) not in cells.summary.runs
         written.append(
             [
                 plain(row.get("name"), 80),
-                plain(row.get("status"), 20) + ("" if _is_there(found, row) else ", folder gone"),
+                plain(row.get("status"), 20) + (", folder gone" if gone else ""),
                 f"{row.get('seed', NOTHING)}",
                 value_text(row.get("steps"), "seconds"),
-                plain(setting_text(row.get("settings") or None)) if row.get("settings") else NOTHING,
-                *(_result(results.get(key), key) for key in keys),
+                plain(setting_text(row["settings"])) if row.get("settings") else NOTHING,
+                *(percent(results.get(key)) if is_share(key) else value_text(results.get(key), key) for key in keys),
             ]
         )
-    head: list[Child] = ["run", "status", "seed", "steps", "settings", *(_metric_html(key) for key in keys)]
-    return Section("runs", "Every run", folded(counted(len(rows), "run"), table(head, written, "numbers")))
-
-
-def _is_there(found: ComparisonData, row: Record) -> bool:
-    return row.get("status") != "done" or str(row.get("name")) in found.runs
-
-
-def _results_of(row: Record) -> dict[str, Any]:
-    found = row.get("results")
-    return found if isinstance(found, dict) else {}
-
-
-def _result(value: object, metric: str) -> str:
-    return percent(float(value)) if isinstance(value, int | float) and is_share(metric) else value_text(value, metric)
+    head: list[Child] = ["run", "status", "seed", "steps", "settings", *(named_metric(key) for key in keys)]
+    return Section("runs", "Every run", folded(counted(len(cells.runs), "run"), table(head, written, "numbers")))

@@ -1,108 +1,20 @@
-"""What the runs logged, as charts for page.js: names, numbers and nothing else."""
+"""What runs logged, as charts: loss, temperature, evaluations, normalizer errors, and losses of selected batches."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Any
 
-from fullbatch.report.collect import AUDITED, PROBED, Record, RunData
+from fullbatch.report.blocks import Section
+from fullbatch.report.charts import COLORS, DASHES, Axis, Chart, Series, figures
+from fullbatch.report.collect import AUDITED, PROBED, Fields, RunData
 from fullbatch.report.wording import is_number, is_share, metric_name, metric_words
 
-Format = Literal["number", "percent"]
-Shape = Literal["doubling", "even", "area"]
-COLORS = 7  # the page has as many; then they come again, dashed
-DASHES = 4
-BASELINE = -1  # a colour of its own
 SEEN = ", which the run trains on"
-
-
-@dataclass(frozen=True)
-class Line:
-    """run      which of the page's runs, for its clock; -1: x is no step
-    low, high   a band around the values, or error bars
-    """
-
-    label: str
-    color: int
-    run: int
-    x: Sequence[float]
-    y: Sequence[float]
-    low: Sequence[float] = ()
-    high: Sequence[float] = ()
-
-
-@dataclass(frozen=True)
-class Mark:
-    """A level to compare with, across the whole chart."""
-
-    label: str
-    y: float
-
-
-@dataclass(frozen=True)
-class Chart:
-    """x        "step", with steps, samples and time to choose from, or what the axis says
-    shape    where x is no step: points on a log2 axis, points on an even one, or filled curves on an even one
-    marks    levels across it
-    top      what the y axis reaches at least, so that charts side by side have the same one
-    """
-
-    key: str
-    title: str
-    note: str
-    lines: Sequence[Line]
-    format: Format = "number"
-    log: bool = False
-    x: str = "step"
-    more: bool = False
-    shape: Shape = "doubling"
-    marks: Sequence[Mark] = ()
-    top: float | None = None
-
-    def thinned(self, most: int) -> Chart:
-        return replace(self, lines=[thin(line, most) for line in self.lines])
-
-    def as_dict(self) -> dict[str, Any]:
-        return {
-            "key": self.key,
-            "title": self.title,
-            "format": self.format,
-            "log": self.log,
-            "x": self.x,
-            "shape": self.shape,
-            "top": self.top,
-            "marks": [{"label": mark.label, "y": float(f"{mark.y:.5g}")} for mark in self.marks],
-            "lines": [_line_dict(line) for line in self.lines],
-        }
-
-
-def _line_dict(line: Line) -> dict[str, Any]:
-    written: dict[str, Any] = {"label": line.label, "color": line.color, "run": line.run}
-    for name in ("x", "y", "low", "high"):
-        written[name] = [float(f"{value:.5g}") if name != "x" else value for value in getattr(line, name)]
-    return written
-
-
-def thin(line: Line, most: int) -> Line:
-    """At most so many points: means of neighbours, with a band from the least to the greatest of them."""
-    count = len(line.x)
-    if count <= most:
-        return line
-    edges = [count * part // most for part in range(most + 1)]
-    spans = [slice(start, end) for start, end in pairwise(edges)]
-    return Line(
-        line.label,
-        line.color,
-        line.run,
-        x=[line.x[span][-1] for span in spans],
-        y=[sum(line.y[span]) / len(line.y[span]) for span in spans],
-        low=[min((line.low or line.y)[span]) for span in spans],
-        high=[max((line.high or line.y)[span]) for span in spans],
-    )
-
+_MOST_PERIODS = 4  # of batch losses shown, evenly spread; the last is one of them
 
 # key, title, what it tells, whether its axis starts as a log
 _MAIN: tuple[tuple[str, str, str, bool], ...] = (
@@ -116,74 +28,76 @@ _MAIN: tuple[tuple[str, str, str, bool], ...] = (
 _IGNORED = frozenset(
     ("step", "stage", "epoch", "samples", "seconds", "tau_min", "tau_max", "kind") + tuple(name for name, *_ in _MAIN)
 )
+_LOG = Axis(scale="log")
 
 
-def charts_of(runs: Sequence[RunData], labels: Sequence[str], colors: Sequence[int]) -> list[Chart]:
+def run_charts(runs: Sequence[RunData], labels: Sequence[str], colors: Sequence[int]) -> list[Chart]:
     """The curves of one run, or of several over each other; ``more`` marks those of less interest."""
-    charts = [_logged(runs, labels, colors, *named) for named in _MAIN]
-    charts += _normalizer_errors(runs, labels, colors)
-    charts += _evaluations(runs, labels, colors)
+    looks = zip(labels, colors, strict=True)
+    empty = [Series(label, (), (), color, run=place) for place, (label, color) in enumerate(looks)]
+    charts = [_logged(runs, empty, *named) for named in _MAIN]
+    charts += _normalizer_errors(runs, empty)
+    charts += _evaluations(runs, empty)
     others = sorted({key for run in runs for line in run.training for key in line} - _IGNORED)
     for key in others:
-        chart = _logged(runs, labels, colors, key, metric_name(key).capitalize(), "", False)
-        if any(len(set(line.y)) > 1 for line in chart.lines):
+        chart = _logged(runs, empty, key, metric_name(key).capitalize(), "", False)
+        if any(len(set(series.y)) > 1 for series in chart.series):
             charts.append(replace(chart, more=True))
-    return [chart for chart in charts if any(len(line.x) > 1 for line in chart.lines)]
+    return [chart for chart in charts if any(len(series.x) > 1 for series in chart.series)]
 
 
-def _points(lines: Iterable[Record], key: str) -> tuple[list[float], list[float]]:
-    found = [(line["step"], line[key]) for line in lines if is_number(line.get(key))]
-    return [step for step, _ in found], [float(value) for _, value in found]
+def _filled(series: Series, lines: Iterable[Fields], key: str) -> Series:
+    known = [(line["step"], float(line[key])) for line in lines if is_number(line.get(key))]
+    return replace(series, x=[step for step, _ in known], y=[value for _, value in known])
 
 
-def _logged(
-    runs: Sequence[RunData], labels: Sequence[str], colors: Sequence[int], key: str, title: str, note: str, log: bool
-) -> Chart:
-    lines = []
-    for number, run in enumerate(runs):
-        x, y = _points(run.training, key)
-        line = Line(labels[number], colors[number], number, x, y)
+def _drawn(series: Iterable[Series]) -> list[Series]:
+    return [one_run for one_run in series if one_run.x]
+
+
+def _logged(runs: Sequence[RunData], empty: Sequence[Series], key: str, title: str, note: str, log: bool) -> Chart:
+    series = []
+    for run, nothing in zip(runs, empty, strict=True):
+        curve = _filled(nothing, run.training, key)
         if key == "tau":
-            low, high = _points(run.training, "tau_min")[1], _points(run.training, "tau_max")[1]
-            if len(low) == len(high) == len(x) and any(b - a > 1e-6 for a, b in zip(low, high, strict=True)):
-                line = replace(line, low=low, high=high)
-        lines.append(line)
-    return Chart(key, title, note, [line for line in lines if line.x], log=log)
+            low, high = (_filled(nothing, run.training, name).y for name in ("tau_min", "tau_max"))
+            if len(low) == len(high) == len(curve.x) and any(b - a > 1e-6 for a, b in zip(low, high, strict=True)):
+                curve = replace(curve, low=low, high=high)
+        series.append(curve)
+    return Chart(key, title, note, _drawn(series), _LOG if log else Axis())
 
 
-def _normalizer_errors(runs: Sequence[RunData], labels: Sequence[str], colors: Sequence[int]) -> list[Chart]:
+def _normalizer_errors(runs: Sequence[RunData], empty: Sequence[Series]) -> list[Chart]:
     """Several runs: a chart for the probes, one for the audits, for the two do not compare.
 
     One run: both in one chart, audits dashed, and the method's error beside that of the batch's own estimate.
     """
-    series = (
+    kinds = (
         ("normalizer_error", PROBED, [run.probes for run in runs]),
         ("normalizer_audit", AUDITED, [run.audits for run in runs]),
     )
     if len(runs) != 1:
-        charts = []
-        for key, source, of_runs in series:
-            lines = [
-                Line(labels[number], colors[number], number, *_points(found, "normalizer_error"))
-                for number, found in enumerate(of_runs)
-            ]
-            charts.append(_errors_chart(key, source, lines))
-        return charts
-    lines = []
-    for dashes, (_, source, (found,)) in enumerate(series):
-        color = dashes * COLORS
-        lines.append(Line(f"the method's estimate, {source}", color, 0, *_points(found, "normalizer_error")))
-        lines.append(Line(f"the batch's own, {source}", color + 1, 0, *_points(found, "batch_error")))
-    sources = [source for _, source, (found,) in series if found]
-    return [_errors_chart("normalizer_error", " and ".join(sources), lines)]
+        return [
+            _errors_chart(key, source, [_filled(*pair, "normalizer_error") for pair in zip(empty, lines, strict=True)])
+            for key, source, lines in kinds
+        ]
+    series = [
+        _filled(Series(f"{name}, {source}", (), (), dashes * COLORS + color, run=0), lines, key)
+        for dashes, (_, source, (lines,)) in enumerate(kinds)
+        for color, (name, key) in enumerate(
+            (("the method's estimate", "normalizer_error"), ("the batch's own", "batch_error"))
+        )
+    ]
+    sources = [source for _, source, (lines,) in kinds if lines]
+    return [_errors_chart("normalizer_error", " and ".join(sources), series)]
 
 
-def _errors_chart(key: str, sources: str, lines: Sequence[Line]) -> Chart:
+def _errors_chart(key: str, sources: str, series: Sequence[Series]) -> Chart:
     note = f"mean squared error of the log-normalizers against exact ones ({sources})"
-    return Chart(key, "Normalizer error", note, [line for line in lines if line.x], log=True)
+    return Chart(key, "Normalizer error", note, _drawn(series), _LOG)
 
 
-def _evaluations(runs: Sequence[RunData], labels: Sequence[str], colors: Sequence[int]) -> list[Chart]:
+def _evaluations(runs: Sequence[RunData], empty: Sequence[Series]) -> list[Chart]:
     """One run: its tasks in one chart; a fine-tuning has a chart a task, elsewhere.  Several: a chart a task.
 
     A metric is called "TASK METRIC"; what else stands in such a line (step, kind, seconds) has no blank.
@@ -192,24 +106,23 @@ def _evaluations(runs: Sequence[RunData], labels: Sequence[str], colors: Sequenc
     if len(runs) == 1:
         if runs[0].finetune:
             return []
-        seen = [trained_on(runs[0], key) for key in keys]
-        lines = [
-            Line(short_name(key) + SEEN * ours, number % (COLORS * DASHES), 0, *_points(runs[0].evaluations, key))
-            for number, (key, ours) in enumerate(zip(keys, seen, strict=True))
-        ]
-        note = "on data the run does not train on" if not any(seen) else "on the data named"
-        return [Chart("evaluation", "Evaluation", note, lines, "percent")]
+        seen = {key: trained_on(runs[0], key) for key in keys}
+        looks = [(short_name(key) + SEEN * ours, at % (COLORS * DASHES)) for at, (key, ours) in enumerate(seen.items())]
+        lines = [Series(label, (), (), color, run=0) for label, color in looks]
+        series = [_filled(line, runs[0].evaluations, key) for line, key in zip(lines, keys, strict=True)]
+        note = "on data the run does not train on" if not any(seen.values()) else "on the data named"
+        return [Chart("evaluation", "Evaluation", note, series, Axis(percent=True))]
     charts = []
-    for number, key in enumerate(keys):
-        format_: Format = "percent" if is_share(key) else "number"
-        lines = [
-            Line(labels[which], colors[which], which, *_points(run.evaluations, key)) for which, run in enumerate(runs)
-        ]
+    for place, key in enumerate(keys):
         title, note = metric_words(key)
-        shown = [line for line in lines if line.x]
+        series = [_filled(nothing, run.evaluations, key) for run, nothing in zip(runs, empty, strict=True)]
         note += SEEN * any(trained_on(run, key) for run in runs)
-        charts.append(Chart(f"evaluation-{number}", title or note, note, shown, format_))
+        charts.append(Chart(f"evaluation-{place}", title or note, note, _drawn(series), metric_axis(key)))
     return charts
+
+
+def metric_axis(metric: str) -> Axis:
+    return Axis(percent=is_share(metric))
 
 
 def trained_on(run: RunData, key: str) -> bool:
@@ -221,6 +134,84 @@ def trained_on(run: RunData, key: str) -> bool:
 def short_name(key: str) -> str:
     source, what = metric_words(key)
     return f"{source}, {what}" if source else what
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# how hard the batches were
+
+
+def batch_losses_section(run: RunData) -> Section | None:
+    """How hard the selected batches were beside uniform ones, as in Figures 3 and 5 of Cho et al. 2023.
+
+    From RUN/batches/losses.jsonl, a line a plan; and how hard spectral ones would have been, whatever the run was
+    trained on, from `fullbatch audit --batch-losses`.
+    """
+    audited = [
+        {**audit["batch_losses"], "step": audit["step"]}
+        for audit in run.audits
+        if isinstance(audit.get("batch_losses"), dict)
+    ]
+    charts = [
+        _batch_losses(line, name, label)
+        for lines, name, label in ((run.batch_losses, "period", "selected"), (audited, "step", "spectral"))
+        for line in spread_out([line for line in lines if _is_whole(line, name)], _MOST_PERIODS)
+    ]
+    if not charts:
+        return None
+    lead = (
+        f"Losses of the {run.setting('selection', 'batches')} batches of some periods, and of as many uniform batches "
+        "of the same samples, both by the embeddings that the plan was made from."
+        if run.batch_losses
+        else "Losses of an epoch's spectral batches, which the run was not trained on, and of its uniform ones, by "
+        "the embeddings of a checkpoint."
+    )
+    lead += " Harder batches lie to the right."
+    return Section("batch-losses", "How hard the batches were", figures(charts), lead)
+
+
+def spread_out(lines: Sequence[Fields], most: int) -> list[Fields]:
+    """
+    >>> spread_out([{"period": n} for n in range(10)], 4)
+    [{'period': 0}, {'period': 3}, {'period': 6}, {'period': 9}]
+    """
+    if len(lines) <= most:
+        return list(lines)
+    return [lines[round(place * (len(lines) - 1) / (most - 1))] for place in range(most)]
+
+
+def _is_whole(line: Fields, name: str) -> bool:
+    columns = [line.get(column) for column in ("edges", "counts", "uniform_counts")]
+    lists = [values for values in columns if isinstance(values, list) and all(map(is_number, values))]
+    if len(lists) < len(columns):
+        return False
+    edges, counts, uniform = map(len, lists)
+    return edges - 1 == counts == uniform > 0 and is_number(line.get(name))
+
+
+def _batch_losses(line: Fields, name: str, label: str) -> Chart:
+    middles = [0.5 * (left + right) for left, right in pairwise(line["edges"])]
+
+    def shares(label: str, color: int, counts: str) -> Series:
+        total = max(1, sum(line[counts]))
+        return area(label, color, middles, [count / total for count in line[counts]])
+
+    return Chart(
+        f"batch-losses-{name}-{int(line[name])}",
+        f"{name} {int(line[name])}",
+        "share of the batches in each bin",
+        [shares(label, 0, "counts"), shares("uniform", 1, "uniform_counts")],
+        Axis(percent=True),
+        Axis("loss of a batch"),
+    )
+
+
+def area(label: str, color: int, x: Sequence[float], y: Sequence[float]) -> Series:
+    """A curve that is filled down to 0."""
+    return Series(label, x, y, color, [0.0] * len(y), y, style="area")
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# the clock
 
 
 def for_script(run: RunData, filter: object = None) -> dict[str, Any]:

@@ -13,9 +13,14 @@ _EMPTY = frozenset(("img", "meta", "br", "input"))
 
 
 class Html(str):
-    """Text that is HTML already."""
+    """Text that is HTML already, and the charts that have their places in it."""
 
-    __slots__ = ()
+    charts: tuple[Any, ...]
+
+    def __new__(cls, text: str, charts: tuple[Any, ...] = ()) -> Html:
+        made = super().__new__(cls, text)
+        made.charts = charts
+        return made
 
 
 Child = str | int | None | Iterable[Any]
@@ -34,26 +39,28 @@ def node(name: str, /, *children: Child, **attributes: str | int | bool | None) 
         key = key.rstrip("_").replace("_", "-")
         written.append(key if value is True else f'{key}="{html.escape(str(value), quote=True)}"')
     start = f"<{' '.join(written)}>"
-    return Html(start if name in _EMPTY else f"{start}{joined(*children)}</{name}>")
+    inside = joined(*children)
+    return Html(start if name in _EMPTY else f"{start}{inside}</{name}>", inside.charts)
 
 
 def joined(*children: Child) -> Html:
     """Children one after the other; None is nothing, lists are opened."""
-    pieces = []
+    pieces: list[str] = []
+    charts: list[Any] = []
     for child in children:
         if child is None:
             continue
-        if isinstance(child, Html):
-            pieces.append(str(child))
-        elif isinstance(child, str | int):
+        if isinstance(child, str | int) and not isinstance(child, Html):
             pieces.append(html.escape(str(child), quote=True))
-        else:
-            pieces.append(joined(*child))
-    return Html("".join(pieces))
+            continue
+        inside = child if isinstance(child, Html) else joined(*child)
+        pieces.append(inside)
+        charts += inside.charts
+    return Html("".join(pieces), tuple(charts))
 
 
 def quoted(text: object, length: int = MAX_TEXT) -> Html:
-    """A caption: set apart, so that its direction of writing stays its own."""
+    """A caption, set apart so that its direction of writing stays its own."""
     return node("bdi", plain(text, length), class_="said")
 
 

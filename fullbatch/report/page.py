@@ -12,13 +12,12 @@ from importlib.resources import files
 from pathlib import Path
 
 import fullbatch
-from fullbatch.report.blocks import Page, Section
-from fullbatch.report.collect import is_comparison, is_search, read_comparison, read_run, read_search
+from fullbatch.report.blocks import Page, Section, notice
+from fullbatch.report.collect import COMPARISON, SEARCH, read_comparison, read_run, read_search
 from fullbatch.report.comparison_page import comparison_page
 from fullbatch.report.markup import Html, embedded_json, joined, node
-from fullbatch.report.run_page import run_page
+from fullbatch.report.run_page import run_page, several_page
 from fullbatch.report.search_page import search_page
-from fullbatch.report.several_page import several_page
 from fullbatch.training.run_folder import replace_text
 
 PAGE = "report.html"
@@ -61,21 +60,21 @@ def write_page(
     if samples is not None and samples < 2:
         raise ValueError(f"samples must be at least 2, got {samples}.")
     paths = [Path(path) for path in paths]
-    compared, searched = ([path for path in paths if is_one(path)] for is_one in (is_comparison, is_search))
+    compared, searched = ([path for path in paths if (path / name).is_file()] for name in (COMPARISON, SEARCH))
     for kind, alone in (("comparison", compared), ("search", searched)):
         if alone and len(paths) > 1:
             raise ValueError(f"{alone[0]} is a {kind}, which has a page of its own; name it alone.")
+    if baseline is not None and compared:
+        raise ValueError("A comparison has its own baseline; leave --baseline out.")
+    if baseline is not None and searched:
+        raise ValueError("A search has its own baselines; leave --baseline out.")
     target = _target(paths) if output is None else Path(output)
     if target.is_dir():
         target = target / PAGE
     other = read_run(baseline) if baseline is not None else None
     if compared:
-        if other is not None:
-            raise ValueError("A comparison has its own baseline; leave --baseline out.")
         page = comparison_page(read_comparison(paths[0]))
     elif searched:
-        if other is not None:
-            raise ValueError("A search has its own baselines; leave --baseline out.")
         page = search_page(read_search(paths[0]))
     elif len(paths) > 1:
         page = several_page([read_run(path) for path in paths], other, pictures, samples)
@@ -104,11 +103,11 @@ def fitting(page: Page) -> str:
 
 
 def render(page: Page, detail: Detail) -> str:
-    style, script = asset("page.css"), asset("page.js")
-    lines = sum(len(chart.lines) for chart in page.charts)
+    style, script = _asset("page.css"), _asset("page.js")
+    lines = sum(len(chart.series) for chart in page.charts)
     points = max(10, min(detail.points, _MOST_POINTS // max(lines, 1)))
     data = {
-        "charts": [chart.thinned(points).as_dict() for chart in page.charts],
+        "charts": [chart.as_dict(points) for chart in page.charts],
         "runs": list(page.runs),
         "filters": list(page.filters),
         "shared": page.shared,
@@ -128,10 +127,11 @@ def render(page: Page, detail: Detail) -> str:
         node("title", page.title),
         node("style", Html(style)),
     )
+    off = notice("The charts are drawn by the page's own script, which is switched off.") if page.charts else None
     body = node(
         "body",
         _navigation(page.sections),
-        node("main", node("header", page.header), [_section(section) for section in page.sections]),
+        node("main", node("header", page.header), node("noscript", off), [_section(part) for part in page.sections]),
         node("footer", f"Written by fullbatch {fullbatch.__version__}. This file loads nothing from anywhere."),
         node("script", embedded_json(data), type="application/json", id="data"),
         node("script", Html(script)),
@@ -153,7 +153,7 @@ def _section(section: Section) -> Html:
 
 
 @cache
-def asset(name: str) -> str:
+def _asset(name: str) -> str:
     return files("fullbatch.report").joinpath(name).read_text(encoding="utf-8")
 
 

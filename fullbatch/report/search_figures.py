@@ -1,65 +1,48 @@
-"""Figures of a search: by choice, over trials, importance, slices, parallel coordinates."""
+"""Charts of a search: by choice, over trials, importance, learning curves, slices, parallel coordinates, finalists,
+and the front of two metrics."""
 
 from __future__ import annotations
 
+import math
 import statistics
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from fullbatch.config.messages import plain
-from fullbatch.report.drawing import (
-    Look,
-    Scale,
-    color_class,
-    drawn,
-    figure,
-    fitted,
-    legend,
-    line,
-    path,
-    point,
-    room_for,
-    scale_of,
-    text,
-    width_of,
-    x_axis,
-    y_axis,
-)
-from fullbatch.report.markup import Child, Html, joined, node
-from fullbatch.report.wording import NOTHING, counted, is_number, number, setting_text
+from fullbatch.report.charts import BASELINE, SHADES, Axis, Chart, Dot, Label, Look, Series, figure, figures
+from fullbatch.report.collect import mapping_of
+from fullbatch.report.markup import Html, joined, node
+from fullbatch.report.wording import NOTHING, TIMES, counted, is_number, number, setting_text
 
-WIDTH = 460  # of a figure in a column, in the drawing's own units
-SHADES = 5  # classes s0 to s4 of page.css, from the worst values to the best
 WHOLE = ("done", "stopped")  # statuses whose value is that of a training to its end
-_SLICE = (230, 152)
-_STEPS = [factor * 10**power for power in range(6) for factor in (1, 2, 5)]  # between numbers of trials on an axis
 _MOST_WORDS = 12  # values of a setting that is drawn as words
 _FORESTS = {"fanova": "fANOVA", "mdi": "mean decrease in impurity"}
 _LOOKS: Mapping[str, tuple[Look, str]] = {
-    "pruned": ("hollow", "pruned: the value of a shorter training"),
-    "diverged": ("cross", "diverged"),
+    "pruned": ("hollow", "a hollow point is a pruned trial, with the value of a shorter training"),
+    "diverged": ("cross", f"{TIMES} is one that diverged"),
 }
+_GREY = 6  # of the page's colours
 
 
 @dataclass(frozen=True)
-class Measure:
+class SearchMetric:
     name: str
     short: str
     up: bool
     share: bool
 
-    def said(self, value: object) -> str:
-        if not isinstance(value, int | float) or not is_number(value):
+    def text(self, value: object) -> str:
+        if not is_number(value):
             return NOTHING
         return f"{100.0 * value:.2f}%" if self.share else number(value)
 
-    def better(self, one: float, other: float) -> bool:
-        return one > other if self.up else one < other
+    def axis(self, label: str = "") -> Axis:
+        return Axis(label, percent=self.share)
 
 
-@dataclass(frozen=True)
-class Trial:
+@dataclass(frozen=True, eq=False)
+class EndedTrial:
     """``value`` is that of the first metric; ``tip`` all of it in words."""
 
     slot: int
@@ -76,290 +59,345 @@ class Trial:
         return self.values[0] if self.values else None
 
     @property
+    def whole_value(self) -> float | None:
+        """Of a training to its end."""
+        return self.value if self.status in WHOLE else None
+
+    @property
     def look(self) -> Look:
         return _LOOKS[self.status][0] if self.status in _LOOKS else "full"
 
 
-def drawable(trials: Sequence[Trial]) -> list[Trial]:
-    """Those with a place in a figure: with a value, or diverged, which lie on the edge of the worst."""
-    return [one for one in trials if one.value is not None or one.status == "diverged"]
+class _Drawn:
+    """Trials with a place in a chart, and their values; those that diverged lie on the edge of the worst."""
+
+    def __init__(self, trials: Sequence[EndedTrial], metric: SearchMetric) -> None:
+        shown = [trial for trial in trials if trial.value is not None or trial.status == "diverged"]
+        known = [trial.value for trial in shown if trial.value is not None and trial.status != "diverged"] or [0.0]
+        room = 0.06 * (max(known) - min(known))
+        edge = min(known) - room if metric.up else max(known) + room
+        self.trials = {
+            trial: edge if trial.status == "diverged" or trial.value is None else trial.value for trial in shown
+        }
+
+    def note(self, text: str) -> str:
+        """With what the looks of points mean."""
+        statuses = {trial.status for trial in self.trials}
+        return "; ".join([text, *(words for status, (_, words) in _LOOKS.items() if status in statuses)])
+
+    def series(self, setting: str | None, dot: Callable[[EndedTrial, float, float], Dot]) -> list[Series]:
+        """A series a value of the setting; ``dot`` places a trial, given its value and how far aside its series is."""
+        kinds = _kinds(self.trials, setting) or ["trials"]
+        dots: dict[str, list[Dot]] = {kind: [] for kind in kinds}
+        for trial, value in self.trials.items():
+            kind = str(trial.params.get(setting, kinds[0])) if setting else kinds[0]
+            dots[kind].append(dot(trial, value, (kinds.index(kind) + 0.5) / len(kinds) - 0.5))
+        return [Series.of_dots(kind, dots[kind], at) for at, kind in enumerate(kinds)]
 
 
-def _whole(trials: Sequence[Trial]) -> list[tuple[Trial, float]]:
-    return [(one, one.value) for one in trials if one.value is not None and one.status in WHOLE]
+def _kinds(trials: Iterable[EndedTrial], name: str | None) -> list[str]:
+    return sorted({str(trial.params[name]) for trial in trials if name in trial.params}) if name else []
 
 
-def _value_scale(trials: Sequence[Trial], measure: Measure, start: float, end: float) -> Scale:
-    """Diverged ones do not stretch it: their worst value would leave the others no room."""
-    known = [one.value for one in trials if one.value is not None and one.status != "diverged"]
-    return scale_of(known, start, end, share=measure.share)
-
-
-def _at(one: Trial, scale: Scale, measure: Measure) -> float:
-    if one.status == "diverged" or one.value is None:
-        return scale.at(scale.low if measure.up else scale.high)
-    return scale.at(one.value)
-
-
-def _looks(trials: Sequence[Trial]) -> list[tuple[Look, str]]:
-    return [look for status, look in _LOOKS.items() if any(one.status == status for one in trials)]
-
-
-def _kinds(trials: Sequence[Trial], name: str | None) -> list[str]:
-    return sorted({str(one.params[name]) for one in trials if name in one.params}) if name else []
-
-
-def _place(one: Trial, name: str | None, kinds: Sequence[str]) -> int:
-    return kinds.index(str(one.params[name])) if name is not None and name in one.params else 0
+def _best(trials: Iterable[EndedTrial]) -> EndedTrial | None:
+    ranked = [trial for trial in trials if trial.rank is not None]
+    return min(ranked, key=lambda trial: trial.rank or 0, default=None)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# by choice, over trials, importance
+# by choice, over trials, importance, learning curves
 
 
-def by_choice(trials: Sequence[Trial], along: str, colored: str, measure: Measure) -> Html | None:
+def by_choice(key: str, trials: Sequence[EndedTrial], along: str, colored: str, metric: SearchMetric) -> Chart | None:
     """A row a value of ``along``, best mean first, its points coloured by ``colored``; a bar marks the mean."""
-    shown = [one for one in drawable(trials) if along in one.params]
-    rows = _kinds(shown, along)
+    drawn = _Drawn([trial for trial in trials if along in trial.params], metric)
+    rows = _kinds(drawn.trials, along)
     if len(rows) < 2:
         return None
-    kinds = _kinds(shown, colored)
-    means = {}
-    for name in rows:
-        known = [value for one, value in _whole(shown) if str(one.params[along]) == name]
-        if known:
-            means[name] = statistics.fmean(known)
-    rows.sort(key=lambda name: (name not in means, -means.get(name, 0.0) if measure.up else means.get(name, 0.0)))
-    high = max(24.0, 7.0 * len(kinds) + 8.0)
-    left, bottom = room_for(rows), 8.0 + high * len(rows)
-    scale = _value_scale(shown, measure, left, WIDTH - 14.0)
-    pieces: list[Child] = [x_axis(scale, 8.0, bottom, fitted(measure.short, scale.end - scale.start))]
-    for place, name in enumerate(rows):
-        middle = 8.0 + high * (place + 0.5)
-        pieces.append(text(left - 8, middle + 4, fitted(name, left), "end", "name", name))
-        if place:
-            pieces.append(line(left, middle - high / 2, WIDTH - 14.0, middle - high / 2, "between"))
-        if name in means:
-            x = scale.at(means[name])
-            mark = line(x, middle - high / 2 + 3, x, middle + high / 2 - 3, "mean")
-            pieces.append(node("g", node("title", f"{name}: mean {measure.said(means[name])}"), mark))
-        for one in shown:
-            if str(one.params[along]) == name:
-                kind = _place(one, colored, kinds)
-                y = middle + (kind - (len(kinds) - 1) / 2) * 7.0 if kinds else middle
-                pieces.append(point(_at(one, scale, measure), y, kind, one.tip, one.look))
-    words = "; ".join(f"{name} {measure.said(means.get(name))}" for name in rows)
-    svg = drawn(WIDTH, bottom + 38, f"{measure.short} by {along}, means: {words}", *pieces)
-    note = f"{'coloured by ' + colored + '; ' if len(kinds) > 1 else ''}a bar marks the mean of whole trials"
-    return figure(f"By {along}", note, svg, legend(kinds, _looks(shown)))
+    wholes: dict[str, list[float]] = {}
+    for trial in drawn.trials:
+        if trial.whole_value is not None:
+            wholes.setdefault(str(trial.params[along]), []).append(trial.whole_value)
+    means = {name: statistics.fmean(values) for name, values in wholes.items()}
+    rows.sort(key=lambda name: (name not in means, means.get(name, 0.0) * (-1 if metric.up else 1)))
+
+    def dot(trial: EndedTrial, value: float, aside: float) -> Dot:
+        return Dot(value, rows.index(str(trial.params[along])) + 0.7 * aside, trial.tip, trial.look)
+
+    series = drawn.series(colored, dot)
+    ticks = Series("mean", list(means.values()), [rows.index(name) for name in means], style="ticks", color="ink")
+    note = f"{f'coloured by {colored}; ' if len(series) > 1 else ''}a bar marks the mean of whole trials"
+    words = "; ".join(f"{name} {metric.text(means.get(name))}" for name in rows)
+    return Chart(
+        f"{key}-by-{along}",
+        f"By {along}",
+        drawn.note(note),
+        [ticks, *series],
+        Axis(words=rows),
+        metric.axis(metric.short),
+        height=46 + len(rows) * max(24, 7 * len(series) + 8),
+        words=f"{metric.short} by {along}, means: {words}",
+    )
 
 
-def progression(trials: Sequence[Trial], measure: Measure, colored: str | None = None) -> Html | None:
+def progression(
+    key: str, trials: Sequence[EndedTrial], metric: SearchMetric, colored: str | None = None
+) -> Chart | None:
     """The value of each trial, and the best so far."""
-    shown = sorted(drawable(trials), key=lambda one: one.slot)
-    if not shown:
+    drawn = _Drawn(sorted(trials, key=lambda trial: trial.slot), metric)
+    if not drawn.trials:
         return None
-    kinds = _kinds(shown, colored)
-    top, bottom, right = 10.0, 190.0, WIDTH - 12.0
-    upright = _value_scale(shown, measure, bottom, top)
-    left = room_for([said for _, said in upright.ticks()])
-    last = shown[-1].slot
-    across = Scale(-0.5, last + 0.5 if last else 0.5, left, right)
-    pieces: list[Child] = [y_axis(upright, left, right), line(left, bottom, right, bottom, "axis")]
-    step = next(size for size in _STEPS if (last + 1) / size <= 8 or size == _STEPS[-1])
-    pieces += [text(across.at(slot), bottom + 16, str(slot), "middle") for slot in range(0, last + 1, step)]
-    pieces.append(text((left + right) / 2, bottom + 31, "trial", "middle"))
-    best: float | None = None
-    way: list[tuple[float, float]] = []
-    for one, value in _whole(shown):
-        if best is None or measure.better(value, best):
-            way += [(across.at(one.slot), upright.at(best))] if best is not None else []
-            best = value
-            way.append((across.at(one.slot), upright.at(value)))
-    if best is not None:
-        way.append((right, upright.at(best)))
-        pieces.append(path(way, "best-so-far", f"best so far: {measure.said(best)}"))
-    for one in shown:
-        place = _place(one, colored, kinds)
-        pieces.append(point(across.at(one.slot), _at(one, upright, measure), place, one.tip, one.look))
-    words = f"{measure.short} of {counted(len(shown), 'trial')}, best {measure.said(best)}"
-    svg = drawn(WIDTH, bottom + 38, words, *pieces)
-    return figure("Progression", "the line is the best so far", svg, legend(kinds, _looks(shown)))
+    stair: list[tuple[float, float]] = []
+    for trial in drawn.trials:
+        value = trial.whole_value
+        if value is not None and (not stair or (value > stair[-1][1] if metric.up else value < stair[-1][1])):
+            stair += [(trial.slot, stair[-1][1])] if stair else []
+            stair.append((trial.slot, value))
+    best = stair[-1][1] if stair else None
+    line = [Series.of_path("best so far", [*stair, (trial.slot + 0.5, best)], "ink")] if best is not None else []
+    dots = drawn.series(colored, lambda trial, value, _: Dot(trial.slot, value, trial.tip, trial.look))
+    words = f"{metric.short} of {counted(len(drawn.trials), 'trial')}, best {metric.text(best)}"
+    note = drawn.note("the line is the best so far")
+    return Chart(f"{key}-progression", "Progression", note, [*line, *dots], metric.axis(), Axis("trial"), words=words)
 
 
-def importance(found: Mapping[str, Any]) -> Html | None:
-    shares = {key: _numbers(found.get(key)) for key in _FORESTS}
-    names = list(shares["fanova"])
+def importance(key: str, shares: Mapping[str, Any]) -> Chart | None:
+    names = [str(name) for name, share in mapping_of(shares.get("fanova")).items() if is_number(share)]
     if not names:
         return None
-    left, high, right = room_for(names, 190.0), 34.0, WIDTH - 52.0
-    pieces: list[Child] = []
-    for place, name in enumerate(names):
-        top = 4.0 + high * place
-        pieces.append(text(left - 8, top + 17, fitted(name, left), "end", "name", name))
-        for row, key in enumerate(("fanova", "mdi")):
-            share = shares[key].get(name, 0.0)
-            y, width = top + 2 + 13 * row, max(1.0, (right - left) * min(max(share, 0.0), 1.0))
-            tip = node("title", f"{name}: {share:.1%} by {_FORESTS[key]}")
-            box = {"x": f"{left:.1f}", "y": f"{y:.1f}", "width": f"{width:.1f}", "height": "11"}
-            pieces.append(node("rect", tip, class_=f"share {color_class(row)}", **box))
-            pieces.append(text(left + width + 5, y + 9.5, f"{share:.1%}"))
-    words = "; ".join(f"{name} {shares['fanova'][name]:.0%}" for name in names)
-    svg = drawn(WIDTH, 8 + high * len(names), f"importance by fANOVA: {words}", *pieces)
-    out = [plain(name, 60) for name in found.get("left_out") or ()]
-    note = f"share of the variation among what was tried, over {counted(int(found.get('trials') or 0), 'whole trial')}"
-    pruned = int(found.get("pruned") or 0)
+    series = [
+        Series(title, [_share(shares, forest, name) for name in names], places, color, style="bars")
+        for color, (forest, title) in enumerate(_FORESTS.items())
+        for places in [[row + (-0.19, 0.19)[color] for row in range(len(names))]]
+    ]
+    out = [plain(name, 60) for name in shares.get("left_out") or ()]
+    note = f"share of the variation among what was tried, over {counted(int(shares.get('trials') or 0), 'whole trial')}"
+    pruned = int(shares.get("pruned") or 0)
     note += f"; {pruned} pruned {'one is' if pruned == 1 else 'ones are'} left out" if pruned else ""
     note += f"; without {', '.join(out)}, which not all trials have" if out else ""
-    return figure("Importance", note, svg, legend(list(_FORESTS.values())))
+    words = "; ".join(f"{name} {share:.0%}" for name, share in zip(names, series[0].x, strict=True))
+    y, x = Axis(words=names), Axis(percent=True, reach=[0.0, max(*series[0].x, *series[1].x) + 0.12])
+    height, words = 32 + 36 * len(names), f"importance by fANOVA: {words}"
+    return Chart(f"{key}-importance", "Importance", note, series, y, x, height=height, words=words)
 
 
-def _numbers(found: object) -> dict[str, float]:
-    known = found if isinstance(found, Mapping) else {}
-    return {str(name): float(share) for name, share in known.items() if is_number(share)}
+def _share(shares: Mapping[str, Any], forest: str, name: str) -> float:
+    share = mapping_of(shares.get(forest)).get(name)
+    return min(max(float(share), 0.0), 1.0) if is_number(share) else 0.0
+
+
+def learning_curves(key: str, trials: Sequence[EndedTrial], metric: SearchMetric) -> Chart | None:
+    """The value at each evaluation; of pruned trials the end is marked."""
+    shown = [
+        trial for trial in trials if len(trial.evaluations) > 1 or (trial.evaluations and trial.status == "pruned")
+    ]
+    if not shown:
+        return None
+    best, many = _best(shown), "faint" if len(shown) > 60 else "thin"
+    series = []
+    for trial in sorted(shown, key=lambda trial: (trial is best, trial.status in WHOLE)):
+        color = 1 if trial is best else 0 if trial.status in WHOLE else BASELINE
+        weight = "thick" if trial is best else many
+        series.append(Series.of_path(trial.label, trial.evaluations, color, weight=weight, tips=[trial.tip]))
+    cut = [Dot(*trial.evaluations[-1], trial.tip, "cross") for trial in shown if trial.status == "pruned"]
+    series += [Series.of_dots("pruned", cut, 1)] if cut else []
+    words = f"{metric.short} over {counted(len(shown), 'trial')}' evaluations, {len(cut)} of them pruned"
+    note = f"the thick line is the best trial{f'; {TIMES} is where a trial was pruned' if cut else ''}"
+    x, y = Axis("evaluation"), metric.axis()
+    return Chart(f"{key}-curves", "Learning curves", note, series, y, x, legend=False, words=words)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
 # settings
 
 
-@dataclass(frozen=True)
-class Setting:
-    """A setting that took several values: along a scale, or as words in places of their own."""
-
-    name: str
-    scale: Scale | None
-    words: tuple[str, ...]
-
-    def at(self, value: Any, start: float, end: float) -> float:
-        if self.scale is not None:
-            return replace(self.scale, start=start, end=end).at(float(value))
-        return self.at_word(setting_text(value), start, end)
-
-    def aside(self, slot: int, width: float) -> float:
-        """Trials of one word would lie on each other; they stand beside each other, each always in the same place."""
-        return 0.0 if self.scale is not None else (slot * 0.618 % 1.0 - 0.5) * 0.45 * width / len(self.words)
-
-    def at_word(self, word: str, start: float, end: float) -> float:
-        return start + (self.words.index(word) + 0.5) / len(self.words) * (end - start)
-
-
-def settings_of(trials: Sequence[Trial], log_scaled: Collection[str]) -> list[Setting]:
-    """Those with more than one value among the trials."""
-    names = dict.fromkeys(name for one in trials for name in one.params)
-    found = []
-    for name in names:
-        values = [one.params[name] for one in trials if name in one.params]
+def setting_axes(trials: Collection[EndedTrial], log_scaled: Collection[str]) -> dict[str, Axis]:
+    """Settings with more than one value among the trials: along a scale, or as words in places of their own."""
+    axes = {}
+    for name in dict.fromkeys(name for trial in trials for name in trial.params):
+        values = [trial.params[name] for trial in trials if name in trial.params]
         texts = {setting_text(value) for value in values}
         numbers = [float(value) for value in values if is_number(value)]
+        few = len(texts) <= 3 and all(len(text) <= 6 for text in texts)  # choices, most likely
         if len(texts) < 2:
             continue
-        few = len(texts) <= 3 and all(len(said) <= 6 for said in texts)  # choices, most likely
         if len(numbers) == len(values) and not few:
             log = name in log_scaled and min(numbers) > 0.0
-            found.append(Setting(name, scale_of(numbers, 0.0, 1.0, log=log), ()))
+            axes[name] = Axis(scale="log" if log else "linear", reach=[min(numbers), max(numbers)])
         elif len(numbers) == len(values):
-            found.append(Setting(name, None, tuple(setting_text(value) for value in sorted(set(values)))))
+            axes[name] = Axis(words=[setting_text(value) for value in sorted(set(values))])
         elif len(texts) <= _MOST_WORDS:
-            found.append(Setting(name, None, tuple(sorted(texts))))
-    return found
+            axes[name] = Axis(words=sorted(texts))
+    return axes
 
 
-def slices(trials: Sequence[Trial], log_scaled: Collection[str], measure: Measure) -> Html | None:
-    """A small plot a setting, all on the same upright scale; the best trial is ringed."""
-    shown = drawable(trials)
-    found = settings_of(shown, log_scaled)
-    if not found:
-        return None
-    width, height = _SLICE
-    top, bottom, right = 8.0, height - 36.0, width - 8.0
-    upright = _value_scale(shown, measure, bottom, top)
-    left = room_for([said for _, said in upright.ticks(3)])
-    best = min((one for one in shown if one.rank is not None), key=lambda one: one.rank or 0, default=None)
-    made = []
-    for setting in found:
-        pieces: list[Child] = [y_axis(upright, left, right, 3), line(left, bottom, right, bottom, "axis")]
-        pieces += _marks(setting, left, right, bottom)
-        for one in sorted(shown, key=lambda one: one is best):
-            if setting.name in one.params:
-                x = setting.at(one.params[setting.name], left, right) + setting.aside(one.slot, right - left)
-                y = _at(one, upright, measure)
-                pieces.append(point(x, y, 0, one.tip, one.look, 3.0))
-                if one is best:
-                    pieces.append(node("circle", cx=f"{x:.1f}", cy=f"{y:.1f}", r="6.5", class_="ring"))
-        words = f"{measure.short} by {setting.name}"
-        scale = " (log)" if setting.scale is not None and setting.scale.log else ""
-        svg = drawn(width, height, words, *pieces)
-        title = joined(plain(setting.name, 60), node("span", scale, class_="quiet"))
-        caption = node("figcaption", title)
-        made.append(node("figure", caption, node("div", svg, class_="drawn"), class_="slice"))
-    note = f"{plain(measure.short, 80)} by each setting, whatever the others were; the ring is the best trial"
-    return joined(node("h3", "Slices"), node("p", note, class_="note"), node("div", made, class_="slices"))
-
-
-def _marks(setting: Setting, left: float, right: float, bottom: float) -> list[Html]:
-    """What stands under a slice."""
-    if setting.scale is not None:
-        inside = replace(setting.scale, start=left, end=right)
-        return [text(inside.at(value), bottom + 16, said, "middle") for value, said in inside.ticks(3)]
-    room = (right - left) / len(setting.words)
-    tight = any(width_of(word) > room - 4 for word in setting.words)
-    found = []
-    for place, word in enumerate(setting.words):
-        lower = 12 * (place % 2) if tight else 0
-        shown = fitted(word, room * (2 if tight else 1) + 6)
-        found.append(text(left + (place + 0.5) * room, bottom + 16 + lower, shown, "middle", None, word))
-    return found
-
-
-def parallel(trials: Sequence[Trial], log_scaled: Collection[str], measure: Measure) -> Html | None:
-    """A line a trial through its settings to its value, coloured by the value; best ones on top."""
-    shown = [one for one in trials if one.value is not None and one.status in WHOLE]
-    found = settings_of(shown, log_scaled)
-    if len(found) < 3 or len(shown) < 2:  # two settings are seen better in the other figures
-        return None
-    apart, top, bottom = min(230.0, max(104.0, 900.0 / len(found))), 44.0, 280.0
-    upright = _value_scale(shown, measure, 0.0, 1.0)
-    axes = {60.0 + apart * place: one for place, one in enumerate([*found, Setting(measure.short, upright, ())])}
-    last = 60.0 + apart * len(found)
-    order = sorted(_whole(shown), key=lambda pair: pair[1] if measure.up else -pair[1])
-    pieces: list[Child] = []
-    for place, (one, value) in enumerate(order):
-        way = [
-            (x, axis.at(one.params[axis.name], bottom, top))
-            for x, axis in axes.items()
-            if x < last and axis.name in one.params
+def slices(key: str, trials: Sequence[EndedTrial], log_scaled: Collection[str], metric: SearchMetric) -> Html | None:
+    """A small chart a setting, all on the same upright scale; the best trial is ringed."""
+    drawn = _Drawn(trials, metric)
+    axes, best = setting_axes(drawn.trials, log_scaled), _best(drawn.trials)
+    values = list(drawn.trials.values())
+    y = replace(metric.axis(), reach=[min(values), max(values)] if values else [])
+    charts: list[Chart] = []
+    for name, axis in axes.items():
+        dots = [
+            Dot(_along(axis, trial, name), value, trial.tip, "ringed" if trial is best else trial.look)
+            for trial, value in sorted(drawn.trials.items(), key=lambda item: item[0] is best)
+            if name in trial.params
         ]
-        shade = round(place / (len(order) - 1) * (SHADES - 1))
-        top_one = " top" if place == len(order) - 1 else ""
-        pieces.append(path([*way, (last, axes[last].at(value, bottom, top))], f"way s{shade}{top_one}", one.tip))
-    long = any(width_of(axis.name) > apart - 8.0 for axis in axes.values())
-    for place, (x, axis) in enumerate(axes.items()):
-        name = fitted(axis.name, 2.0 * min(apart, 110.0) if long else apart)
-        at, anchor = (last + 56.0, "end") if x == last else (4.0, "start") if long and not place else (x, "middle")
-        pieces.append(text(at, 14 + 15 * (place % 2 if long else 1), name, anchor, "name", axis.name))
-        pieces += _upright(axis, x, bottom, top, apart)
-    words = f"parallel coordinates of {counted(len(shown), 'trial')} over {', '.join(one.name for one in found)}"
-    svg = drawn(last + 60.0, bottom + 12, words, *pieces, natural=True)
-    key = [
-        node(
-            "li",
-            node("svg", line(0, 6, 12, 6, f"way s{n}"), viewBox="0 0 12 12", aria_hidden="true"),
-            said,
-            class_="key",
-        )
-        for n, said in ((SHADES - 1, "the best"), (0, "the worst"))
-    ]
-    note = "whole trials only, coloured by their place; the thick line is the best"
-    scrolled = node("div", svg, class_="scroll wide", tabindex="0", role="group", aria_label="parallel coordinates")
-    return figure("Parallel coordinates", note, scrolled, node("ul", key, class_="keys"), class_="chart broad")
+        title = f"{plain(name, 60)}{' (log)' if axis.scale == 'log' else ''}"
+        series, words = [Series.of_dots("trials", dots)], f"{metric.short} by {name}"
+        charts.append(Chart(f"{key}-slice-{len(charts)}", title, "", series, y, axis, height=152, words=words))
+    if not charts:
+        return None
+    note = f"{plain(metric.short, 80)} by each setting, whatever the others were; the ring is the best trial"
+    return joined(node("h3", "Slices"), node("p", note, class_="note"), figures(charts, "slices"))
 
 
-def _upright(axis: Setting, x: float, bottom: float, top: float, apart: float) -> list[Html]:
-    """An axis of the parallel coordinates, with its values to its right."""
-    if axis.scale is not None:
-        inside = replace(axis.scale, start=bottom, end=top)
-        marks = [(inside.at(value), said) for value, said in inside.ticks(4)]
-    else:
-        marks = [(axis.at_word(word, bottom, top), fitted(word, apart)) for word in axis.words]
-    return [line(x, top, x, bottom, "axis"), *(text(x + 5, y + 4, said, class_="over") for y, said in marks)]
+def _along(axis: Axis, trial: EndedTrial, name: str) -> float:
+    """Trials of one word would lie on each other; they stand beside each other, each always in the same place."""
+    if not axis.words:
+        return float(trial.params[name])
+    return axis.words.index(setting_text(trial.params[name])) + (trial.slot * 0.618 % 1.0 - 0.5) * 0.45
+
+
+def parallel(key: str, trials: Sequence[EndedTrial], log_scaled: Collection[str], metric: SearchMetric) -> Html | None:
+    """A line a trial through its settings to its value, coloured by the value; best ones on top."""
+    order = sorted(
+        (trial for trial in trials if trial.whole_value is not None),
+        key=lambda trial: (trial.value or 0.0) * (1 if metric.up else -1),
+    )
+    axes = setting_axes(order, log_scaled)
+    if len(axes) < 3 or len(order) < 2:  # two settings are seen better in the other charts
+        return None
+    names, values = [plain(name, 60) for name in axes], [trial.value or 0.0 for trial in order]
+    last = replace(metric.axis(), reach=[min(values), max(values)])
+    series = []
+    for place, (trial, value) in enumerate(zip(order, values, strict=True)):
+        way = [
+            (float(at), _height(axis, trial.params[name]))
+            for at, (name, axis) in enumerate(axes.items())
+            if name in trial.params
+        ]
+        way.append((float(len(axes)), _height(last, value)))
+        shade, weight = round(place / (len(order) - 1) * (SHADES - 1)), "thick" if place == len(order) - 1 else "thin"
+        series.append(Series.of_path(trial.label, way, f"s{shade}", weight=weight, tips=[trial.tip]))
+    chart = Chart(
+        f"{key}-parallel",
+        "Parallel coordinates",
+        "whole trials only, from pale for the worst to strong for the best, which is the thick line",
+        series,
+        Axis(reach=[0.0, 1.0]),
+        Axis(words=[*names, metric.short]),
+        labels=[label for at, axis in enumerate([*axes.values(), last]) for label in _axis_labels(at, axis)],
+        legend=False,
+        height=300,
+        width=100 * (len(axes) + 2),
+        words=f"parallel coordinates of {counted(len(order), 'trial')} over {', '.join(names)}",
+    )
+    return figure(chart, "chart broad")
+
+
+def _height(axis: Axis, value: Any) -> float:
+    """Where a value lies on an axis of the parallel coordinates, from 0 to 1."""
+    if axis.words:
+        return (axis.words.index(setting_text(value)) + 0.5) / len(axis.words)
+    low, high, at = (math.log(x) if axis.scale == "log" else x for x in (*axis.reach, float(value)))
+    return (at - low) / (high - low) if high > low else 0.5
+
+
+def _axis_labels(at: int, axis: Axis) -> list[Label]:
+    if axis.words:
+        return [Label(at, _height(axis, word), plain(word, 14)) for word in axis.words]
+    low, high = axis.reach
+    middle = math.sqrt(low * high) if axis.scale == "log" else (low + high) / 2
+    scale, unit = (100.0, "%") if axis.percent else (1.0, "")
+    return [Label(at, _height(axis, value), f"{scale * value:.3g}{unit}") for value in (low, middle, high)]
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# finalists, and the front of two metrics
+
+
+@dataclass(frozen=True)
+class FinalistRow:
+    """In one metric; ``detail`` is what its label stands for."""
+
+    label: str
+    detail: str
+    baseline: bool
+    seeds: Sequence[int]
+    values: Sequence[float]
+    mean: float
+    sd: float | None
+    tip: str
+
+
+def finalists(key: str, rows: Sequence[FinalistRow], metric: SearchMetric) -> Html | None:
+    """A row a finalist: seeds as points, the mean as a bar, one standard deviation as a band."""
+    if not rows:
+        return None
+    series = []
+    for baseline, label in ((False, "found"), (True, "baselines")):
+        mine = [(place, row) for place, row in enumerate(rows) if row.baseline is baseline]
+        color = _GREY if baseline else 0
+        ends = [[row.mean + sign * (row.sd or 0.0) for _, row in mine] for sign in (-1, 0, 1)]
+        places = [place for place, _ in mine]
+        texts = [
+            f"{row.label}: {metric.text(row.mean)}{'' if row.sd is None else f' ± {metric.text(row.sd)}'}\n{row.tip}"
+            for _, row in mine
+        ]
+        seeds = [
+            Dot(value, place, f"{row.label}, seed {seed}: {metric.text(value)}")
+            for place, row in mine
+            for seed, value in zip(row.seeds, row.values, strict=True)
+        ]
+        if mine:
+            series.append(Series(label, ends[1], places, color, ends[0], ends[2], style="ticks", tips=texts))
+            series.append(Series.of_dots(label, seeds, color))
+    chart = Chart(
+        f"{key}-finalists",
+        metric.short if len(metric.short) < 80 else "Finalists",
+        "points are seeds, bars means, bands one standard deviation; baselines are grey",
+        series,
+        Axis(words=[f"{row.label}: {row.detail}" if row.detail else row.label for row in rows]),
+        metric.axis(),
+        legend=False,
+        height=32 + 34 * len(rows),
+        words=f"finalists by {metric.short}: " + "; ".join(f"{row.label} {metric.text(row.mean)}" for row in rows),
+    )
+    return figure(chart, "chart broad bounded")
+
+
+def front(
+    trials: Sequence[EndedTrial], best: Sequence[tuple[float, float]], metrics: Sequence[SearchMetric]
+) -> Html | None:
+    """Two metrics against each other, with the line of those that none beats in both."""
+    if len(metrics) != 2:
+        return None
+    corners, stair = sorted(best), list[tuple[float, float]]()
+    for x, y in corners:  # between two of the front lies nothing that is as good as either
+        if stair:
+            stair.append((stair[-1][0], y) if metrics[0].up else (x, stair[-1][1]))
+        stair.append((x, y))
+    series = [Series.of_path("front", stair, "ink")] if stair else []
+    dots: dict[bool, list[Dot]] = {False: [], True: []}  # by whether they are on the front
+    for trial in trials:
+        first, second = trial.values if len(trial.values) == 2 else (None, None)
+        if trial.status in WHOLE and first is not None and second is not None:
+            unbeaten = (first, second) in corners
+            dots[unbeaten].append(Dot(first, second, trial.tip, "ringed" if unbeaten else "full"))
+    series += [Series.of_dots("others", dots[False], _GREY)] if dots[False] else []
+    series += [Series.of_dots("on the front", dots[True])] if dots[True] else []
+    if not series:
+        return None
+    chart = Chart(
+        "front-chart",
+        "Two metrics",
+        f"upright: {metrics[1].short}; rings are not beaten in both",
+        series,
+        metrics[1].axis(),
+        metrics[0].axis(metrics[0].short),
+        height=266,
+        words=f"{metrics[1].short} against {metrics[0].short}, {len(corners)} on the front",
+    )
+    return figure(chart, "chart bounded small")

@@ -19,21 +19,45 @@ import torch
 from torch import Tensor
 
 from fullbatch.audit.exact import exact_log_normalizers
-from fullbatch.config.data import Data
 from fullbatch.config.messages import cell
-from fullbatch.data.loader import Pool, open_pool
-from fullbatch.report.neighbours import fits_the_other, looks_alike, nearest_other
-from fullbatch.report.samples import Embedded, Eye
+from fullbatch.report.blocks import Section, folded, note, notices
+from fullbatch.report.embedded import Embedded, Pictures, RunModel, fits_the_other, looks_alike, nearest_other
+from fullbatch.report.markup import Child, joined, node
+from fullbatch.report.retrieved import without_repeats
 from fullbatch.training import checkpoint
 from fullbatch.training.run_folder import Folder
 
 Kind = Literal["duplicate", "same_picture", "same_caption", "interchangeable", "crowded", "temperature"]
-KINDS: tuple[Kind, ...] = ("duplicate", "same_picture", "same_caption", "interchangeable", "crowded", "temperature")
 MOST = 1000  # rows a kind in the table
 _ALIKE = 4.0 / 255.0  # root mean squared difference at 16 x 16 pixels
 _PUNCTUATION = '.,;:!?"()[]'
 _SINGLES = 100
 _EXTREMES = 20
+_SHOWN = 8  # suspects a kind
+_TITLES: dict[Kind, tuple[str, str]] = {
+    "duplicate": ("Duplicates", "The same picture with the same caption, twice: keep one."),
+    "same_picture": (
+        "One picture, different captions",
+        "Training pushes each picture away from the other's caption, which may be as right as its own.",
+    ),
+    "same_caption": (
+        "One caption, different pictures",
+        "Where both are in a batch, training pushes a picture away from its very caption.",
+    ),
+    "interchangeable": (
+        "Each fits the other's caption",
+        "The model finds each picture at least as near to the other's caption as either is to its own: a false "
+        "negative, swapped captions, or a distinction the model has not learned.",
+    ),
+    "crowded": (
+        "Largest normalizers u",
+        "Their negatives look like positives. Beside each, the other sample whose caption is nearest to its picture.",
+    ),
+    "temperature": (
+        "Extreme temperatures τ",
+        "The method gave them a temperature of their own: large for those with many look-alikes, small for rare ones.",
+    ),
+}
 
 
 @dataclass(frozen=True)
@@ -60,28 +84,29 @@ class Memory:
 
 @dataclass(frozen=True)
 class Suspects:
-    """found    by kind, most suspect first
+    """by_kind  most suspect first
     about    how the normalizers came about
     """
 
     embedded: Embedded
-    found: dict[Kind, list[Suspect]]
+    by_kind: dict[Kind, list[Suspect]]
     about: str
     gaps: Sequence[str]
 
 
-def training_pool(config: Data) -> Pool:
-    return open_pool(config)[0]
-
-
-def find_suspects(run: Path, eye: Eye, embedded: Embedded) -> Suspects:
+def find_suspects(run: Path, model: RunModel, embedded: Embedded) -> Suspects:
     memory = read_memory(run, embedded)
-    found: dict[Kind, list[Suspect]] = {kind: [] for kind in KINDS}
-    found["duplicate"], found["same_picture"], found["same_caption"] = _copies(embedded)
-    found["interchangeable"] = _interchangeable(embedded)
-    found["crowded"], about = _crowded(eye, embedded, memory)
-    found["temperature"] = extreme_temperatures(memory)
-    return Suspects(embedded, found, about, [memory.gap] if memory.gap else [])
+    duplicates, pictures, captions = _copies(embedded)
+    crowded, about = _crowded(model, embedded, memory)
+    by_kind: dict[Kind, list[Suspect]] = {
+        "duplicate": duplicates,
+        "same_picture": pictures,
+        "same_caption": captions,
+        "interchangeable": _interchangeable(embedded),
+        "crowded": crowded,
+        "temperature": extreme_temperatures(memory),
+    }
+    return Suspects(embedded, by_kind, about, [memory.gap] if memory.gap else [])
 
 
 def read_memory(run: Path, embedded: Embedded) -> Memory:
@@ -136,10 +161,8 @@ class _Chains:
 
 def _copies(embedded: Embedded) -> tuple[list[Suspect], list[Suspect], list[Suspect]]:
     """Duplicates, pictures with different captions, captions with different pictures; most suspect first."""
-    captions = embedded.captions
-    words = [words_of(caption) for caption in captions]
-    times = Counter(words)
-    alike = same_pictures(embedded)
+    captions, words = embedded.captions, [words_of(caption) for caption in embedded.captions]
+    times, alike = Counter(words), same_pictures(embedded)
     nearest = sorted(alike, key=lambda pair: -alike[pair][0])
     duplicates, pictures, texts = [], [], []
     whole = _Chains()
@@ -148,26 +171,26 @@ def _copies(embedded: Embedded) -> tuple[list[Suspect], list[Suspect], list[Susp
             nearness, reason = alike[first, other]
             reason += f"; {_equal_how(captions[first], captions[other], times[words[first]])}"
             duplicates.append(Suspect("duplicate", first, other, nearness, reason))
-    seen = _Chains(whole)
+    seen, read = _Chains(whole), _Chains(whole)
     for first, other in nearest:
         if words[first] != words[other] and seen.join(first, other):
             nearness, reason = alike[first, other]
             pictures.append(Suspect("same_picture", first, other, nearness, f"{reason}; the captions differ"))
-    said = _Chains(whole)
-    equal = {pair: reason for pair, reason in same_captions(captions).items() if said.join(*pair)}
-    for pair, cosine in image_cosines(embedded, equal).items():
-        reason = f"{equal[pair]}; the pictures' embeddings have similarity {cosine:.2f}"
-        texts.append(Suspect("same_caption", *pair, cosine, reason))
+    for (first, other), reason in same_captions(captions).items():
+        if read.join(first, other):
+            cosine = float(embedded.image_ND[first] @ embedded.image_ND[other])
+            reason += f"; the pictures' embeddings have similarity {cosine:.2f}"
+            texts.append(Suspect("same_caption", first, other, cosine, reason))
     return duplicates, pictures, sorted(texts, key=lambda suspect: -suspect.score)
 
 
 def same_captions(captions: Sequence[str]) -> dict[tuple[int, int], str]:
     """Neighbours within each group of equal captions: a group of g gives g - 1 pairs, not g squared."""
-    found = {}
-    for rows in _groups(map(words_of, captions)):
-        for first, other in pairwise(rows):
-            found[first, other] = _equal_how(captions[first], captions[other], len(rows))
-    return found
+    return {
+        (first, other): _equal_how(captions[first], captions[other], len(rows))
+        for rows in _groups(map(words_of, captions))
+        for first, other in pairwise(rows)
+    }
 
 
 def _equal_how(caption: str, other: str, times: int) -> str:
@@ -177,25 +200,15 @@ def _equal_how(caption: str, other: str, times: int) -> str:
 
 def same_pictures(embedded: Embedded) -> dict[tuple[int, int], tuple[float, str]]:
     """How alike, up to 1, and why.  Of copies byte for byte neighbours are told, those with equal captions first."""
-    found: dict[tuple[int, int], tuple[float, str]] = {}
+    alike: dict[tuple[int, int], tuple[float, str]] = {}
     for rows in _groups(digest for _, digest in embedded.origins):
         by_caption = sorted(rows, key=lambda row: (words_of(embedded.captions[row]), row))
-        for one, next_one in pairwise(by_caption):
-            pair = min(one, next_one), max(one, next_one)
-            found[pair] = (1.0, "the same picture, byte for byte")
+        for pair in pairwise(by_caption):
+            alike[min(pair), max(pair)] = (1.0, "the same picture, byte for byte")
     for first, other, score in looks_alike(embedded.tiny_NP, MOST, _ALIKE):
         reason = f"near-identical pictures (pixels differ by {-score * 255.0:.1f} of 255)"
-        found.setdefault((first, other), (1.0 + score, reason))
-    return found
-
-
-def image_cosines(embedded: Embedded, pairs: Iterable[tuple[int, int]]) -> dict[tuple[int, int], float]:
-    listed = list(pairs)
-    if not listed:
-        return {}
-    first, other = torch.tensor(listed, device=embedded.image_ND.device).T
-    values = (embedded.image_ND[first] * embedded.image_ND[other]).sum(dim=1)
-    return dict(zip(listed, values.tolist(), strict=True))
+        alike.setdefault((first, other), (1.0 + score, reason))
+    return alike
 
 
 def _groups(keys: Iterable[object]) -> list[list[int]]:
@@ -215,27 +228,24 @@ def _interchangeable(embedded: Embedded) -> list[Suspect]:
     keys = {key: number for number, key in enumerate(dict.fromkeys(map(words_of, embedded.captions)))}
     groups_N = torch.tensor([keys[words_of(caption)] for caption in embedded.captions])
     pairs = fits_the_other(embedded.image_ND, embedded.text_ND, groups_N, MOST)
+    reason = "each picture is nearer to the other's caption than to its own, by at least"
     return [
-        Suspect(
-            "interchangeable",
-            first,
-            other,
-            score,
-            f"each picture is nearer to the other's caption than to its own, by at least {score:.3f}",
-        )
+        Suspect("interchangeable", first, other, score, f"{reason} {score:.3f}")
         for first, other, score in pairs
         if score >= 0.0
     ]
 
 
-def _crowded(eye: Eye, embedded: Embedded, memory: Memory) -> tuple[list[Suspect], str]:
+def _crowded(model: RunModel, embedded: Embedded, memory: Memory) -> tuple[list[Suspect], str]:
     if memory.log_u_N is not None:
         log_u_N = memory.log_u_N
         about = "u is what the run's moving averages remember, the mean of both directions."
     elif len(embedded.ids) > 1:
-        both = exact_log_normalizers(embedded.image_ND, embedded.text_ND, eye.temperature)
-        log_u_N = torch.stack([each.cpu() for each in both]).mean(dim=0)
-        about = f"The method keeps no u per sample; this one is exact over those at hand, at τ = {eye.temperature:.3g}."
+        both = exact_log_normalizers(embedded.image_ND, embedded.text_ND, model.temperature)
+        log_u_N = torch.stack([log_g_N.cpu() for log_g_N in both]).mean(dim=0)
+        about = (
+            f"The method keeps no u per sample; this one is exact over those at hand, at τ = {model.temperature:.3g}."
+        )
     else:
         return [], ""
     known = log_u_N[log_u_N.isfinite()]
@@ -245,15 +255,15 @@ def _crowded(eye: Eye, embedded: Embedded, memory: Memory) -> tuple[list[Suspect
     order = log_u_N.nan_to_num(-torch.inf, -torch.inf, -torch.inf).argsort(descending=True)
     rows = [row for row in order[: min(_SINGLES, len(known))].tolist() if float(log_u_N[row]) > middle]
     nearest = nearest_other(embedded.image_ND, embedded.text_ND, embedded.groups_N, rows)
-    found = []
+    crowded = []
     for row, (other, similarity) in zip(rows, nearest, strict=True):
         value = float(log_u_N[row])
         reason = f"log u = {value:.2f}, the median is {middle:.2f}"
         partner = None if other == row else other
         if partner is not None:
             reason += f"; its picture's nearest other caption has similarity {similarity:.3f}"
-        found.append(Suspect("crowded", row, partner, value, reason))
-    return found, about
+        crowded.append(Suspect("crowded", row, partner, value, reason))
+    return crowded, about
 
 
 def extreme_temperatures(memory: Memory) -> list[Suspect]:
@@ -267,17 +277,13 @@ def extreme_temperatures(memory: Memory) -> list[Suspect]:
     order = known[values.argsort()].tolist()
     count = min(_EXTREMES, len(order) // 2)
     middle = float(values.median())
-    found = []
+    extremes = []
     for words, rows in (("largest", order[::-1][:count]), ("smallest", order[:count])):
         for row in rows:
             value = float(memory.tau_N[row])
-            score = abs(value - middle)
-            found.append(
-                Suspect(
-                    "temperature", row, None, score, f"among the {words}: τ = {value:.4f}, the median is {middle:.4f}"
-                )
-            )
-    return found
+            reason = f"among the {words}: τ = {value:.4f}, the median is {middle:.4f}"
+            extremes.append(Suspect("temperature", row, None, abs(value - middle), reason))
+    return extremes
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -290,8 +296,8 @@ def write_suspects(path: Path, suspects: Suspects) -> None:
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(("kind", "score", "reason", "id", "name", "caption", "other_id", "other_name", "other_caption"))
-        for kind in KINDS:
-            for suspect in suspects.found[kind][:MOST]:
+        for kind, listed in suspects.by_kind.items():
+            for suspect in listed[:MOST]:
                 cells = [kind, f"{suspect.score:.6g}", cell(suspect.reason)]
                 for row in (suspect.first, suspect.other):
                     if row is None:
@@ -300,3 +306,46 @@ def write_suspects(path: Path, suspects: Suspects) -> None:
                     texts = (names[row], suspects.embedded.captions[row])
                     cells += [str(suspects.embedded.ids[row]), *map(cell, texts)]
                 writer.writerow(cells)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# as HTML
+
+
+def suspects_section(suspects: Suspects, pictures: Pictures, table_name: str) -> Section:
+    count, of = len(suspects.embedded.ids), suspects.embedded.of
+    among = f": {count:,} samples drawn from {of:,}: a pair is found only if both were drawn."
+    lead = (
+        f"Training samples worth a look{among if count < of else f', among all {count:,}.'} "
+        f"{table_name} beside this page lists them, up to 1,000 of a kind, with their ids and names."
+    )
+    body: list[Child] = [notices(suspects.gaps)]
+    for kind, listed in suspects.by_kind.items():
+        title, meaning = _TITLES[kind]
+        cards = [
+            pictures.card(suspects.embedded, suspect.first, suspect.other, suspect.reason)
+            for suspect in _some(kind, listed)
+        ]
+        if cards:
+            body.append(
+                folded(
+                    f"{title} ({len(listed):,}{' or more' if len(listed) == MOST else ''})",
+                    note(joined(meaning, " ", suspects.about if kind == "crowded" else "")),
+                    node("div", cards, class_="cards"),
+                    unfolded=True,
+                )
+            )
+    empty = [_TITLES[kind][0].lower() for kind, listed in suspects.by_kind.items() if not listed]
+    body.append(note(f"Nothing found under: {', '.join(empty)}.") if empty else None)
+    return Section("suspects", "Suspected false negatives and duplicates", joined(*body), lead)
+
+
+def _some(kind: Kind, listed: list[Suspect]) -> list[Suspect]:
+    """The most suspect ones, of temperatures both ends."""
+    if kind == "temperature":
+        half = len(listed) // 2
+        return listed[: _SHOWN // 2] + listed[half : half + _SHOWN // 2]
+    if kind == "interchangeable":
+        by_pair = {(suspect.first, suspect.other or 0, suspect.score): suspect for suspect in listed}
+        return [by_pair[pair] for pair in without_repeats(list(by_pair), _SHOWN)]
+    return listed[:_SHOWN]

@@ -4,55 +4,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 
 import torch
 from torch import Tensor
 
-from fullbatch.report.blocks import Page, Section, best, chart_place, table
-from fullbatch.report.curves import Chart, Line, Mark
+from fullbatch.report.blocks import Page, Section, best, page_header, present, table
+from fullbatch.report.charts import Axis, Chart, Mark, Series, figures
 from fullbatch.report.markup import Child, Html, joined, node
 from fullbatch.report.wording import NOTHING, TIMES
-from fullbatch.theory import toy
-from fullbatch.theory.angle import Turn
-from fullbatch.theory.minimizers import NEAR
-from fullbatch.theory.optimum import antipodes, optimum_of
-from fullbatch.theory.study import Minimum, Open, Raced, Study, Walked, hitting_times, reading_name
-from fullbatch.theory.toy import BEST_LOSS, DRIFT_RATIO, drift_ratio
+from fullbatch.theory.embeddings import antipodes, optimum_of
+from fullbatch.theory.minimizers import NEAR, Descent, Race, Unproven
+from fullbatch.theory.study import Minimum, Raced, Study, ToyWalks, hitting_times, reading_name
+from fullbatch.theory.toy import BEST_LOSS, DRIFT_RATIO, GOAL, Turn, drift_ratio
 
 _SIDE = 100  # of a heat map, in the drawing's own units
 _GAP = 16
 _PLACES = 5  # of heat maps in a row, so that all are of one size
 _COLD, _WHITE, _WARM = (33, 88, 150), (250, 248, 243), (190, 82, 20)  # -1, 0, 1
 _COLORS = {"SGD": 0, "OSGD": 1, "spectral": 2, "SGD with replacement": 5, "OSGD of a partition": 4}
+_UPDATES = Axis("update")
 _NAMES = {"ordered": "OSGD", "uniform": "SGD", "all_batches": "all batches", "full": "full batch"}
 
 
 def theory_page(done: Study) -> Page:
-    races, walks = _race_charts(done.races), _walk_charts(done.walks)
-    angle = [_angle_chart(done.turn)] if done.turn is not None else []
-    sections = [
-        _optimum(done.minima) if done.minima else None,
-        _unproven(done.unproven) if done.unproven else None,
-        _convergence(done.races, races) if done.races else None,
-        _toy(done.walks, walks) if done.walks else None,
-        _angle(done.turn, angle) if done.turn is not None else None,
-    ]
+    lead = (
+        "Embeddings without encoders descend the contrastive loss of chosen batches: the synthetic study of "
+        f"Cho et al. 2023, {done.extent.seeds} random starts each, batches of {done.extent.batch_size} pairs."
+    )
+    title = "Which batches lead to the full batch's optimum"
     return Page(
         title="Theory · fullbatch",
-        header=joined(
-            node("p", "fullbatch · theory", class_="eyebrow"),
-            node("h1", "Which batches lead to the full batch's optimum"),
-            node(
-                "p",
-                "Embeddings without encoders descend the contrastive loss of chosen batches: the synthetic study of "
-                f"Cho et al. 2023, {done.extent.seeds} random starts each, batches of {done.extent.batch_size} pairs.",
-                class_="lead",
-            ),
+        header=page_header("theory", title, (), node("p", lead, class_="lead")),
+        sections=present(
+            _optimum(done.minima) if done.minima else None,
+            _unproven(done.unproven) if done.unproven else None,
+            _convergence(done.races) if done.races else None,
+            _toy(done.walks) if done.walks else None,
+            _angle(done.turn) if done.turn is not None else None,
         ),
-        sections=[section for section in sections if section is not None],
-        charts=[*races, *walks, *angle],
     )
 
 
@@ -101,7 +92,7 @@ def _text(x: int, y: int, text: str) -> Html:
 def _arranged(gram_NN: Tensor) -> Tensor:
     """Antipodal partners side by side, so that a cross-polytope looks like one."""
     partner = antipodes(gram_NN.unsqueeze(0))[0].tolist()
-    order = torch.tensor([each for one in range(len(partner)) if one < partner[one] for each in (one, partner[one])])
+    order = torch.tensor([row for first, other in enumerate(partner) if first < other for row in (first, other)])
     return gram_NN[order][:, order]
 
 
@@ -112,27 +103,21 @@ def _arranged(gram_NN: Tensor) -> Tensor:
 def _optimum(minima: Sequence[Minimum]) -> Section:
     rows: list[list[Child]] = []
     drawn: list[Html] = []
-    for (count, width), group in groupby(minima, key=lambda one: (one.count, one.width)):
-        ones = list(group)
+    for (count, width), group in groupby(minima, key=lambda minimum: (minimum.count, minimum.width)):
+        case = list(group)
         kind = "simplex" if count <= width + 1 else "cross-polytope"
-        first = [one.descent.gram_RNN[0] for one in ones]
+        first = [minimum.descent.gram_RNN[0] for minimum in case]
         arranged = first if kind == "simplex" else [_arranged(gram_NN) for gram_NN in first]
         target = optimum_of(count, width, arranged[0])
         assert target is not None, "only proved cases are drawn here"
         maps = [("the optimum", kind, target)]
-        for one, gram_NN in zip(ones, arranged, strict=True):
-            maps.append((one.batches, f"away by {float(one.descent.distance_R[0]):.1e}", gram_NN))
-            far = one.descent.distance_R
-            rows.append(
-                [
-                    f"N = {count}, d = {width}: {kind}",
-                    f"{one.batches} ({one.number})",
-                    f"{one.rate:g}",
-                    _reached(one),
-                    f"{float(far.min()):.2g} to {float(far.max()):.2g}",
-                ]
-            )
-        drawn += [node("h3", f"N = {count}, d = {width}: {kind}"), heat_maps(maps)]
+        label = f"N = {count}, d = {width}: {kind}"
+        for minimum, gram_NN in zip(case, arranged, strict=True):
+            far = minimum.descent.distance_R
+            maps.append((minimum.batches, f"away by {float(far[0]):.1e}", gram_NN))
+            batches, distances = f"{minimum.batches} ({minimum.number})", f"{far.min():.2g} to {far.max():.2g}"
+            rows.append([label, batches, f"{minimum.rate:g}", _reached(minimum.descent), distances])
+        drawn += [node("h3", label), heat_maps(maps)]
     head = ("", "batches", "rate", "reached after steps", "distance at the end")
     lead = (
         "Heat maps of u_i · v_j of the first start. By theorem the full batch and all mini-batches have the same "
@@ -142,42 +127,29 @@ def _optimum(minima: Sequence[Minimum]) -> Section:
     return Section("optimum", "What is reached", joined(*drawn, table(head, rows, "numbers")), lead)
 
 
-def _reached(one: Minimum) -> str:
-    reached = [step for step in one.descent.reached_R.tolist() if step >= 0]
+def _reached(descent: Descent) -> str:
+    reached = [step for step in descent.reached_R.tolist() if step >= 0]
     if not reached:
-        return f"none of {len(one.descent.reached_R)} in {one.descent.steps:,}"
-    missed = len(one.descent.reached_R) - len(reached)
+        return f"none of {len(descent.reached_R)} in {descent.steps:,}"
+    missed = len(descent.reached_R) - len(reached)
     span = f"{min(reached):,} to {max(reached):,}"
     return f"{span}, {missed} never" if missed else span
 
 
-def _unproven(found: Sequence[Open]) -> Section:
+def _unproven(cases: Sequence[Unproven]) -> Section:
     pieces: list[Html] = []
     rows: list[list[Child]] = []
-    for one in found:
+    for case in cases:
+        label = f"N = {case.count}, d = {case.width}"
         maps = [
-            ("full batch", f"loss {one.found.full_losses[0]:.6f}", _arranged(one.found.full_NN)),
-            ("all batches", f"loss {one.found.full_losses[1]:.6f}", _arranged(one.found.all_NN)),
+            ("full batch", f"loss {case.full_losses[0]:.6f}", _arranged(case.full_NN)),
+            ("all batches", f"loss {case.full_losses[1]:.6f}", _arranged(case.all_NN)),
         ]
-        pieces += [node("h3", f"N = {one.count}, d = {one.width}"), heat_maps(maps)]
-        rows.append(
-            [
-                f"N = {one.count}, d = {one.width}",
-                f"{one.found.distance:.2g}",
-                *(f"{loss:.6f}" for loss in (*one.found.full_losses, *one.found.all_losses)),
-                *(f"{slope:.1e}" for slope in one.found.slopes),
-            ]
-        )
-    head = (
-        "",
-        "distance",
-        "full loss of full",
-        "full loss of all",
-        "mini loss of full",
-        "mini loss of all",
-        "full slope",
-        "mini slope",
-    )
+        pieces += [node("h3", label), heat_maps(maps)]
+        losses = [f"{loss:.6f}" for loss in (*case.full_losses, *case.all_losses)]
+        rows.append([label, f"{case.distance:.2g}", *losses, *(f"{slope:.1e}" for slope in case.slopes)])
+    losses = ["full loss of full", "full loss of all", "mini loss of full", "mini loss of all"]
+    head = ("", "distance", *losses, "full slope", "mini slope")
     lead = (
         "Where nothing is proved: the best of all starts on the full batch (full) against the best on all mini-batches "
         "(all). Distance is under the best relabelling; slopes are the losses' gradients at the full-batch minimiser: "
@@ -186,23 +158,25 @@ def _unproven(found: Sequence[Open]) -> Section:
     return Section("unproven", "Where no optimum is known", joined(*pieces, table(head, rows, "numbers")), lead)
 
 
-def _convergence(races: Sequence[Raced], charts: Sequence[Chart]) -> Section:
+def _convergence(races: Sequence[Raced]) -> Section:
     pieces: list[Html] = []
-    for reading, group in groupby(races, key=lambda one: one.reading):
-        ones = list(group)
-        names = list(dict.fromkeys(one.method for one in ones))
+    for reading, of_reading in groupby(races, key=lambda raced: raced.reading):
         rows: list[list[Child]] = []
-        for (count, width), cases in groupby(ones, key=lambda one: (one.count, one.width)):
-            by_name = {one.method: one.race.final_R for one in cases}
-            means = {name: float(final.mean()) for name, final in by_name.items()}
-            nearest = min(means, key=lambda name: means[name])
-            cells = [best(_spread(by_name[name], by_name["SGD"]), name == nearest) for name in names]
+        charts: list[Chart] = []
+        names: list[str] = []
+        for (count, width), case in groupby(of_reading, key=lambda raced: (raced.count, raced.width)):
+            by_name = {raced.method: raced.race for raced in case}
+            names = list(by_name)
+            nearest = min(names, key=lambda name: float(by_name[name].final_R.mean()))
+            cells = [best(_spread(name, by_name), name == nearest) for name in names]
             rows.append([f"N = {count}, d = {width}", *cells])
-        shown = [chart for chart in charts if chart.key.startswith(_reading_key(ones[0]))]
+            key = f"race-{'free' if reading.free else 'normalised'}-{count}-{width}"
+            series = [_race_series(name, race) for name, race in by_name.items()]
+            charts.append(Chart(key, f"N = {count}, d = {width}", "", series, Axis(scale="log"), _UPDATES))
         pieces += [
             node("h3", reading_name(reading)),
             table(("distance at the end", *names), rows, "numbers"),
-            node("div", [chart_place(chart) for chart in shown], class_="charts"),
+            figures(charts),
         ]
     lead = (
         "Distance to the optimum, mean over starts (in brackets: on how many nearer than SGD); lines are means, "
@@ -212,100 +186,61 @@ def _convergence(races: Sequence[Raced], charts: Sequence[Chart]) -> Section:
     return Section("convergence", "How fast, by which batches", joined(*pieces), lead)
 
 
-def _spread(final: Tensor, sgd: Tensor) -> str:
-    nearer = "" if final is sgd else f" ({int((final < sgd).sum())}/{len(final)})"
-    return f"{float(final.mean()):.3g}{nearer}"
+def _spread(method: str, races: Mapping[str, Race]) -> str:
+    final_R = races[method].final_R
+    nearer = "" if method == "SGD" else f" ({int((final_R < races['SGD'].final_R).sum())}/{len(final_R)})"
+    return f"{float(final_R.mean()):.3g}{nearer}"
 
 
-def _reading_key(one: Raced) -> str:
-    return "race-free" if one.reading.free else "race-normalised"
+def _race_series(method: str, race: Race) -> Series:
+    mean, low, high = (
+        values_T.tolist() for values_T in (race.distance_TR.mean(1), race.distance_TR.amin(1), race.distance_TR.amax(1))
+    )
+    return Series(method, race.at, mean, _COLORS[method], low, high, style="area")
 
 
-def _race_charts(races: Sequence[Raced]) -> list[Chart]:
-    charts = []
-    for (_, count, width), group in groupby(races, key=lambda one: (one.reading, one.count, one.width)):
-        ones = list(group)
-        lines = [
-            Line(
-                one.method,
-                _COLORS[one.method],
-                -1,
-                one.race.at,
-                one.race.distance_TR.mean(1).tolist(),
-                one.race.distance_TR.amin(1).tolist(),
-                one.race.distance_TR.amax(1).tolist(),
-            )
-            for one in ones
-        ]
-        key = f"{_reading_key(ones[0])}-{count}-{width}"
-        charts.append(Chart(key, f"N = {count}, d = {width}", "", lines, x="update", shape="area", log=True))
-    return charts
-
-
-def _toy(walks: Sequence[Walked], charts: Sequence[Chart]) -> Section:
+def _toy(walks: Sequence[ToyWalks]) -> Section:
     rows: list[list[Child]] = []
-    for one in walks:
-        for row in hitting_times(one):
-            rows.append(
-                [
-                    f"rate {row['rate']:g}, epsilon {row['epsilon']:.3g}, rho {row['rho']:g}",
-                    *(_time(row[method], row["most"]) for method in _NAMES),
-                    *(_share(row[method], row["ordered"]) for method in _NAMES if method != "ordered"),
-                ]
-            )
-    others = [name for method, name in _NAMES.items() if method != "ordered"]
-    head = ("", *_NAMES.values(), *(f"{name} / OSGD" for name in others))
-    said = (
+    charts = []
+    for place, walked in enumerate(walks):
+        for row in hitting_times(walked):
+            times = [f"not in {row['most']:,}" if row[method] is None else f"{row[method]:,}" for method in _NAMES]
+            shares = [_share(row[method], row["ordered"]) for method in _NAMES if method != "ordered"]
+            label = f"rate {row['rate']:g}, epsilon {row['epsilon']:.3g}, rho {row['rho']:g}"
+            rows.append([label, *times, *shares])
+        series = [
+            Series(_NAMES[method], range(len(path.loss_T)), path.loss_T, color, style="path")
+            for color, (method, path) in enumerate(walked.paths.items())
+        ]
+        title = f"rate {walked.start.rate:g}, epsilon {walked.start.epsilon:.3g}"
+        marks = [Mark("the square", BEST_LOSS)]
+        charts.append(Chart(f"toy-{place}", title, "full-batch loss", series, Axis(), _UPDATES, marks))
+    head = ("", *_NAMES.values(), *(f"{name} / OSGD" for method, name in _NAMES.items() if method != "ordered"))
+    drifts = (
         f"The first drifts differ by 3(e² + 1)/(e² - 1) = {DRIFT_RATIO:.6f}; computed at epsilon = 1e-5: "
         f"{drift_ratio(1e-5):.6f}."
-    )
-    body = joined(
-        node("p", said),
-        table(head, rows, "numbers"),
-        node("div", [chart_place(chart) for chart in charts], class_="charts"),
     )
     lead = (
         "Two close pairs of points that must become a square: steps until every expected angle is within rho of 45°. "
         "The ratio of first drifts is exact; the ratio of hitting times depends on rate, epsilon and rho."
     )
+    body = joined(node("p", drifts), table(head, rows, "numbers"), figures(charts))
     return Section("toy", "Four points", body, lead)
-
-
-def _time(steps: int | None, most: int) -> str:
-    return f"not in {most:,}" if steps is None else f"{steps:,}"
 
 
 def _share(steps: int | None, ordered: int | None) -> str:
     return NOTHING if steps is None or not ordered else f"{steps / ordered:.2f}{TIMES}"
 
 
-def _walk_charts(walks: Sequence[Walked]) -> list[Chart]:
-    charts = []
-    for place, one in enumerate(walks):
-        lines = [
-            Line(_NAMES[method], number, -1, range(len(path.loss_T)), path.loss_T)
-            for number, (method, path) in enumerate(one.paths.items())
-        ]
-        title = f"rate {one.start.rate:g}, epsilon {one.start.epsilon:.3g}"
-        marks = [Mark("the square", BEST_LOSS)]
-        charts.append(Chart(f"toy-{place}", title, "full-batch loss", lines, x="update", shape="area", marks=marks))
-    return charts
-
-
-def _angle_chart(turned: Turn) -> Chart:
-    degrees = [round(value / toy.GOAL * 45.0, 3) for value in turned.angle]
-    lines = [Line("full batch", 0, -1, degrees, turned.full), Line("all mini-batches", 1, -1, degrees, turned.mini)]
-    return Chart("angle", "N = 10, d = 2", "loss while u₁ turns", lines, x="degrees", shape="area")
-
-
-def _angle(turned: Turn | None, charts: Sequence[Chart]) -> Section:
-    assert turned is not None, "there is a chart"
+def _angle(turned: Turn) -> Section:
+    degrees = [round(value / GOAL * 45.0, 3) for value in turned.angle]
+    losses = (("full batch", turned.full), ("all mini-batches", turned.mini))
+    series = [Series(label, degrees, loss, color, style="path") for color, (label, loss) in enumerate(losses)]
+    chart = Chart("angle", "N = 10, d = 2", "loss while u₁ turns", series, Axis(), Axis("degrees"))
     least, greatest = turned.ratios
-    said = (
+    text = (
         f"Both are least at {abs(turned.best_angles[0]):.3f} and {abs(turned.best_angles[1]):.3f} rad; their "
         f"ratio goes from {least:.3f} to {greatest:.3f}, so one is no multiple of the other."
     )
-    body = joined(node("p", said), node("div", [chart_place(chart) for chart in charts], class_="charts"))
-    return Section(
-        "angle", "Along one angle", body, "Ten pairs at the optimum in the plane, of which u₁ alone is turned."
-    )
+    lead = "Ten pairs at the optimum in the plane, of which u₁ alone is turned."
+    return Section("angle", "Along one angle", joined(node("p", text), figures([chart])), lead)

@@ -1,4 +1,4 @@
-"""How numbers, tasks and settings are said on the page."""
+"""How numbers, tasks and settings are written on the page."""
 
 from __future__ import annotations
 
@@ -7,34 +7,31 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from typing_extensions import TypeIs
+
 _NAMES = {
     "mean_r1": "mean R@1",
-    "accuracy": "accuracy",
     "accuracy_top5": "top-5 accuracy",
-    "mean_per_class": "mean per class",
-    "gradient_norm": "gradient norm",
     "samples_per_second": "pairs per second",
 }
 NOTHING, TIMES, MINUS = "\u2013", "\u00d7", "\u2212"  # an en dash for what is not known, a real times and minus
 _LOWER_IS_BETTER = frozenset(("rank", "error", "loss", "seconds", "gib", "bias"))
 
 
-def is_number(value: object) -> bool:
+def is_number(value: object) -> TypeIs[int | float]:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def metric_name(metric: str) -> str:
     """As people say it: image_to_text_r5 is "image → text R@5"."""
-    if metric in _NAMES:
-        return _NAMES[metric]
     spoken = re.sub(r"_r(\d+)$", r" R@\1", metric).replace("_to_", " → ")
-    return spoken.replace("_", " ")
+    return _NAMES.get(metric) or spoken.replace("_", " ")
 
 
 def task_name(task: str) -> tuple[str, str]:
     """What is measured, and on what."""
-    kind, found, source = task.partition(":")
-    return (kind.replace("_", "-"), source) if found else ("", task)
+    kind, colon, source = task.partition(":")
+    return (kind.replace("_", "-"), source) if colon else ("", task)
 
 
 def metric_words(key: str) -> tuple[str, str]:
@@ -50,8 +47,7 @@ def lower_is_better(metric: str) -> bool:
     >>> lower_is_better("retrieval:data/tobias/loss.csv mean_r1"), lower_is_better("image_to_text_median_rank")
     (False, True)
     """
-    own = metric.rpartition(" ")[2]
-    return not _LOWER_IS_BETTER.isdisjoint(own.split("_"))
+    return not _LOWER_IS_BETTER.isdisjoint(metric.rpartition(" ")[2].split("_"))
 
 
 def is_share(metric: str) -> bool:
@@ -59,19 +55,19 @@ def is_share(metric: str) -> bool:
 
 
 def value_text(value: object, metric: str = "") -> str:
-    if not isinstance(value, int | float) or not is_number(value):
+    if not is_number(value):
         return NOTHING
-    if is_share(metric) and -1.0 <= value <= 1.0:
-        return percent(value)
-    return number(value)
+    return percent(value) if is_share(metric) and -1.0 <= value <= 1.0 else number(value)
 
 
-def percent(value: float) -> str:
+def percent(value: object) -> str:
     """Two figures for the small, one decimal for the others.
 
     >>> percent(0.0007), percent(0.0654)
     ('0.07%', '6.5%')
     """
+    if not is_number(value):
+        return NOTHING
     return f"{value:.2%}" if abs(value) < 0.01 else f"{value:.1%}"
 
 
@@ -82,20 +78,22 @@ def number(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
+def count_text(value: object) -> str:
+    return f"{int(value):,}" if is_number(value) else NOTHING
+
+
+def short_number(value: object) -> str:
+    """Three figures."""
+    return f"{value:,.3g}" if is_number(value) else NOTHING
+
+
 def ratio(value: object, chance: object) -> float | None:
     """How many times chance; None where either is unknown, or chance is zero."""
-    if isinstance(value, int | float) and isinstance(chance, int | float) and is_number(value) and is_number(chance):
-        return value / chance if chance > 0 else None
-    return None
+    return value / chance if is_number(value) and is_number(chance) and chance > 0 else None
 
 
 def times(share: float | None) -> str:
     return NOTHING if share is None else f"{share:.0f}{TIMES}" if share >= 100 else f"{share:.1f}{TIMES}"
-
-
-def points(difference: float) -> str:
-    """A difference of two shares."""
-    return f"{100.0 * difference:+.2f} points".replace("-", MINUS)
 
 
 def counted(count: int, thing: str) -> str:
@@ -106,15 +104,35 @@ def counted(count: int, thing: str) -> str:
     return f"{count:,} {thing}{'' if count == 1 else 's'}"
 
 
-def signed(difference: float, metric: str = "") -> str:
-    return points(difference) if is_share(metric) else f"{difference:+.4g}".replace("-", MINUS)
+def signed(difference: object, metric: str = "") -> str:
+    """A difference; that of two shares in points."""
+    if not is_number(difference):
+        return NOTHING
+    return f"{difference_text(difference, is_share(metric))}{' points' if is_share(metric) else ''}"
 
 
-def duration(seconds: float) -> str:
+def difference_text(mean: float, share: bool, sd: object = None) -> str:
+    """A mean difference and its standard deviation; shares in points."""
+    scale, form = (100.0, ".2f") if share else (1.0, ".4g")
+    text = f"{scale * mean:+{form}}".replace("-", MINUS)
+    return f"{text} ± {scale * sd:{form}}" if is_number(sd) else text
+
+
+def mean_text(mean: object, share: bool, sd: object = None) -> str:
+    if not is_number(mean):
+        return NOTHING
+    scale, form, unit = (100.0, ".2f", "%") if share else (1.0, ".3g", "")
+    spread = f" ± {scale * sd:{form}}" if is_number(sd) else ""
+    return f"{scale * mean:{form}}{spread}{unit}"
+
+
+def duration(seconds: object) -> str:
     """
     >>> duration(65), duration(7300)
     ('1 min 5 s', '2 h 1 min')
     """
+    if not is_number(seconds):
+        return NOTHING
     if seconds < 60:
         return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
     minutes = round(seconds) // 60

@@ -1,54 +1,67 @@
-"""Free embeddings on the sphere, and the contrastive loss of the mini-batches that are drawn from them.
+"""Free embeddings on the sphere, the contrastive loss of their mini-batches, and the heat maps known to be optimal.
 
 Cho et al. 2023, sections 3 and 4: there are no encoders, the vectors themselves are what descends.
 Everything takes leading axes, so that seeds, settings and batches are descended side by side.
 """
 
-# R: runs side by side (any leading axes)  N: pairs  D: width  K: batches  B: pairs of a batch
+# 2: the paper's U and V  R: runs side by side (any leading axes)  N: pairs  D: width  K: batches  B: pairs of a batch
+# S: heat maps
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import combinations
+from functools import cache
+from itertools import combinations, permutations
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
-
-@dataclass(frozen=True)
-class Rows:
-    """Directions, of unit length, and how long the vectors are that descend; 1 where they are normalised each step."""
-
-    unit_RND: Tensor
-    length_RN1: Tensor
+Floats = npt.NDArray[np.float64]
+Places = npt.NDArray[np.int64]
+_CHUNK = 512  # heat maps at a time: the search's table of N = 16 holds 16,384 costs a heat map at its widest
+_MOST_RELABELLED = 9
 
 
 @dataclass(frozen=True)
-class Pairs:
-    """The paper's U and V; its columns are rows here."""
+class FreePairs:
+    """The paper's U and V, whose columns are rows here: directions, and how long the vectors are that descend.
 
-    u: Rows
-    v: Rows
+    Lengths are 1 where the vectors are normalised each step.
+    """
+
+    unit_2RND: Tensor
+    length_2RN1: Tensor
+
+    @classmethod
+    def of(cls, vectors_2RND: Tensor, free: bool = False) -> FreePairs:
+        """From any vectors: their directions, and their lengths if they are ``free``."""
+        length_2RN1 = vectors_2RND.norm(dim=-1, keepdim=True)
+        return cls(vectors_2RND / length_2RN1, length_2RN1 if free else torch.ones_like(length_2RN1))
 
     @property
     def gram_RNN(self) -> Tensor:
         """The paper's heat map: entry (i, j) is u_i . v_j."""
-        return self.u.unit_RND @ self.v.unit_RND.mT
+        return self.unit_2RND[0] @ self.unit_2RND[1].mT
+
+    def gradient(self, batches_KB: Tensor) -> Tensor:
+        """The derivative of the mean loss of the batches by the unit vectors, (2, R, N, D)."""
+        slope_RNN = gram_gradient(self.gram_RNN, batches_KB)
+        return torch.stack([slope_RNN @ self.unit_2RND[1], slope_RNN.mT @ self.unit_2RND[0]])
+
+    def along_sphere(self, gradient_2RND: Tensor) -> Tensor:
+        """The part of a gradient that turns the vectors."""
+        return gradient_2RND - (gradient_2RND * self.unit_2RND).sum(-1, keepdim=True) * self.unit_2RND
 
 
-def random_pairs(count: int, width: int, seeds: int, free: bool = False) -> Pairs:
+def random_pairs(count: int, width: int, seeds: int, free: bool = False) -> FreePairs:
     """Normal vectors, normalised (section 6.1) or left as long as they are; run r depends on seed r alone."""
     drawn = [
         torch.randn(2, count, width, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
         for seed in range(seeds)
     ]
-    u, v = (_rows(drawn_RND) for drawn_RND in torch.stack(drawn, dim=1))
-    return Pairs(u, v) if free else Pairs(_normalised(u), _normalised(v))
-
-
-def pairs_of(u_RND: Tensor, v_RND: Tensor) -> Pairs:
-    """From any vectors: their directions."""
-    return Pairs(_normalised(_rows(u_RND)), _normalised(_rows(v_RND)))
+    return FreePairs.of(torch.stack(drawn, dim=1), free)
 
 
 def all_batches(count: int, batch_size: int) -> Tensor:
@@ -81,50 +94,6 @@ def gram_gradient(gram_RNN: Tensor, batches_KB: Tensor) -> Tensor:
     return gradient.view(gram_RNN.shape)
 
 
-def descended(pairs: Pairs, batches_KB: Tensor, rate: float) -> Pairs:
-    """One step of gradient descent on the mean loss of the batches, then all rows are normalised again.
-
-    As the paper has it: Algorithms 4 to 7, lines 4 to 6.
-    """
-    slope_RNN = gram_gradient(pairs.gram_RNN, batches_KB)
-    u, v = pairs.u, pairs.v
-    return Pairs(_stepped(u, slope_RNN @ v.unit_RND, rate), _stepped(v, slope_RNN.mT @ u.unit_RND, rate))
-
-
-def descended_freely(pairs: Pairs, batches_KB: Tensor, rate: float) -> Pairs:
-    """One step as the authors' code takes it: the gradient goes through the normalisation, the rows keep their length.
-
-    They only get longer, so their directions move by ever smaller steps: a learning rate that falls by itself.
-    """
-    slope_RNN = gram_gradient(pairs.gram_RNN, batches_KB)
-    u, v = pairs.u, pairs.v
-    return Pairs(_stepped_freely(u, slope_RNN @ v.unit_RND, rate), _stepped_freely(v, slope_RNN.mT @ u.unit_RND, rate))
-
-
-def tangent(rows: Rows, gradient_RND: Tensor) -> Tensor:
-    """The part of a gradient along the sphere."""
-    return gradient_RND - (gradient_RND * rows.unit_RND).sum(-1, keepdim=True) * rows.unit_RND
-
-
-def _stepped(rows: Rows, gradient_RND: Tensor, rate: float) -> Rows:
-    moved_RND = rows.unit_RND - rate * gradient_RND
-    return Rows(moved_RND / moved_RND.norm(dim=-1, keepdim=True), rows.length_RN1)
-
-
-def _stepped_freely(rows: Rows, gradient_RND: Tensor, rate: float) -> Rows:
-    through_RND = tangent(rows, gradient_RND) / rows.length_RN1
-    return _rows(rows.unit_RND * rows.length_RN1 - rate * through_RND)
-
-
-def _rows(vectors_RND: Tensor) -> Rows:
-    length_RN1 = vectors_RND.norm(dim=-1, keepdim=True)
-    return Rows(vectors_RND / length_RN1, length_RN1)
-
-
-def _normalised(rows: Rows) -> Rows:
-    return Rows(rows.unit_RND, torch.ones_like(rows.length_RN1))
-
-
 def _blocks(gram_RNN: Tensor, batches_KB: Tensor) -> Tensor:
     flat = _places(batches_KB, gram_RNN.shape[-1])
     wanted = gram_RNN.shape[:-2] + flat.shape[-3:]
@@ -134,3 +103,130 @@ def _blocks(gram_RNN: Tensor, batches_KB: Tensor) -> Tensor:
 def _places(batches_KB: Tensor, count: int) -> Tensor:
     """Where the entries of each batch's block lie in the flattened heat map, (K, B, B)."""
     return batches_KB.unsqueeze(-1) * count + batches_KB.unsqueeze(-2)
+
+
+def descended(pairs: FreePairs, batches_KB: Tensor, rate: float) -> FreePairs:
+    """One step of gradient descent on the mean loss of the batches, then all rows are normalised again.
+
+    As the paper has it: Algorithms 4 to 7, lines 4 to 6.
+    """
+    return FreePairs.of(pairs.unit_2RND - rate * pairs.gradient(batches_KB))
+
+
+def descended_freely(pairs: FreePairs, batches_KB: Tensor, rate: float) -> FreePairs:
+    """One step as the authors' code takes it: the gradient goes through the normalisation, the rows keep their length.
+
+    They only get longer, so their directions move by ever smaller steps: a learning rate that falls by itself.
+    """
+    through_2RND = pairs.along_sphere(pairs.gradient(batches_KB)) / pairs.length_2RN1
+    return FreePairs.of(pairs.unit_2RND * pairs.length_2RN1 - rate * through_2RND, free=True)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# optima: a simplex equiangular tight frame where N <= d + 1, a cross-polytope where N = 2d (Theorems 3 and 4)
+
+
+def simplex(count: int) -> Tensor:
+    """u_i . u_j = -1 / (N - 1): definition 1.  It is the same under every relabelling."""
+    off = -1.0 / (count - 1)
+    return torch.full((count, count), off, dtype=torch.float64).fill_diagonal_(1.0)
+
+
+def cross_polytope(partner_N: Tensor) -> Tensor:
+    """u_i = -u_partner(i), all else orthogonal: definition 3."""
+    count = len(partner_N)
+    gram = torch.eye(count, dtype=torch.float64)
+    gram[torch.arange(count), partner_N] = -1.0
+    return gram
+
+
+def optimum_of(count: int, width: int, gram_SNN: Tensor) -> Tensor | None:
+    """The optimal heat map nearest to each of these; None where nobody has proved which it is."""
+    if count <= width + 1:
+        return simplex(count).expand(gram_SNN.shape)
+    if count == 2 * width:
+        maps = gram_SNN.reshape(-1, count, count)
+        return torch.stack([cross_polytope(partner) for partner in antipodes(maps)]).view(gram_SNN.shape)
+    return None
+
+
+def distance(count: int, width: int, gram_SNN: Tensor) -> Tensor:
+    """Frobenius norm of the difference to the nearest optimal heat map (section 6.1, Figure 4e)."""
+    target = optimum_of(count, width, gram_SNN)
+    if target is None:
+        raise ValueError(f"The optimum is known for N <= d + 1 and for N = 2d only, not for N = {count}, d = {width}.")
+    away_S: Tensor = torch.linalg.matrix_norm(gram_SNN - target)
+    return away_S
+
+
+def antipodes(gram_SNN: Tensor) -> Tensor:
+    """Each heat map's partners in the nearest cross-polytope, (S, N): exactly, the perfect matching of least weight.
+
+    |G - I + M|^2 depends on the matching M only by the sum of G over its pairs.  The least sum is found over all
+    matchings at once: always the first free vertex is matched next, so a state is the set that is matched already.
+    """
+    return torch.cat([_antipodes(chunk) for chunk in torch.split(gram_SNN, _CHUNK)])
+
+
+def _antipodes(gram_SNN: Tensor) -> Tensor:
+    cost_SNN = (gram_SNN + gram_SNN.mT).numpy()
+    samples, count = cost_SNN.shape[:2]
+    best: Floats = np.zeros((samples, 1))
+    chosen: list[Places] = []
+    for layer in _layers(count):
+        tried = best[:, layer.source] + cost_SNN[:, layer.first, layer.second]
+        least = np.minimum.reduceat(tried, layer.start, axis=1)
+        # the transition that attains the least, per state: the first one that equals it
+        where = np.where(tried == least[:, layer.target], np.arange(tried.shape[1]), tried.shape[1])
+        chosen.append(np.minimum.reduceat(where, layer.start, axis=1))
+        best = least
+    partner: Places = np.zeros((samples, count), dtype=np.int64)
+    rows, state = np.arange(samples), np.zeros(samples, dtype=np.int64)
+    for layer, move in zip(reversed(_layers(count)), reversed(chosen), strict=True):
+        taken = move[rows, state]
+        first, second = layer.first[taken], layer.second[taken]
+        partner[rows, first], partner[rows, second] = second, first
+        state = layer.source[taken]
+    return torch.from_numpy(partner)
+
+
+class _Layer:
+    """The moves from sets of 2m matched vertices to sets of 2m + 2, sorted by the set they lead to.
+
+    source   the place of the set they start from, in the layer before
+    target   the place of the set they lead to; ``start`` is where a set's moves begin
+    """
+
+    def __init__(self, moves: list[tuple[int, int, int, int]]) -> None:
+        moves.sort()
+        reached, source, first, second = (np.array(column) for column in zip(*moves, strict=True))
+        self.sets, self.start, self.target = np.unique(reached, return_index=True, return_inverse=True)
+        self.source, self.first, self.second = source, first, second
+
+
+@cache
+def _layers(count: int) -> tuple[_Layer, ...]:
+    if count % 2:
+        raise ValueError(f"An antipodal matching needs an even number of vectors, got {count}.")
+    layers: list[_Layer] = []
+    sets = [0]
+    for _ in range(count // 2):
+        moves = []
+        for place, done in enumerate(sets):
+            free = [vertex for vertex in range(count) if not done >> vertex & 1]
+            moves += [(done | 1 << free[0] | 1 << other, place, free[0], other) for other in free[1:]]
+        layers.append(_Layer(moves))
+        sets = [int(reached) for reached in layers[-1].sets]
+    return tuple(layers)
+
+
+def relabelled_distance(one_NN: Tensor, other_NN: Tensor) -> float:
+    """The least Frobenius norm of one - P other P^T over all relabellings P: where no optimum is known, two solutions
+    are compared with each other.  All N! are tried.
+    """
+    count = len(one_NN)
+    if count > _MOST_RELABELLED:
+        raise ValueError(f"All relabellings are tried, which is for at most {_MOST_RELABELLED} vectors, got {count}.")
+    order = torch.tensor(list(permutations(range(count))))
+    moved = other_NN[order.unsqueeze(-1), order.unsqueeze(-2)]
+    return float(torch.linalg.matrix_norm(moved - one_NN).min())

@@ -1,4 +1,4 @@
-"""What gradient descent ends at: the full batch, all mini-batches, and strict subsets of them.
+"""What gradient descent ends at, on the full batch, all mini-batches and strict subsets; and which batches are fastest.
 
 Cho et al. 2023, section 4 (Theorems 3 to 5), Figures 4(a) to (d), 6, 7; and where nothing is proved, Figure 8.
 """
@@ -7,24 +7,27 @@ Cho et al. 2023, section 4 (Theorems 3 to 5), Figures 4(a) to (d), 6, 7; and whe
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 
+import numpy as np
 import torch
 from torch import Tensor
+from typing_extensions import assert_never
 
+from fullbatch.selection.spectral import even_clusters
 from fullbatch.theory.embeddings import (
-    Pairs,
+    FreePairs,
     all_batches,
     batch_losses,
     contrastive_loss,
     descended,
-    gram_gradient,
-    pairs_of,
+    descended_freely,
+    distance,
     random_pairs,
-    tangent,
+    relabelled_distance,
 )
-from fullbatch.theory.optimum import distance, relabelled_distance
 
 NEAR = 1e-3  # Frobenius norm: "reached"
 
@@ -72,7 +75,7 @@ def descend(
 
 @dataclass(frozen=True)
 class Unproven:
-    """Two minimisers where no optimum is known, each the best of several starts.
+    """Two minimisers of N pairs where no optimum is known, each the best of several starts.
 
     full_NN, all_NN      their heat maps: of the full-batch loss, and of the mean loss of all mini-batches
     distance             between the two, under the best relabelling
@@ -84,6 +87,8 @@ class Unproven:
                          full-batch loss, which must vanish, and of the mini-batch loss
     """
 
+    count: int
+    width: int
     full_NN: Tensor
     all_NN: Tensor
     distance: float
@@ -105,50 +110,167 @@ def unproven(
     whole_1N, every_KB = all_batches(count, count), all_batches(count, batch_size)
     random = random_pairs(count, width, seeds)
     full = _descended(random, whole_1N, rates[0], steps[0])
-    every = _descended(_beside(random, _moved(full, 1e-3)), every_KB, rates[1], steps[1])
-    of_full, of_every = (_losses(pairs, every_KB) for pairs in (full, every))
-    best_full, best_every = int(of_full[0].argmin()), int(of_every[1].argmin())
-    one_NN, other_NN = full.gram_RNN[best_full], every.gram_RNN[best_every]
+    noise = torch.Generator().manual_seed(0)
+    moved_2RND = [
+        unit_RND + 1e-3 * torch.randn(unit_RND.shape, dtype=torch.float64, generator=noise)
+        for unit_RND in full.unit_2RND
+    ]
+    beside = FreePairs.of(torch.cat([random.unit_2RND, FreePairs.of(torch.stack(moved_2RND)).unit_2RND], dim=1))
+    every = _descended(beside, every_KB, rates[1], steps[1])
+    full_losses = [contrastive_loss(pairs.gram_RNN) for pairs in (full, every)]
+    all_losses = [batch_losses(pairs.gram_RNN, every_KB).mean(-1) for pairs in (full, every)]
+    best = int(full_losses[0].argmin()), int(all_losses[1].argmin())  # of the full batch, and of all mini-batches
+    full_NN, all_NN = full.gram_RNN[best[0]], every.gram_RNN[best[1]]
     return Unproven(
-        full_NN=one_NN,
-        all_NN=other_NN,
-        distance=relabelled_distance(one_NN, other_NN),
-        full_losses=(float(of_full[0][best_full]), float(of_every[0][best_every])),
-        all_losses=(float(of_full[1][best_full]), float(of_every[1][best_every])),
-        full_minima=tuple(of_full[0].tolist()),
-        all_minima=tuple(of_every[1].tolist()),
-        slopes=(float(_slope(full, whole_1N)[best_full]), float(_slope(full, every_KB)[best_full])),
+        count=count,
+        width=width,
+        full_NN=full_NN,
+        all_NN=all_NN,
+        distance=relabelled_distance(full_NN, all_NN),
+        full_losses=(float(full_losses[0][best[0]]), float(full_losses[1][best[1]])),
+        all_losses=(float(all_losses[0][best[0]]), float(all_losses[1][best[1]])),
+        full_minima=tuple(full_losses[0].tolist()),
+        all_minima=tuple(all_losses[1].tolist()),
+        slopes=(_slope(full, whole_1N, best[0]), _slope(full, every_KB, best[0])),
     )
 
 
-def _descended(pairs: Pairs, batches_KB: Tensor, rate: float, steps: int) -> Pairs:
+def _descended(pairs: FreePairs, batches_KB: Tensor, rate: float, steps: int) -> FreePairs:
     for _ in range(steps):
         pairs = descended(pairs, batches_KB, rate)
     return pairs
 
 
-def _moved(pairs: Pairs, by: float) -> Pairs:
-    noise = torch.Generator().manual_seed(0)
-    moved = (
-        rows.unit_RND + by * torch.randn(rows.unit_RND.shape, dtype=torch.float64, generator=noise)
-        for rows in (pairs.u, pairs.v)
-    )
-    return pairs_of(*moved)
+def _slope(pairs: FreePairs, batches_KB: Tensor, run: int) -> float:
+    return float(pairs.along_sphere(pairs.gradient(batches_KB))[:, run].norm())
 
 
-def _beside(one: Pairs, other: Pairs) -> Pairs:
-    """The runs of both."""
-    return pairs_of(*(torch.cat([a.unit_RND, b.unit_RND]) for a, b in ((one.u, other.u), (one.v, other.v))))
+# ---------------------------------------------------------------------------------------------------------------------
+# which mini-batches get there first: sections 5 and 6.1, Algorithms 3 to 7, Figure 4(e)
 
 
-def _losses(pairs: Pairs, every_KB: Tensor) -> tuple[Tensor, Tensor]:
-    gram_RNN = pairs.gram_RNN
-    return contrastive_loss(gram_RNN), batch_losses(gram_RNN, every_KB).mean(-1)
+Chooser = Callable[[FreePairs, int], Tensor]  # the pairs and the number of the step -> one batch a run, (R, 1, B)
 
 
-def _slope(pairs: Pairs, batches_KB: Tensor) -> Tensor:
-    slope_RNN = gram_gradient(pairs.gram_RNN, batches_KB)
-    along_u = tangent(pairs.u, slope_RNN @ pairs.v.unit_RND)
-    along_v = tangent(pairs.v, slope_RNN.mT @ pairs.u.unit_RND)
-    length_R: Tensor = torch.linalg.matrix_norm(torch.cat([along_u, along_v], dim=-2))
-    return length_R
+@dataclass(frozen=True)
+class Uniform:
+    """SGD: random batches; without replacement an epoch is a partition (Algorithm 5), with it each is new (4)."""
+
+    replacement: bool = False
+
+
+@dataclass(frozen=True)
+class Ordered:
+    """Ordered SGD on the batch of largest loss: of all C(N, B) (Algorithm 6), or of a random partition (7, q = 1)."""
+
+    of_partition: bool = False
+
+
+@dataclass(frozen=True)
+class Spectral:
+    """Even clusters of the graph of pair losses (Algorithm 3), made anew at the start of each epoch of N / B steps."""
+
+
+Choice = Uniform | Ordered | Spectral
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What a step is.
+
+    steps     steps, or epochs of N / B steps
+    free      vectors are never normalised, and the gradient goes through the normalisation
+    """
+
+    steps: int
+    epochs: bool
+    free: bool
+
+    def updates(self, count: int, batch_size: int) -> int:
+        return self.steps * (count // batch_size) if self.epochs else self.steps
+
+
+AS_WRITTEN = Reading(steps=500, epochs=False, free=False)
+AS_PUBLISHED = Reading(steps=500, epochs=True, free=True)  # the authors' code
+
+
+@dataclass(frozen=True)
+class Race:
+    """at            the updates after which it was looked
+    distance_TR   to the optimum, by look and seed
+    """
+
+    at: tuple[int, ...]
+    distance_TR: Tensor
+
+    @property
+    def final_R(self) -> Tensor:
+        return self.distance_TR[-1]
+
+
+def race(
+    choice: Choice, count: int, width: int, batch_size: int, reading: Reading, rate: float, seeds: int, looks: int = 100
+) -> Race:
+    """Descend from the starts of so many seeds, batch by batch, and look so often (and at start and end)."""
+    updates = reading.updates(count, batch_size)
+    at = tuple(sorted({round(updates * look / looks) for look in range(looks + 1)}))
+    choose = chooser(choice, count, batch_size, seeds)
+    step = descended_freely if reading.free else descended
+    pairs, seen = random_pairs(count, width, seeds, reading.free), []
+    for update in range(updates + 1):
+        if update in at:
+            seen.append(pairs.gram_RNN)
+        if update < updates:
+            pairs = step(pairs, choose(pairs, update), rate)
+    return Race(at, distance(count, width, torch.stack(seen)))
+
+
+def chooser(choice: Choice, count: int, batch_size: int, seeds: int) -> Chooser:
+    """Noise depends on the seed of the run and on the step, so a run is the same whatever stands beside it."""
+    steps_of_epoch = count // batch_size
+
+    def partition(epoch: int) -> Tensor:
+        rows = [np.random.default_rng([seed, epoch]).permutation(count) for seed in range(seeds)]
+        return torch.from_numpy(np.stack(rows))[:, : steps_of_epoch * batch_size].reshape(seeds, -1, batch_size)
+
+    match choice:
+        case Uniform(replacement=True):
+            return lambda _, step: partition(step)[:, :1]
+        case Uniform():
+            return _by_epoch(lambda _, epoch: partition(epoch), steps_of_epoch)
+        case Ordered(of_partition=True):
+            return lambda pairs, step: _hardest(pairs, partition(step))
+        case Ordered():
+            every_KB = all_batches(count, batch_size).expand(seeds, -1, -1)
+            return lambda pairs, _: _hardest(pairs, every_KB)
+        case Spectral():
+            return _by_epoch(lambda pairs, epoch: _clusters(pairs, batch_size, epoch), steps_of_epoch)
+        case _:
+            assert_never(choice)
+
+
+def _by_epoch(plan: Callable[[FreePairs, int], Tensor], steps_of_epoch: int) -> Chooser:
+    """A plan, (R, N / B, B), at the start of each epoch, then its batches one after the other."""
+    current = torch.empty(0)
+
+    def choose(pairs: FreePairs, step: int) -> Tensor:
+        nonlocal current
+        epoch, place = divmod(step, steps_of_epoch)
+        if place == 0:
+            current = plan(pairs, epoch)
+        return current[:, place : place + 1]
+
+    return choose
+
+
+def _hardest(pairs: FreePairs, batches_RKB: Tensor) -> Tensor:
+    """The batch of largest loss; of equal ones the first."""
+    hardest_R = batch_losses(pairs.gram_RNN, batches_RKB).argmax(-1)
+    return batches_RKB[torch.arange(len(hardest_R)), hardest_R].unsqueeze(-2)
+
+
+def _clusters(pairs: FreePairs, batch_size: int, epoch: int) -> Tensor:
+    plans = [
+        even_clusters(u_ND, v_ND, batch_size, tau=1.0, seed=epoch) for u_ND, v_ND in zip(*pairs.unit_2RND, strict=True)
+    ]
+    return torch.from_numpy(np.stack(plans))

@@ -9,12 +9,27 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from fullbatch.theory import racing, toy
-from fullbatch.theory.angle import Turn, turn
+from fullbatch.theory import toy
 from fullbatch.theory.embeddings import all_batches
-from fullbatch.theory.minimizers import NEAR, Descent, Unproven, all_but_one, descend, partition_batches, unproven
-from fullbatch.theory.racing import AS_PUBLISHED, AS_WRITTEN, Choice, Ordered, Race, Reading, Spectral, Uniform
-from fullbatch.theory.toy import DRIFT_RATIO, Method, Path, Start
+from fullbatch.theory.minimizers import (
+    AS_PUBLISHED,
+    AS_WRITTEN,
+    NEAR,
+    Choice,
+    Descent,
+    Ordered,
+    Race,
+    Reading,
+    Spectral,
+    Uniform,
+    Unproven,
+    all_but_one,
+    descend,
+    partition_batches,
+    race,
+    unproven,
+)
+from fullbatch.theory.toy import DRIFT_RATIO, Method, Path, Start, Turn, turn
 
 Part = Literal["optimum", "convergence", "toy", "angle"]
 PARTS: tuple[Part, ...] = ("optimum", "convergence", "toy", "angle")
@@ -55,10 +70,10 @@ class Extent:
 def _counts(batch_size: int, most: int) -> tuple[int, ...]:
     """Two, four and eight batches a partition, as far as all C(N, B) batches can be descended at once."""
     counts = (parts * batch_size for parts in (2, 4, 8))
-    found = tuple(count for count in counts if count <= most and comb(count, batch_size) <= _MOST_BATCHES)
-    if batch_size < 2 or not found:
+    usable = tuple(count for count in counts if count <= most and comb(count, batch_size) <= _MOST_BATCHES)
+    if batch_size < 2 or not usable:
         raise ValueError(f"--batch-size must lie between 2 and 6, got {batch_size}: all C(N, B) batches are descended.")
-    return found
+    return usable
 
 
 def whole(seeds: int, batch_size: int = 2) -> Extent:
@@ -88,13 +103,6 @@ class Minimum:
 
 
 @dataclass(frozen=True)
-class Open:
-    count: int
-    width: int
-    found: Unproven
-
-
-@dataclass(frozen=True)
 class Raced:
     count: int
     width: int
@@ -104,7 +112,7 @@ class Raced:
 
 
 @dataclass(frozen=True)
-class Walked:
+class ToyWalks:
     """The four methods from one start of the toy."""
 
     start: Start
@@ -116,9 +124,9 @@ class Walked:
 class Study:
     extent: Extent
     minima: tuple[Minimum, ...] = ()
-    unproven: tuple[Open, ...] = ()
+    unproven: tuple[Unproven, ...] = ()
     races: tuple[Raced, ...] = ()
-    walks: tuple[Walked, ...] = ()
+    walks: tuple[ToyWalks, ...] = ()
     turn: Turn | None = None
 
 
@@ -139,27 +147,20 @@ def _minima(extent: Extent, say: Callable[[str], None]) -> Iterator[Minimum]:
     for count in extent.counts:
         # a mean over more batches moves each pair less, and what should fail must not fail for want of steps
         subset_rate = RATE if count < 16 else 8 * RATE
+        wholes = (("full batch", all_batches(count, count)), ("all batches", all_batches(count, size)))
         subsets = (("a partition", partition_batches(count, size)), ("all but one", all_but_one(count, size)))
         for width in (2 * count, count // 2):
-            for name, batches in (
-                ("full batch", all_batches(count, count)),
-                ("all batches", all_batches(count, size)),
-            ):
-                say(f"optimum: N = {count}, d = {width}, {name}")
-                found = descend(count, width, batches, RATE, extent.most_steps, extent.seeds)
-                yield Minimum(count, width, name, len(batches), RATE, True, found)
-            for name, batches in subsets:
-                say(f"optimum: N = {count}, d = {width}, {name}")
-                found = descend(count, width, batches, subset_rate, extent.subset_steps, extent.seeds)
-                yield Minimum(count, width, name, len(batches), subset_rate, False, found)
+            for group, rate, steps in ((wholes, RATE, extent.most_steps), (subsets, subset_rate, extent.subset_steps)):
+                for name, batches in group:
+                    say(f"optimum: N = {count}, d = {width}, {name}")
+                    descent = descend(count, width, batches, rate, steps, extent.seeds)
+                    yield Minimum(count, width, name, len(batches), rate, group is wholes, descent)
 
 
-def _unproven(extent: Extent, say: Callable[[str], None]) -> Iterator[Open]:
+def _unproven(extent: Extent, say: Callable[[str], None]) -> Iterator[Unproven]:
     for width in _UNPROVEN:
         say(f"optimum: N = 8, d = {width}, where none is proved")
-        yield Open(
-            8, width, unproven(8, width, extent.batch_size, _UNPROVEN_RATES, extent.unproven_steps, extent.seeds)
-        )
+        yield unproven(8, width, extent.batch_size, _UNPROVEN_RATES, extent.unproven_steps, extent.seeds)
 
 
 def _races(extent: Extent, say: Callable[[str], None]) -> Iterator[Raced]:
@@ -173,17 +174,17 @@ def _races(extent: Extent, say: Callable[[str], None]) -> Iterator[Raced]:
             for width in (2 * count, count // 2):
                 say(f"convergence: N = {count}, d = {width}, {reading_name(reading)}")
                 for name, choice in main if reading.free else main + more:
-                    found = racing.race(choice, count, width, extent.batch_size, reading, RATE, extent.seeds)
-                    yield Raced(count, width, reading, name, found)
+                    result = race(choice, count, width, extent.batch_size, reading, RATE, extent.seeds)
+                    yield Raced(count, width, reading, name, result)
 
 
-def _walks(extent: Extent, say: Callable[[str], None]) -> Iterator[Walked]:
+def _walks(extent: Extent, say: Callable[[str], None]) -> Iterator[ToyWalks]:
     for start in extent.starts:
         steps = round(60 / start.rate)
         say(f"toy: rate {start.rate:g}, epsilon {start.epsilon:.4g}")
         goal = toy.GOAL - min(_RHOS)
         paths = {method: toy.walk(method, start, steps, extent.runs, enough=goal) for method in _METHODS}
-        yield Walked(start, steps, paths)
+        yield ToyWalks(start, steps, paths)
 
 
 def reading_name(reading: Reading) -> str:
@@ -199,15 +200,54 @@ def numbers(done: Study) -> dict[str, Any]:
     """Everything, as JSON can hold it."""
     written: dict[str, Any] = {"seeds": done.extent.seeds, "batch_size": done.extent.batch_size, "near": NEAR}
     if done.minima:
-        written["optimum"] = [_minimum(one) for one in done.minima]
-        written["unproven"] = [_open(one) for one in done.unproven]
+        written["optimum"] = [
+            {
+                "N": minimum.count,
+                "d": minimum.width,
+                "batches": minimum.batches,
+                "number_of_batches": minimum.number,
+                "rate": minimum.rate,
+                "optimal": minimum.optimal,
+                "steps": minimum.descent.steps,
+                "reached_at": minimum.descent.reached_R.tolist(),
+                "distance": minimum.descent.distance_R.tolist(),
+                "heat_map": _rounded(minimum.descent.gram_RNN[0]),
+            }
+            for minimum in done.minima
+        ]
+    if done.unproven:
+        written["unproven"] = [
+            {
+                "N": case.count,
+                "d": case.width,
+                "distance": case.distance,
+                "full_batch_loss": dict(zip(("of_full", "of_all"), case.full_losses, strict=True)),
+                "mini_batch_loss": dict(zip(("of_full", "of_all"), case.all_losses, strict=True)),
+                "full_minima": case.full_minima,
+                "all_minima": case.all_minima,
+                "slope_at_full": dict(zip(("full", "mini"), case.slopes, strict=True)),
+                "heat_maps": {"full": _rounded(case.full_NN), "all": _rounded(case.all_NN)},
+            }
+            for case in done.unproven
+        ]
     if done.races:
-        written["convergence"] = [_raced(one) for one in done.races]
+        written["convergence"] = [
+            {
+                "N": raced.count,
+                "d": raced.width,
+                "reading": reading_name(raced.reading),
+                "method": raced.method,
+                "updates": raced.race.at[-1],
+                "distance": raced.race.final_R.tolist(),
+                "curve": {"update": raced.race.at, "mean": raced.race.distance_TR.mean(1).tolist()},
+            }
+            for raced in done.races
+        ]
     if done.walks:
         ratios = {f"{epsilon:g}": toy.drift_ratio(epsilon) for epsilon in (_TEN_DEGREES, 1e-2, 1e-3, 1e-4, 1e-5)}
         written["toy"] = {
             "drift_ratio": {"expected": DRIFT_RATIO, "at_epsilon": ratios},
-            "hitting_times": [row for one in done.walks for row in hitting_times(one)],
+            "hitting_times": [row for walks in done.walks for row in hitting_times(walks)],
         }
     if done.turn is not None:
         full, mini = done.turn.best_angles
@@ -219,55 +259,14 @@ def numbers(done: Study) -> dict[str, Any]:
     return written
 
 
-def hitting_times(one: Walked) -> list[dict[str, Any]]:
+def hitting_times(walks: ToyWalks) -> list[dict[str, Any]]:
     """By how close is close enough; None: not within ``steps``."""
-    rows = []
-    for rho in _RHOS:
-        times: dict[str, Any] = {method: path.hitting_time(rho) for method, path in one.paths.items()}
-        rows.append({"rate": one.start.rate, "epsilon": one.start.epsilon, "rho": rho, "most": one.steps, **times})
-    return rows
-
-
-def _minimum(one: Minimum) -> dict[str, Any]:
-    return {
-        "N": one.count,
-        "d": one.width,
-        "batches": one.batches,
-        "number_of_batches": one.number,
-        "rate": one.rate,
-        "optimal": one.optimal,
-        "steps": one.descent.steps,
-        "reached_at": one.descent.reached_R.tolist(),
-        "distance": one.descent.distance_R.tolist(),
-        "heat_map": _rounded(one.descent.gram_RNN[0]),
-    }
-
-
-def _open(one: Open) -> dict[str, Any]:
-    found = one.found
-    return {
-        "N": one.count,
-        "d": one.width,
-        "distance": found.distance,
-        "full_batch_loss": dict(zip(("of_full", "of_all"), found.full_losses, strict=True)),
-        "mini_batch_loss": dict(zip(("of_full", "of_all"), found.all_losses, strict=True)),
-        "full_minima": found.full_minima,
-        "all_minima": found.all_minima,
-        "slope_at_full": dict(zip(("full", "mini"), found.slopes, strict=True)),
-        "heat_maps": {"full": _rounded(found.full_NN), "all": _rounded(found.all_NN)},
-    }
-
-
-def _raced(one: Raced) -> dict[str, Any]:
-    return {
-        "N": one.count,
-        "d": one.width,
-        "reading": reading_name(one.reading),
-        "method": one.method,
-        "updates": one.race.at[-1],
-        "distance": one.race.final_R.tolist(),
-        "curve": {"update": one.race.at, "mean": one.race.distance_TR.mean(1).tolist()},
-    }
+    start = {"rate": walks.start.rate, "epsilon": walks.start.epsilon}
+    return [
+        {**start, "rho": rho, "most": walks.steps}
+        | {method: path.hitting_time(rho) for method, path in walks.paths.items()}
+        for rho in _RHOS
+    ]
 
 
 def _rounded(gram_NN: Tensor) -> list[list[float]]:

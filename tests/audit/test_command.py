@@ -17,8 +17,8 @@ from fullbatch.config.data import Data, Source
 from fullbatch.data.images import EvalTransform
 from fullbatch.data.sources import open_source
 from fullbatch.loading import load_trained
-from fullbatch.report.batch_losses import batch_loss_charts, batch_losses_section
 from fullbatch.report.collect import read_run
+from fullbatch.report.curves import batch_losses_section
 from fullbatch.selection.ordered import losses_at
 from fullbatch.selection.spectral import spectral_order
 from fullbatch.training import checkpoint
@@ -207,7 +207,8 @@ def test_losses_of_spectral_batches_for_a_run_on_uniform_ones(tmp_path):
     clustered = losses_at(image, text, spectral_order(image, text, 8, 40, tau, 0).reshape(-1, 8), tau).mean()
     assert last["uniform_mean"] == pytest.approx(float(uniform), rel=1e-3)
     assert last["mean"] == pytest.approx(float(clustered), rel=1e-3) and last["mean"] > last["uniform_mean"]
-    charts = batch_loss_charts(read_run(run))
+    section = batch_losses_section(read_run(run))
+    charts = section.body.charts
     assert [chart.title for chart in charts] == ["step 10", "step 20"]
-    assert [line.label for line in charts[0].lines] == ["spectral", "uniform"]
-    assert "step 20" in batch_losses_section(read_run(run), charts).body
+    assert [line.label for line in charts[0].series] == ["spectral", "uniform"]
+    assert "step 20" in section.body

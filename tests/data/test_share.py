@@ -11,7 +11,7 @@ from fullbatch.config.selection import Selection
 from fullbatch.data.decoded import decoded_key
 from fullbatch.data.images import EvalTransform
 from fullbatch.data.loader import open_pool
-from fullbatch.report.suspects import training_pool
+from fullbatch.report.embedded import training_pool
 from fullbatch.training.run_folder import read_lines
 from fullbatch.training_run import train
 from tests.data.making import captioned, write_shard

@@ -4,6 +4,11 @@ from itertools import pairwise
 
 import pytest
 
+from fullbatch.report.blocks import Page, Section
+from fullbatch.report.charts import Axis, Chart, Series, figures
+from fullbatch.report.markup import Html
+from fullbatch.report.page import fitting
+
 SORTS = ("run", "several", "comparison", "tuned", "mixed", "tunings")
 
 
@@ -169,4 +174,21 @@ def test_mixtures_lie_on_an_even_axis(browser, pages):
         places = [float(dots.nth(at).get_attribute("cx")) for at in range(5)]
         gaps = [after - before for before, after in pairwise(places)]
         assert min(gaps) == pytest.approx(max(gaps), abs=0.1)
+        assert visit.wrong == []
+
+
+CLOSE = {"close": [0.12345, 0.12346], "small": [1e-9, 3e-9], "large": [12345000.0, 12346000.0], "flat": [0.0, 0.0]}
+
+
+def test_ticks_that_differ_are_written_differently(browser, tmp_path):
+    charts = [Chart(key, key, "", [Series("a", [1.0, 2.0], y)], x=Axis("x")) for key, y in CLOSE.items()]
+    charts.append(Chart("log", "log", "", [Series("a", [1e-4, 1e-2], [1.0, 2.0])], x=Axis("x", "log")))
+    path = tmp_path / "page.html"
+    path.write_text(fitting(Page("t", Html(""), [Section("c", "c", figures(charts))])))
+    with Visit(browser, path) as visit:
+        for chart in charts:
+            figure = visit.page.locator(f"figure[data-chart='{chart.key}'] .plot svg")
+            ticks = figure.locator("text[text-anchor=end]:not(:last-of-type)").all_text_contents()
+            assert len(ticks) == len(set(ticks)) >= 2, (chart.key, ticks)
+        assert {"0.001", "0.01"} <= set(figure.locator("text[text-anchor=middle]").all_text_contents())
         assert visit.wrong == []

@@ -9,14 +9,18 @@ import pytest
 
 from fullbatch.comparison.summary import results_of
 from fullbatch.report.collect import read_run
-from fullbatch.report.costs import cost_section
-from fullbatch.report.curves import charts_of, clock_of
-from fullbatch.report.finetuning import finetuning_of, mixture_chart, task_charts
+from fullbatch.report.curves import clock_of, run_charts
+from fullbatch.report.embedded import RunModel, shown_model, training_pool
+from fullbatch.report.finetuning import cost_section, finetuning_section, mixture_chart, task_charts
 from fullbatch.report.page import write_page
-from fullbatch.report.samples import Eye
-from fullbatch.report.similarity_view import similarities_section, similarity_charts, view_of
-from fullbatch.report.suspects import training_pool
-from fullbatch.report.views import MOST_RUNS, shown_model, views_of_run, views_of_runs
+from fullbatch.report.similarity_view import (
+    MOST_RUNS,
+    similarities_section,
+    similarity_charts,
+    view_of,
+    views_of_run,
+    views_of_runs,
+)
 from fullbatch.report.wording import MINUS
 from fullbatch.training.run_folder import Folder
 from tests.report.making import SCRIPT, cost_of
@@ -38,10 +42,10 @@ def test_before_and_after(pages):
     assert "+4.00 points against the base" in text and f"{MINUS}1.00 points" in text
     assert html.escape(f"ViT-B-32 {SCRIPT}") in text and "<dd>towers</dd>" not in text
     first, second, third = (charts[f"task-{place}"] for place in range(3))
-    assert first["lines"][0]["x"] == [0, 8, 12, 16, 20]  # the recovery leaves the weights as they are
-    assert first["lines"][0]["y"] == [0.3, 0.3, 0.32, 0.34, 0.36]
-    assert first["marks"] == [{"label": "base", "y": 0.3}] and first["format"] == "percent"
-    assert second["marks"][0]["y"] == 0.6 and third["format"] == "number"
+    assert first["series"][0]["x"] == [0, 8, 12, 16, 20]  # the recovery leaves the weights as they are
+    assert first["series"][0]["y"] == [0.3, 0.3, 0.32, 0.34, 0.36]
+    assert first["marks"] == [{"label": "base", "y": 0.3}] and first["y"]["percent"]
+    assert second["marks"][0]["y"] == 0.6 and not third["y"]["percent"]
     assert "evaluation" not in charts and "mixtures" not in charts
     assert data_of(pages["tuned"])["runs"][0]["recovery"] == 8
 
@@ -53,9 +57,10 @@ def test_a_base_that_is_kept(pages):
     assert "the best has 50.0% of the tuned, in interpolated/." in text
     mixtures = charts["mixtures"]
     assert (
-        mixtures["shape"] == "even" and [line["x"] for line in mixtures["lines"]] == [[0.0, 0.25, 0.5, 0.75, 1.0]] * 3
+        mixtures["x"]["scale"] == "linear"
+        and [line["x"] for line in mixtures["series"]] == [[0.0, 0.25, 0.5, 0.75, 1.0]] * 3
     )
-    assert "the mean" in {line["label"] for line in mixtures["lines"]}
+    assert "the mean" in {line["label"] for line in mixtures["series"]}
     assert "fullbatch interpolate" not in text.split("<section id=")[1]
 
 
@@ -97,7 +102,7 @@ def test_mixtures_with_gaps():
     values = {"t accuracy": 0.5, "t median_rank": 3.0}
     points = [{"alpha": 1.0, "values": values, "score": None}, {"alpha": 0.0, "values": None}, {"alpha": None}, 3]
     chart = mixture_chart({"metric": "mean", "points": points})
-    assert [(line.label, line.x, line.y) for line in chart.lines] == [("t, accuracy", [1.0], [0.5])]
+    assert [(line.label, line.x, line.y) for line in chart.series] == [("t, accuracy", [1.0], [0.5])]
     assert mixture_chart({}) is None and mixture_chart({"points": points[:1]}) is None
 
 
@@ -105,16 +110,16 @@ def test_seconds_of_an_evaluation_are_no_metric(tunings):
     run = read_run(tunings[0])
     assert all("seconds" in line for line in run.evaluations)
     plain = replace(run, finetune={})
-    charts = charts_of([plain], ["one"], [0]) + charts_of([plain, plain], ["one", "two"], [0, 1])
-    said = " ".join(f"{chart.key} {chart.title} {line.label}" for chart in charts for line in chart.lines)
+    charts = run_charts([plain], ["one"], [0]) + run_charts([plain, plain], ["one", "two"], [0, 1])
+    said = " ".join(f"{chart.key} {chart.title} {line.label}" for chart in charts for line in chart.series)
     assert "evaluation" in said and "seconds" not in said.lower() and "stage" not in said.lower()
     assert not any("seconds" in name for name in results_of(Folder(tunings[0])))
 
 
 def test_a_task_on_the_training_data_is_marked(tunings):
     plain = replace(read_run(tunings[0]), finetune={})
-    (chart,) = (chart for chart in charts_of([plain], ["one"], [0]) if chart.key == "evaluation")
-    assert [line.label.endswith("which the run trains on") for line in chart.lines] == [True, True, True]
+    (chart,) = (chart for chart in run_charts([plain], ["one"], [0]) if chart.key == "evaluation")
+    assert [line.label.endswith("which the run trains on") for line in chart.series] == [True, True, True]
     assert "which the run trains on" in task_charts(read_run(tunings[0]))[0].note
 
 
@@ -153,7 +158,7 @@ def test_cost_by_stage(pages, tunings, tmp_path):
     (ordinary / "results.json").write_text(json.dumps(results))
     text = text_of(write_page([ordinary], pictures=False)).split('<section id="cost">')[1].split("</section>")[0]
     assert "training" in text and "together" not in text and "3.0 s" in text
-    assert finetuning_of(read_run(ordinary)) is None
+    assert finetuning_section(read_run(ordinary)) is None
     run = read_run(ordinary)
     for cost in ({}, {"stages": []}, {"stages": [{"stage": "training", "seconds": None}]}):
         assert cost_section([replace(run, cost=cost)]) is None
@@ -169,12 +174,12 @@ def test_similarities_of_base_and_tuned(pages):
         ("base", "image_to_text"), ("tuned", "image_to_text"), ("base", "text_to_image"), ("tuned", "text_to_image"),
     ]  # fmt: skip
     for pair in (charts[:2], charts[2:]):
-        assert pair[0]["top"] == pair[1]["top"]
-        assert {tuple(line["x"]) for chart in pair for line in chart["lines"]} == {tuple(pair[0]["lines"][0]["x"])}
+        assert pair[0]["y"]["reach"] == pair[1]["y"]["reach"]
+        assert {tuple(line["x"]) for chart in pair for line in chart["series"]} == {tuple(pair[0]["series"][0]["x"])}
     for chart in charts:
-        assert [line["label"] for line in chart["lines"]][:2] == ["positives", "5 nearest negatives"]
-        assert all(sum(line["y"]) == pytest.approx(1.0, abs=1e-3) for line in chart["lines"])
-    assert charts[0]["lines"] != charts[1]["lines"]
+        assert [line["label"] for line in chart["series"]][:2] == ["positives", "5 nearest negatives"]
+        assert all(sum(line["y"]) == pytest.approx(1.0, abs=1e-3) for line in chart["series"])
+    assert charts[0]["series"] != charts[1]["series"]
     assert "training pairs (all 40)" in text_of(pages["tuned"])
 
 
@@ -188,21 +193,21 @@ def test_near_negatives_of_two_models_stand_side_by_side(pages, tunings):
     """TuneCLIP's Table 21, s1 and s2 of each false negative."""
     text = text_of(pages["tunings"])
     assert "Near negatives, model by model" in text
-    eye = Eye.of_export(tunings[0], "tuned", 16)
-    alone = view_of("alone", eye.look(training_pool(eye.config.data), 40))
-    assert "Near negatives" not in similarities_section([alone], similarity_charts([alone]), []).body
+    model = RunModel.of_export(tunings[0], "tuned")
+    alone = view_of("alone", model.embed(training_pool(model.config.data), 40))
+    assert "Near negatives" not in similarities_section([alone], []).body
 
 
 def test_which_model_is_shown(tunings, tmp_path):
     tuned, kept = (read_run(path) for path in tunings)
     assert (shown_model(tuned), shown_model(kept)) == ("tuned", "base")
-    eye = Eye.of_export(tuned.path, "tuned", 16)
-    pairs = eye.look(training_pool(eye.config.data), 30)
+    model = RunModel.of_export(tuned.path, "tuned")
+    pairs = model.embed(training_pool(model.config.data), 30)
     views, gaps = views_of_run(tuned, "tuned", pairs, 30)
     assert [(view.label, view.pairs, view.of) for view in views] == [("base", 30, 40), ("tuned", 30, 40)] and not gaps
     assert views[0].same == views[1].same
-    whole = view_of("whole", eye.look(training_pool(eye.config.data), 40))
-    section = similarities_section([*views, whole], similarity_charts([*views, whole]), [])
+    whole = view_of("whole", model.embed(training_pool(model.config.data), 40))
+    section = similarities_section([*views, whole], [])
     assert "30 of 40; all 40" in section.lead and "not looked at on the same pairs" in section.body
     assert view_of("fewer", pairs, most=15).pairs == 15
 
@@ -218,11 +223,11 @@ def test_similarities_that_cannot_be_had(tunings, tmp_path):
     bare = without(tunings[0], tmp_path / "bare")
     views, gaps = views_of_runs([read_run(bare)], ["bare"], None)
     assert views == [] and gaps[0].startswith("bare: similarities on training pairs are not shown, because")
-    assert similarity_charts([]) == [] and similarities_section([], [], []) is None
+    assert similarity_charts([]) == [] and similarities_section([], []) is None
     run = read_run(bare)
     assert views_of_runs([run] * (MOST_RUNS + 1), ["r"] * (MOST_RUNS + 1), None)[1][0].startswith("Similarities")
-    eye = Eye.of_export(tunings[0], "base", 0)
-    few = eye.look(training_pool(eye.config.data), 11)
+    model = RunModel.of_export(tunings[0], "base")
+    few = model.embed(training_pool(model.config.data), 11)
     assert "at least 12 pairs" in views_of_run(read_run(tunings[0]), "base", few, 11)[1][0]
     assert '<section id="similarities">' not in text_of(
         write_page([bare, bare.parent / "bare"], tmp_path / "p.html", pictures=False)

@@ -11,13 +11,13 @@ import pytest
 from PIL import Image
 
 from fullbatch.cli import main
-from fullbatch.report.blocks import Page
+from fullbatch.report.blocks import Page, Section, first_shown
+from fullbatch.report.charts import Chart, Series, figures
 from fullbatch.report.collect import newest_run, read_run
-from fullbatch.report.comparison_page import _first_shown
-from fullbatch.report.curves import Chart, Line, charts_of
+from fullbatch.report.curves import run_charts
+from fullbatch.report.embedded import Pictures
 from fullbatch.report.markup import Html
 from fullbatch.report.page import DETAILS, MAX_BYTES, fitting, render, write_page
-from fullbatch.report.pictures import Pictures
 from fullbatch.report.wording import TIMES, lower_is_better
 from tests.data.making import encoded
 from tests.report.making import SCRIPT
@@ -37,8 +37,8 @@ def test_a_run_has_all_its_sections(pages):
         assert f'<section id="{key}">' in text
     charts = {chart["key"]: chart for chart in data_of(pages["run"])["charts"]}
     assert {"loss", "tau", "lr", "samples_per_second", "gradient_norm", "normalizer_error"} <= charts.keys()
-    assert [line["label"] for line in charts["loss"]["lines"]] == ["isogclr", "openclip (baseline)"]
-    assert charts["loss"]["lines"][0]["x"] == list(range(1, 21))
+    assert [line["label"] for line in charts["loss"]["series"]] == ["isogclr", "openclip (baseline)"]
+    assert charts["loss"]["series"][0]["x"] == list(range(1, 21))
     assert "● changed" in text and "openclip (baseline)" in text
     assert (pages["run"].parent / "suspects.csv").is_file()
 
@@ -67,8 +67,8 @@ def test_several_runs_side_by_side(pages):
     text, data = text_of(pages["several"]), data_of(pages["several"])
     assert "★" in text and "objective </span>method" in text
     assert data["shared"] and len(data["runs"]) == 2
-    curves = [chart for chart in data["charts"] if chart["x"] == "step"]
-    assert {line["label"] for chart in curves for line in chart["lines"]} == {"openclip", "isogclr"}
+    curves = [chart for chart in data["charts"] if chart["x"]["scale"] == "step"]
+    assert {line["label"] for chart in curves for line in chart["series"]} == {"openclip", "isogclr"}
 
 
 def test_a_comparison_is_complete(pages):
@@ -79,7 +79,7 @@ def test_a_comparison_is_complete(pages):
     assert "broken-b16-seed1" in text and "1 failed" in text
     keys = {chart["key"] for chart in data["charts"]}
     assert {"points-0", "points-normalizer_error", "loss"} <= keys
-    bars = next(chart for chart in data["charts"] if chart["key"] == "points-0")["lines"][0]
+    bars = next(chart for chart in data["charts"] if chart["key"] == "points-0")["series"][0]
     assert (bars["low"], bars["y"], bars["high"]) == ([0.09, 0.19], [0.1, 0.2], [0.11, 0.21])
     assert "samples = 160<" in text
 
@@ -113,7 +113,7 @@ def test_a_run_whose_folder_is_gone_is_named(tmp_path):
 
 def test_every_tasks_main_number_is_shown_and_the_others_are_folded():
     tables = [f"<p>{number}</p>" for number in range(5)]
-    body = str(_first_shown([Html(each) for each in tables], 2))
+    body = str(first_shown([Html(each) for each in tables], 2, "metric"))
     assert body.index("<p>1</p>") < body.index("<details") < body.index("<p>2</p>") and "3 more metrics" in body
 
 
@@ -125,8 +125,8 @@ def test_a_path_does_not_tell_what_is_better(tmp_path, path):
     assert lower_is_better(f"retrieval:{path} image_to_text_median_rank")
     assert not lower_is_better(f"retrieval:{path} mean_r1") and lower_is_better("normalizer_error")
     run = replace(read_run_of_one_line(tmp_path), evaluations=[{"step": 1, f"retrieval:{path} mean_r1": 0.1}] * 2)
-    charts = charts_of([run, run], ["a", "b"], [0, 1])
-    assert [chart.format for chart in charts if chart.key.startswith("evaluation")] == ["percent"]
+    charts = run_charts([run, run], ["a", "b"], [0, 1])
+    assert [chart.y.percent for chart in charts if chart.key.startswith("evaluation")] == [True]
 
 
 @pytest.mark.parametrize(
@@ -163,22 +163,22 @@ def test_probes_and_audits_are_not_mixed(tmp_path):
     probes = [{"step": step, "normalizer_error": 0.10, "batch_error": 0.08} for step in (10, 20, 30, 40)]
     probed = read_run_of_one_line(tmp_path, probes)
     assert str(probed.last_normalizer_error()) == "0.1 (probe during training, step 40)"
-    (chart,) = charts_of([probed], ["one"], [0])
+    (chart,) = run_charts([probed], ["one"], [0])
     assert chart.note.endswith("(probe during training)")
     both = read_run_of_one_line(tmp_path, probes, [{"step": 20, "normalizer_error": 0.05, "batch_error": 0.12}])
     assert str(both.last_normalizer_error()) == "0.05 (fullbatch audit, step 20)"
-    (chart,) = charts_of([both], ["one"], [0])
+    (chart,) = run_charts([both], ["one"], [0])
     assert chart.note.endswith("(probe during training and fullbatch audit)")
-    assert {line.label: (list(line.x), list(line.y)) for line in chart.lines} == {
+    assert {line.label: (list(line.x), list(line.y)) for line in chart.series} == {
         "the method's estimate, probe during training": ([10, 20, 30, 40], [0.10] * 4),
         "the batch's own, probe during training": ([10, 20, 30, 40], [0.08] * 4),
         "the method's estimate, fullbatch audit": ([20], [0.05]),
         "the batch's own, fullbatch audit": ([20], [0.12]),
     }
-    assert len({line.color for line in chart.lines}) == 4
+    assert len({line.color for line in chart.series}) == 4
     twice = replace(both, audits=[{"step": 20, "normalizer_error": 0.05}, {"step": 40, "normalizer_error": 0.04}])
-    charts = charts_of([twice, probed], ["a", "b"], [0, 1])
-    assert [(chart.key, [line.label for line in chart.lines]) for chart in charts] == [
+    charts = run_charts([twice, probed], ["a", "b"], [0, 1])
+    assert [(chart.key, [line.label for line in chart.series]) for chart in charts] == [
         ("normalizer_error", ["a", "b"]),
         ("normalizer_audit", ["a"]),
     ]
@@ -243,9 +243,9 @@ def test_the_page_stays_small_whatever_the_pictures():
         pictures.add(encoded(noise, "JPEG", quality=95), "noise")
     again = pictures.add(encoded(noise, "JPEG", quality=95), "noise")
     assert len(pictures) == 360 and again == 359
-    line = Line("loss", 0, 0, list(range(20_000)), [0.5] * 20_000)
-    charts = [Chart(f"c{k}", "t", "", [line]) for k in range(20)]
-    page = Page("t", Html("<h1>t</h1>"), [], charts, [{"batch": 1, "clock": [[0], [0]], "filter": "1"}], pictures)
+    line = Series("loss", list(range(20_000)), [0.5] * 20_000, run=0)
+    section = Section("c", "t", figures([Chart(f"c{k}", "t", "", [line]) for k in range(20)]))
+    page = Page("t", Html("<h1>t</h1>"), [section], [{"batch": 1, "clock": [[0], [0]], "filter": "1"}], pictures)
     assert len(render(page, DETAILS[0]).encode()) > MAX_BYTES
     text = fitting(page)
     assert len(text.encode()) <= MAX_BYTES and "data:image" in text

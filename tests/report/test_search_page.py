@@ -1,18 +1,16 @@
-"""The page of a search: every figure is there without a script, nothing on it is anybody's markup, and it fits."""
+"""The page of a search: every figure is there, nothing on it is anybody's markup, and it fits."""
 
 import json
-import re
 from dataclasses import replace
-from xml.etree import ElementTree
 
 import pytest
 
-from fullbatch.report.drawing import Scale, scale_of
 from fullbatch.report.page import MAX_BYTES, write_page
-from fullbatch.report.search_figures import Measure, Trial, settings_of
+from fullbatch.report.search_figures import EndedTrial, _height, setting_axes
 from fullbatch.search.slots import Slot
 from fullbatch.search.summary import summarize, write_files
 from tests.report.making import HOSTILE, SCRIPT
+from tests.report.test_pages import data_of
 from tests.search.made_up import Running, all_owed, plan_of, played
 
 
@@ -20,11 +18,6 @@ def written(folder, plan, ended, running=None, importance=True):
     folder.mkdir(parents=True, exist_ok=True)
     write_files(plan, summarize(plan, ended, running or {}, all_owed(plan), importance=importance), folder)
     return write_page([folder])
-
-
-def drawings(text):
-    """Every SVG of the page, read as XML: what is not escaped would not be read."""
-    return [ElementTree.fromstring(svg) for svg in re.findall(r"<svg.*?</svg>", text, re.DOTALL)]
 
 
 @pytest.fixture(scope="module")
@@ -96,27 +89,28 @@ def test_every_figure_is_there(pages):
     text = pages["whole"].read_text()
     for title in ("By optimizer", "By method", "Progression", "Importance", "Slices", "Parallel coordinates"):
         assert f"<h3>{title}</h3>" in text, title
+    charts = data_of(pages["whole"])["charts"]
+    assert text.count("data-chart=") == len(charts) == len({chart["key"] for chart in charts})
     assert "<h3>Learning curves</h3>" in text and 'id="finalists"' in text and 'id="cost"' in text
     assert "over 20 whole trials; 3 pruned ones are left out" in text
-    assert "is where a trial was pruned" in text and "weight_decay<span" in text and "(log)" in text
+    assert "is where a trial was pruned" in text and "weight_decay (log)" in text
     summary = json.loads((pages["whole"].parent / "search.json").read_text())
     assert summary["winner"]["said"].split(";")[0] in text
     assert "on the same evaluation sets looks a little better than it is" in text.replace("\n", " ")
-    tips = [title.text for svg in drawings(text) for title in svg.iter("title")]
+    tips = [tip for chart in charts for series in chart["series"] for tip in series["tips"]]
     best = summary["winner"]["slot"]
     assert any(f"fine {best} (trial {best}), done" in tip and "lr = " in tip for tip in tips), "settings on hover"
     assert "Trials that could not be trained" in text and "CUDA out of memory" in text
 
 
 @pytest.mark.parametrize("sort", SORTS)
-def test_it_is_well_formed_small_and_needs_no_script(pages, sort):
+def test_it_is_small_and_whole(pages, sort):
     text = pages[sort].read_text()
     assert len(text.encode()) < MAX_BYTES / 2
-    for svg in drawings(text):
-        assert not re.search(r"nan|inf\b", ElementTree.tostring(svg, encoding="unicode").split(">", 1)[0])
-        for element in svg.iter():
-            for name in ("x", "y", "cx", "cy", "x1", "x2", "y1", "y2", "width", "height", "d"):
-                assert "nan" not in (element.get(name) or ""), (element.tag, name)
+    for chart in data_of(pages[sort])["charts"]:
+        for series in chart["series"]:
+            assert len(series["x"]) == len(series["y"]) > 0
+            assert len(series["tips"]) in (0, 1, len(series["x"])) and len(series["looks"]) in (0, len(series["x"]))
     assert ' style="' not in text, "the page's policy would drop it"
 
 
@@ -188,37 +182,18 @@ def test_a_file_of_another_version_does_not_break_the_page(tmp_path):
     assert "In short" in write_page([tmp_path]).read_text()
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# scales
-
-
-def test_scales_put_values_where_they_belong():
-    scale = Scale(1e-4, 1e-2, 0.0, 100.0, log=True)
-    assert scale.at(1e-3) == pytest.approx(50.0) and scale.at(1.0) == 100.0 and scale.at(1e-9) == pytest.approx(0.0)
-    assert [said for _, said in scale.ticks()] == ["0.0001", "0.001", "0.01"]
-    share = scale_of([0.2, 0.3], 0.0, 100.0, share=True)
-    assert [said for _, said in share.ticks()] == ["20%", "25%", "30%"]
-    one = scale_of([5.0], 0.0, 100.0)
-    assert one.at(5.0) == pytest.approx(50.0) and len(one.ticks()) >= 2
-    assert scale_of([0.0], 0.0, 100.0).at(0.0) == pytest.approx(50.0)
-    assert scale_of([], 0.0, 100.0).ticks() and scale_of([3.0], 0.0, 1.0, log=True).ticks()
-    close = scale_of([0.123456789, 0.123456790], 0.0, 100.0)
-    assert len({said for _, said in close.ticks()}) == len(close.ticks()), "ticks that differ are written differently"
-
-
 def test_settings_are_scales_or_words():
     def trial(slot, **params):
-        return Trial(slot, slot, "", "done", params, (0.1 * slot,), (), "")
+        return EndedTrial(slot, slot, "", "done", params, (0.1 * slot,), (), "")
 
     trials = [
         trial(n, lr=10.0**-n, kind=None if n % 2 else "tanh", few=[1, 2][n % 2], same=1, mixed=[1, "a"][n % 2])
         for n in range(6)
     ]
-    found = {one.name: one for one in settings_of(trials, {"lr"})}
-    assert set(found) == {"lr", "kind", "few", "mixed"}
-    assert found["lr"].scale is not None and found["lr"].scale.log and found["lr"].at(1.0, 0.0, 1.0) > 0.9
-    assert found["kind"].words == ("none", "tanh") and found["few"].words == ("1", "2")
-    assert Measure("m", "m", False, False).better(1.0, 2.0)
+    axes = setting_axes(trials, {"lr"})
+    assert set(axes) == {"lr", "kind", "few", "mixed"}
+    assert axes["lr"].scale == "log" and _height(axes["lr"], 1.0) == 1.0 and _height(axes["lr"], 10**-2.5) == 0.5
+    assert axes["kind"].words == ["none", "tanh"] and axes["few"].words == ["1", "2"]
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -227,7 +202,7 @@ def test_settings_are_scales_or_words():
 
 OVERLAPS = """() => {
   const found = [];
-  for (const svg of document.querySelectorAll(".drawn svg")) {
+  for (const svg of document.querySelectorAll(".plot > svg")) {
     const room = svg.getBoundingClientRect();
     const all = [...svg.querySelectorAll("text")];
     const texts = all.map((each) => [each.lastChild.textContent, each.getBoundingClientRect()]);
@@ -246,10 +221,8 @@ OVERLAPS = """() => {
 @pytest.mark.parametrize("sort", SORTS)
 @pytest.mark.parametrize(("scheme", "width"), [("light", 1280), ("dark", 360)])
 def test_it_looks_right(browser_with_a_font, pages, sort, scheme, width):
-    """Nothing scrolls sideways, no text lies on another, nothing is loaded or run; also without scripts."""
-    context = browser_with_a_font.new_context(
-        viewport={"width": width, "height": 800}, color_scheme=scheme, java_script_enabled=width > 400
-    )
+    """Nothing scrolls sideways, no text lies on another, nothing is NaN, nothing is loaded or run."""
+    context = browser_with_a_font.new_context(viewport={"width": width, "height": 800}, color_scheme=scheme)
     wrong = []
     page = context.new_page()
     page.on("console", lambda message: wrong.append(message.text))
@@ -258,8 +231,24 @@ def test_it_looks_right(browser_with_a_font, pages, sort, scheme, width):
     page.on("request", lambda request: wrong.append(request.url) if not request.url.startswith("file:") else None)
     page.goto(pages[sort].as_uri())
     assert page.evaluate("document.documentElement.scrollWidth") <= width
+    assert page.locator(".plot > svg").count() == page.locator("figure.chart").count()
     assert page.evaluate(OVERLAPS) == []
+    assert "NaN" not in page.locator("main").inner_html() and "Infinity" not in page.locator("main").inner_html()
     dark = page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(20, 22, 26)"
     assert dark == (scheme == "dark")
     assert wrong == []
     context.close()
+
+
+def test_points_tell_their_settings_and_can_be_hidden(browser, pages):
+    page = browser.new_page(viewport={"width": 1280, "height": 900})
+    page.goto(pages["whole"].as_uri())
+    figure = page.locator("figure[data-chart='fine-progression']")
+    figure.locator("circle.dot").nth(3).hover()
+    assert "lr = " in figure.locator(".tip").inner_text() and "mean_r1" in figure.locator(".tip").inner_text()
+    choice = page.locator("figure[data-chart='choices-by-optimizer']")
+    before = choice.locator(".dot").count()
+    choice.locator(".legend button", has_text="neuclip").click()
+    assert 0 < choice.locator(".plot .dot").count() < before
+    assert choice.locator("text.name").all_text_contents() == ["radam", "adamw", "lamb", "sgd"], "best mean first"
+    page.close()

@@ -10,9 +10,15 @@ from torch.nn.functional import normalize
 from fullbatch.config.data import Source
 from fullbatch.data.loader import Pool
 from fullbatch.data.sources import open_source
-from fullbatch.report.curves import Line, thin
-from fullbatch.report.neighbours import fits_the_other, looks_alike, nearest_other
-from fullbatch.report.samples import Embedded, Eye
+from fullbatch.report.charts import Series, thin
+from fullbatch.report.embedded import (
+    Embedded,
+    RunModel,
+    fits_the_other,
+    looks_alike,
+    nearest_other,
+    training_pool,
+)
 from fullbatch.report.suspects import (
     Memory,
     _copies,
@@ -20,7 +26,6 @@ from fullbatch.report.suspects import (
     find_suspects,
     read_memory,
     same_captions,
-    training_pool,
     words_of,
     write_suspects,
 )
@@ -76,7 +81,7 @@ def test_captions_are_equal_but_for_case_and_punctuation():
 
 
 def test_thinning_keeps_the_mean_and_the_extremes():
-    line = Line("loss", 0, 0, x=list(range(1, 1001)), y=[math.sin(k) for k in range(1000)])
+    line = Series("loss", x=list(range(1, 1001)), y=[math.sin(k) for k in range(1000)])
     short = thin(line, 50)
     assert len(short.x) == len(short.y) == len(short.low) == len(short.high) == 50
     assert short.x[-1] == 1000
@@ -87,23 +92,23 @@ def test_thinning_keeps_the_mean_and_the_extremes():
 
 @pytest.fixture(scope="module")
 def found(runs):
-    eye = Eye.of_run(runs[1])
-    return find_suspects(runs[1], eye, eye.look(training_pool(eye.config.data), 1000))
+    model = RunModel.of_run(runs[1])
+    return find_suspects(runs[1], model, model.embed(training_pool(model.config.data), 1000))
 
 
 def test_what_was_planted_is_found(found):
-    pairs = {kind: [(s.first, s.other) for s in suspects] for kind, suspects in found.found.items()}
+    pairs = {kind: [(s.first, s.other) for s in suspects] for kind, suspects in found.by_kind.items()}
     assert pairs["duplicate"] == [(25, 30)]
     assert pairs["same_picture"] == [(35, 36)]
     assert pairs["same_caption"] == [(20, 25)]
-    assert "byte for byte" in found.found["same_picture"][0].reason
-    assert found.found["crowded"][0].score == max(suspect.score for suspect in found.found["crowded"])
+    assert "byte for byte" in found.by_kind["same_picture"][0].reason
+    assert found.by_kind["crowded"][0].score == max(suspect.score for suspect in found.by_kind["crowded"])
     assert found.gaps == []
 
 
 def copies_of_one_picture(found, captions, pictures=None):
     """Suspects of these captions: pictures with equal letters are copies byte for byte, by default all of them."""
-    eye_less = Embedded(
+    embedded = Embedded(
         pool=found.embedded.pool,
         ids=list(range(len(captions))),
         image_ND=normalize(torch.randn(len(captions), 6, generator=torch.Generator().manual_seed(0)), dim=1),
@@ -112,10 +117,10 @@ def copies_of_one_picture(found, captions, pictures=None):
         captions=captions,
     )
     letters = [letter.encode() for letter in pictures or "a" * len(captions)]
-    eye_less.__dict__["origins"] = [(f"s{row}", letter) for row, letter in enumerate(letters)]
+    embedded.__dict__["origins"] = [(f"s{row}", letter) for row, letter in enumerate(letters)]
     return {
         suspects[0].kind: [(suspect.first, suspect.other, suspect.reason) for suspect in suspects]
-        for suspects in _copies(eye_less)
+        for suspects in _copies(embedded)
         if suspects
     }
 
@@ -138,8 +143,8 @@ def test_tables_of_the_run_are_read_by_id(runs, found):
     embedded = found.embedded
     memory = read_memory(runs[1], embedded)
     assert memory.log_u_N.shape == memory.tau_N.shape == (40,)
-    eye = Eye.of_run(runs[1])
-    some = eye.look(training_pool(eye.config.data), 10)
+    model = RunModel.of_run(runs[1])
+    some = model.embed(training_pool(model.config.data), 10)
     assert len(some.ids) == 10 and some.of == 40
     assert torch.equal(read_memory(runs[1], some).log_u_N, memory.log_u_N[torch.tensor(some.ids)])
     # in float32, a row of a smaller batch may differ in the last bit

@@ -10,7 +10,7 @@ from fullbatch.cli import main
 from fullbatch.cli import theory as command
 from fullbatch.report.page import fitting
 from fullbatch.report.theory_page import theory_page
-from fullbatch.theory.racing import AS_PUBLISHED, AS_WRITTEN
+from fullbatch.theory.minimizers import AS_PUBLISHED, AS_WRITTEN
 from fullbatch.theory.study import PARTS, Extent, numbers, quick, study, whole
 from fullbatch.theory.toy import Start
 

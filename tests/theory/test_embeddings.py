@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fullbatch.theory.embeddings import (
-    Pairs,
+    FreePairs,
     all_batches,
     batch_losses,
     contrastive_loss,
@@ -33,7 +33,7 @@ def test_losses_of_all_batches_are_the_papers(size):
     pairs = random_pairs(6, 4, seeds=2)
     losses = batch_losses(pairs.gram_RNN, all_batches(6, size))
     for run in range(2):
-        u, v = pairs.u.unit_RND[run], pairs.v.unit_RND[run]
+        u, v = pairs.unit_2RND[:, run]
         expected = [loss_by_loops(u, v, members) for members in combinations(range(6), size)]
         assert losses[run].tolist() == pytest.approx(expected, rel=1e-12)
 
@@ -48,20 +48,21 @@ def gradients(u, v, batches):
 @pytest.mark.parametrize("batches", [all_batches(6, 2), all_batches(6, 4)[3:9], all_batches(6, 6)], ids=len)
 def test_a_free_step_is_autograds_through_the_normalisation(batches):
     pairs = random_pairs(6, 4, seeds=3, free=True)
-    u, v = (rows.unit_RND * rows.length_RN1 for rows in (pairs.u, pairs.v))
+    u, v = pairs.unit_2RND * pairs.length_2RN1
     stepped = descended_freely(pairs, batches, 0.3)
-    for rows, start, gradient in zip((stepped.u, stepped.v), (u, v), gradients(u, v, batches), strict=True):
-        torch.testing.assert_close(rows.unit_RND * rows.length_RN1, start - 0.3 * gradient, rtol=1e-11, atol=1e-12)
+    vectors = stepped.unit_2RND * stepped.length_2RN1
+    for reached, start, gradient in zip(vectors, (u, v), gradients(u, v, batches), strict=True):
+        torch.testing.assert_close(reached, start - 0.3 * gradient, rtol=1e-11, atol=1e-12)
 
 
 def test_a_step_goes_along_the_gradient_of_the_raw_products_and_comes_back_to_the_sphere():
     pairs, batches = random_pairs(5, 3, seeds=2), all_batches(5, 2)
-    u, v = (rows.unit_RND.clone().requires_grad_() for rows in (pairs.u, pairs.v))
+    u, v = (unit.clone().requires_grad_() for unit in pairs.unit_2RND)
     torch.stack([contrastive_loss(u[:, b] @ v[:, b].mT) for b in batches]).mean(0).sum().backward()
     stepped = descended(pairs, batches, 0.5)
-    for rows, start in ((stepped.u, u), (stepped.v, v)):
+    for reached, start in zip(stepped.unit_2RND, (u, v), strict=True):
         moved = start.detach() - 0.5 * start.grad
-        torch.testing.assert_close(rows.unit_RND, moved / moved.norm(dim=-1, keepdim=True), rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(reached, moved / moved.norm(dim=-1, keepdim=True), rtol=1e-12, atol=1e-12)
 
 
 def test_runs_may_have_batches_of_their_own():
@@ -69,7 +70,7 @@ def test_runs_may_have_batches_of_their_own():
     own = torch.tensor([[[0, 1]], [[2, 5]], [[3, 4]]])
     together = descended(pairs, own, 0.5)
     for run in range(3):
-        alone = Pairs(*(type(rows)(rows.unit_RND[run], rows.length_RN1[run]) for rows in (pairs.u, pairs.v)))
+        alone = FreePairs(pairs.unit_2RND[:, run], pairs.length_2RN1[:, run])
         torch.testing.assert_close(descended(alone, own[run], 0.5).gram_RNN, together.gram_RNN[run], rtol=0, atol=1e-14)
 
 
@@ -80,4 +81,4 @@ def test_what_a_batch_does_not_see_stays():
 
 def test_a_start_depends_on_its_seed_alone():
     few, many = random_pairs(4, 3, seeds=2), random_pairs(4, 3, seeds=5)
-    assert torch.equal(few.u.unit_RND, many.u.unit_RND[:2])
+    assert torch.equal(few.unit_2RND, many.unit_2RND[:, :2])

@@ -5,7 +5,7 @@ from itertools import product
 import pytest
 import torch
 
-from fullbatch.theory.embeddings import all_batches, batch_losses, contrastive_loss, pairs_of
+from fullbatch.theory.embeddings import FreePairs, all_batches, batch_losses, contrastive_loss
 from fullbatch.theory.minimizers import NEAR, all_but_one, descend, partition_batches, unproven
 
 RATE, SEEDS = 0.5, 10
@@ -65,7 +65,7 @@ def test_where_nothing_is_proved_the_minimisers_may_differ():
     assert apart.slopes[0] < 1e-9 and apart.slopes[1] > 5e-4
     assert apart.all_losses[1] < apart.all_losses[0] - 4e-6 and apart.full_losses[1] > apart.full_losses[0] + 1e-4
     corners = torch.tensor(list(product((-1.0, 1.0), repeat=3)), dtype=torch.float64)
-    cube = pairs_of(corners, corners).gram_RNN
+    cube = FreePairs.of(torch.stack([corners, corners])).gram_RNN
     assert float(batch_losses(cube, all_batches(8, 2)).mean()) < apart.all_losses[0] - 6e-6
     assert float(contrastive_loss(cube)) > apart.full_losses[0] + 1e-3
     alike = unproven(8, 5, 2, rates=(2.0, 16.0), steps=(2_000, 1_500), seeds=4)

@@ -1,8 +1,15 @@
 import pytest
 import torch
 
-from fullbatch.theory.embeddings import pairs_of
-from fullbatch.theory.optimum import antipodes, cross_polytope, distance, optimum_of, relabelled_distance, simplex
+from fullbatch.theory.embeddings import (
+    FreePairs,
+    antipodes,
+    cross_polytope,
+    distance,
+    optimum_of,
+    relabelled_distance,
+    simplex,
+)
 
 
 def matchings(vertices):
@@ -38,9 +45,9 @@ def test_more_maps_than_a_chunk_and_n_16():
 
 def test_vectors_of_the_optima_are_at_distance_0():
     corners = torch.cat([torch.eye(3), -torch.eye(3)])[[0, 4, 2, 1, 5, 3]].double()
-    assert float(distance(6, 3, pairs_of(corners, corners).gram_RNN)) < 1e-12
+    assert float(distance(6, 3, FreePairs.of(torch.stack([corners, corners])).gram_RNN)) < 1e-12
     centred = torch.eye(5).double() - 0.2
-    assert float(distance(5, 5, pairs_of(centred, centred).gram_RNN)) < 1e-12
+    assert float(distance(5, 5, FreePairs.of(torch.stack([centred, centred])).gram_RNN)) < 1e-12
     assert simplex(5)[0, 1] == pytest.approx(-0.25)
 
 

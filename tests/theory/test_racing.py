@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from fullbatch.theory.embeddings import all_batches, batch_losses, random_pairs
-from fullbatch.theory.racing import AS_PUBLISHED, AS_WRITTEN, Ordered, Reading, Spectral, Uniform, chooser, race
+from fullbatch.theory.minimizers import AS_PUBLISHED, AS_WRITTEN, Ordered, Reading, Spectral, Uniform, chooser, race
 
 SEEDS = 10
 

@@ -5,7 +5,6 @@ import math
 import pytest
 import torch
 
-from fullbatch.theory.angle import turn
 from fullbatch.theory.embeddings import batch_losses
 from fullbatch.theory.toy import (
     BATCHES,
@@ -17,6 +16,7 @@ from fullbatch.theory.toy import (
     drift_ratio,
     heat_map,
     initial_drifts,
+    turn,
     walk,
 )
 

@@ -22,7 +22,7 @@ from fullbatch.config.tree import write_yaml
 from fullbatch.loading import export_run, load_trained
 from fullbatch.models.saved import export
 from fullbatch.report.collect import read_run
-from fullbatch.report.curves import charts_of
+from fullbatch.report.curves import run_charts
 from fullbatch.training import checkpoint
 from fullbatch.training.average import WeightAverage
 from fullbatch.training.run_folder import Folder
@@ -237,8 +237,8 @@ def test_both_directions_of_retrieval_have_a_curve(tmp_path):
     for line in curves:
         both = line[f"{task} image_to_text_r1"], line[f"{task} text_to_image_r1"]
         assert line[f"{task} mean_r1"] == pytest.approx(sum(both) / 2)
-    (chart,) = [chart for chart in charts_of([read_run(run)], [""], [0]) if chart.key == "evaluation"]
-    assert [len(line.x) for line in chart.lines] == [2, 2, 2]
+    (chart,) = [chart for chart in run_charts([read_run(run)], [""], [0]) if chart.key == "evaluation"]
+    assert [len(line.x) for line in chart.series] == [2, 2, 2]
 
 
 def test_an_evaluation_that_was_missed_is_made_up_for(tmp_path):

@@ -1,0 +1,289 @@
+"""A part of a data set, embedded by a run's model: its samples, which are near which, and their pictures."""
+
+# N: samples at hand   D: width   P: numbers of a tiny picture   C: rows of a block   K: pairs kept
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import io
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import torch
+from PIL import Image, features
+from torch import Tensor
+from torch.nn.functional import adaptive_avg_pool2d
+
+from fullbatch.config.data import Data
+from fullbatch.config.messages import plain
+from fullbatch.config.model import Model
+from fullbatch.config.run import RunConfig
+from fullbatch.config.training import Precision
+from fullbatch.data.images import EvalTransform, decode
+from fullbatch.data.loader import EvaluationBatches, Part, Pool, load, open_pool
+from fullbatch.data.sample import BadSample, RawSample
+from fullbatch.finetuning.record import BASE, TUNED
+from fullbatch.loading import load_trained
+from fullbatch.models.build import build_model
+from fullbatch.models.execution import in_precision
+from fullbatch.models.two_towers import TwoTowers
+from fullbatch.report.collect import RunData
+from fullbatch.report.markup import Child, Html, node, quoted
+from fullbatch.training.run_folder import Folder
+
+CAPTION = 160  # characters shown of a caption
+_LARGEST = 128  # pixels a side of a picture on the page
+TINY = 16  # pixels a side of the pictures that near-identical ones are found by
+_MANY = 2000  # samples that are worth starting workers for
+SAMPLES_ON_CPU, SAMPLES_ON_GPU = 4_000, 20_000
+UNUSABLE = (ValueError, OSError, RuntimeError, ImportError)  # what a model that cannot be loaded or used raises
+Pair = tuple[int, int, float]  # two rows, the first before the second, and a score
+
+
+@dataclass(frozen=True)
+class Embedded:
+    """ids       places in the pool
+    tiny_NP   the pictures at 16 x 16 pixels, in [0, 1]
+    of        how many samples the pool has
+    """
+
+    pool: Pool
+    ids: list[int]
+    image_ND: Tensor
+    text_ND: Tensor
+    tiny_NP: Tensor
+    captions: list[str]
+
+    @property
+    def of(self) -> int:
+        return len(self.pool)
+
+    @cached_property
+    def groups_N(self) -> Tensor:
+        """Equal for equal captions."""
+        numbers = {caption: number for number, caption in enumerate(dict.fromkeys(self.captions))}
+        return torch.tensor([numbers[caption] for caption in self.captions])
+
+    def read(self, row: int) -> RawSample | None:
+        try:
+            return self.pool.read(self.ids[row])
+        except BadSample:
+            return None
+
+    @cached_property
+    def origins(self) -> list[tuple[str, bytes]]:
+        """Each sample's name and a digest of its picture's bytes."""
+        origins = []
+        for row in range(len(self.ids)):
+            raw = self.read(row)
+            name, image = (raw.name, raw.image) if raw is not None else (f"sample {self.ids[row]}", b"")
+            origins.append((name, hashlib.blake2b(image, digest_size=16).digest()))
+        return origins
+
+
+def _device() -> torch.device:
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+@dataclass(frozen=True)
+class RunModel:
+    """A run's model, ready to embed pictures and captions."""
+
+    model: TwoTowers
+    config: RunConfig
+    temperature: float
+    device: torch.device
+
+    @classmethod
+    def of_run(cls, run: Path) -> RunModel:
+        """The model of the run's last good checkpoint."""
+        loaded = load_trained(run)
+        return cls(loaded.model.to(_device()), loaded.config, loaded.temperature, _device())
+
+    @classmethod
+    def of_export(cls, run: Path, name: str) -> RunModel:
+        """The model that a fine-tuning exported to this folder of its own."""
+        model = build_model(Model(pretrained=str(run / name))).eval().to(_device())
+        return cls(model, Folder(run).read_config(), model.initial_temperature or 0.07, _device())
+
+    @property
+    def most_samples(self) -> int:
+        """What is embedded unless the user says otherwise: some seconds of a small model's time."""
+        return SAMPLES_ON_GPU if self.device.type == "cuda" else SAMPLES_ON_CPU
+
+    @torch.no_grad()
+    def embed(self, pool: Pool, most: int) -> Embedded:
+        """Embed the pool, or ``most`` samples drawn from it, always the same ones; bad samples are left out."""
+        ids: Sequence[int] = range(len(pool))
+        if len(pool) > most:
+            ids = sorted(random.Random(0).sample(ids, most))
+        transform = EvalTransform(self.model.image_size, self.config.data.max_pixels)
+        part = Pool([Part(pool, ids)])
+        batches = EvaluationBatches(part, self.config.evaluation.eval_batch, transform, self.model.tokenize)
+        workers = self.config.data.workers if len(ids) > _MANY else 0
+        places, images, texts, tiny, captions = [], [], [], [], []
+        for batch in load(batches, range(len(batches)), workers, self.device):
+            if not len(batch.ids):
+                continue
+            with in_precision(self._precision, self.device):
+                image_BD, text_BD = self.model(batch.images, batch.tokens)
+            places += batch.ids.tolist()
+            captions += list(batch.captions)
+            images.append(image_BD.float())
+            texts.append(text_BD.float())
+            tiny.append(adaptive_avg_pool2d(batch.images.float() / 255.0, TINY).flatten(1))
+        if not captions:
+            raise ValueError("none of its samples can be read")
+        image_ND, text_ND, tiny_NP = (torch.cat(rows) for rows in (images, texts, tiny))
+        if not bool(image_ND.isfinite().all() and text_ND.isfinite().all()):
+            raise ValueError("the model's embeddings are not finite")
+        return Embedded(pool, [ids[place] for place in places], image_ND, text_ND, tiny_NP, captions)
+
+    @property
+    def _precision(self) -> Precision:
+        """As in training, but a CPU has no float16."""
+        wanted = self.config.training.precision
+        return "fp32" if wanted == "fp16" and self.device.type == "cpu" else wanted
+
+
+def training_pool(config: Data) -> Pool:
+    return open_pool(config)[0]
+
+
+def shown_model(run: RunData) -> str | None:
+    """Which of its two models a fine-tuning says to use; None for other runs, and before there is a result."""
+    name = run.finetune.get("result")
+    return str(name) if name in (BASE, TUNED) and (run.path / str(name)).is_dir() else None
+
+
+def model_of(run: RunData, name: str | None) -> RunModel:
+    """The model of this name of a fine-tuning; else that of the last checkpoint."""
+    return RunModel.of_run(run.path) if name is None else RunModel.of_export(run.path, name)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# which samples are near which, a block of rows at a time: no matrix larger than chunk x N exists
+
+
+def fits_the_other(image_ND: Tensor, text_ND: Tensor, groups_N: Tensor, most: int, chunk: int = 1024) -> list[Pair]:
+    """Pairs by min(s_ij, s_ji) - max(s_ii, s_jj), greatest first.
+
+    At 0 and above, each picture fits the other's caption no worse than either fits its own.  Rows of one group (equal
+    captions) make no pair.
+    """
+    own_N = (image_ND * text_ND).sum(dim=1)
+
+    def scores(rows: slice) -> Tensor:
+        cross_CN = torch.minimum(image_ND[rows] @ text_ND.T, text_ND[rows] @ image_ND.T)
+        cross_CN -= torch.maximum(own_N[rows, None], own_N[None, :])
+        return cross_CN.masked_fill_(groups_N[rows, None].to(own_N.device) == groups_N.to(own_N.device), -torch.inf)
+
+    return _best_pairs(len(own_N), scores, most, chunk)
+
+
+def looks_alike(tiny_NP: Tensor, most: int, within: float, chunk: int = 1024) -> list[Pair]:
+    """Pairs of pictures by the negative root mean squared difference of their tiny pixels, if at most ``within``."""
+    square_N = tiny_NP.square().mean(dim=1)
+
+    def scores(rows: slice) -> Tensor:
+        product_CN = tiny_NP[rows] @ tiny_NP.T / tiny_NP.shape[1]
+        squared_CN = (square_N[rows, None] + square_N[None, :] - 2.0 * product_CN).clamp_min_(0.0)
+        return -squared_CN.sqrt_()
+
+    return [pair for pair in _best_pairs(len(square_N), scores, most, chunk) if pair[2] >= -within]
+
+
+def _best_pairs(count: int, scores: Callable[[slice], Tensor], most: int, chunk: int) -> list[Pair]:
+    """The ``most`` pairs of rows with the greatest scores; each pair once."""
+    best_K = torch.empty(0)
+    pairs_K2 = torch.empty((0, 2), dtype=torch.int64)
+    for start in range(0, count, chunk):
+        score_CN = scores(slice(start, start + chunk))
+        later_CN = torch.ones_like(score_CN, dtype=torch.bool).triu_(start + 1)
+        flat = score_CN.masked_fill_(~later_CN, -torch.inf).flatten()
+        top = flat.topk(min(most, len(flat)))
+        rows_K2 = torch.stack((top.indices // count + start, top.indices % count), dim=1)
+        best_K, pairs_K2 = torch.cat((best_K, top.values.cpu())), torch.cat((pairs_K2, rows_K2.cpu()))
+        kept = best_K.topk(min(most, len(best_K))).indices
+        best_K, pairs_K2 = best_K[kept], pairs_K2[kept]
+    rows = zip(pairs_K2.tolist(), best_K.tolist(), strict=True)
+    return [(first, second, score) for (first, second), score in rows if score > -torch.inf]
+
+
+def nearest_other(image_ND: Tensor, text_ND: Tensor, groups_N: Tensor, rows: list[int]) -> list[tuple[int, float]]:
+    """For each of these rows, the other sample whose caption is nearest to the picture; itself if there is none."""
+    rows_K = torch.tensor(rows, device=image_ND.device, dtype=torch.int64)
+    groups = groups_N.to(image_ND.device)
+    sim_KN = image_ND[rows_K] @ text_ND.T
+    sim_KN.masked_fill_(groups[rows_K, None] == groups[None, :], -torch.inf)
+    best = sim_KN.max(dim=1)
+    nearest = zip(rows, best.indices.tolist(), best.values.tolist(), strict=True)
+    return [(other, score) if score > -torch.inf else (row, 1.0) for row, other, score in nearest]
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# pictures
+
+
+class Pictures:
+    """Add encoded images, get numbers; later all of them as data URIs in whatever size the page can afford."""
+
+    def __init__(self, max_pixels: int) -> None:
+        self.max_pixels = max_pixels
+        self._numbers: dict[bytes, int] = {}
+        self._kept: list[Image.Image] = []
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def add(self, raw: bytes, name: str) -> int | None:
+        """The picture's number; None if it cannot be decoded."""
+        digest = hashlib.blake2b(raw, digest_size=16).digest()
+        if digest not in self._numbers:
+            try:
+                image = decode(raw, name, self.max_pixels)
+            except BadSample:
+                return None
+            image.thumbnail((_LARGEST, _LARGEST), Image.Resampling.LANCZOS)
+            self._numbers[digest] = len(self._kept)
+            self._kept.append(image)
+        return self._numbers[digest]
+
+    def encoded(self, side: int, quality: int) -> list[str]:
+        """A data URI a picture, in the order of the numbers."""
+        kind, mime = ("WEBP", "webp") if features.check("webp") else ("JPEG", "jpeg")
+        uris = []
+        for kept in self._kept:
+            image = kept.copy()
+            image.thumbnail((side, side), Image.Resampling.LANCZOS)
+            buffer = io.BytesIO()
+            image.save(buffer, kind, quality=quality)
+            uris.append(f"data:image/{mime};base64,{base64.b64encode(buffer.getvalue()).decode()}")
+        return uris
+
+    def shown(self, embedded: Embedded, row: int) -> Html:
+        """A sample's picture, read from its pool."""
+        raw = embedded.read(row)
+        number = self.add(raw.image, raw.name) if raw is not None else None
+        if number is None:
+            return node("span", "no picture", class_="missing")
+        return node("img", data_picture=number, alt=plain(embedded.captions[row], CAPTION))
+
+    def card(self, embedded: Embedded, first: int, other: int | None, reason: Child) -> Html:
+        """One sample, or two side by side, with their captions and ids."""
+        sides = [
+            node(
+                "div",
+                self.shown(embedded, row),
+                node("p", quoted(embedded.captions[row], CAPTION)),
+                node("p", f"id {embedded.ids[row]}", class_="id"),
+                class_="side",
+            )
+            for row in (first, other)
+            if row is not None
+        ]
+        return node("div", node("div", sides, class_="sides"), node("p", reason, class_="reason"), class_="card pair")
