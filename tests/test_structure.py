@@ -13,7 +13,7 @@ import fullbatch as fb
 ROOT = Path(fb.__file__).parent
 ORDER = [  # a room imports from rooms before it
     "config", "distributed", "selection", "data", "models", "kernels", "objective", "theory", "training", "evaluation",
-    "recipes", "assembly", "run", "audit", "finetuning", "comparison", "search", "report", "results", "flags",
+    "recipes", "assembly", "run", "audit", "finetuning", "trials", "report", "results", "flags",
     "commands", "cli", "__main__",
 ]  # fmt: skip
 FILES = sorted(ROOT.rglob("*.py"))

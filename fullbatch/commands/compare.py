@@ -75,10 +75,10 @@ def compare(arguments: list[str]) -> int:
         raise ValueError("`fullbatch compare` starts its own processes, one a run; start it without torchrun.")
     options.check()
     _refuse(flags)
-    from fullbatch.comparison.plan import plan_from
-    from fullbatch.comparison.race import Pace, planned_in, race
-    from fullbatch.comparison.tables import print_comparison
     from fullbatch.training.display import print_line
+    from fullbatch.trials.comparison import Pace, planned_in, race
+    from fullbatch.trials.comparison_plan import plan_from
+    from fullbatch.trials.comparison_tables import print_comparison
 
     pace = Pace(options.jobs, options.quiet, options.stop_after, options.retry_failed)
     if options.resume is not None:
@@ -104,7 +104,7 @@ def compare(arguments: list[str]) -> int:
 
 def plan_values(options: Compare, flags: Sequence[str]) -> dict[str, Any]:
     """The plan's values: the file's, under what the command line says, with the base config whole."""
-    from fullbatch.comparison.plan import named_rows, read_plan
+    from fullbatch.trials.comparison_plan import named_rows, read_plan
 
     file = read_plan(options.plan) if options.plan is not None else {}
     recipe = ["--recipe", str(file["recipe"])] if "recipe" in file else []

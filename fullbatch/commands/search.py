@@ -81,10 +81,10 @@ def search(arguments: list[str]) -> int:
         raise ValueError("`fullbatch search` starts its own processes, one a trial; start it without torchrun.")
     options.check()
     _refuse(flags)
-    from fullbatch.search.search import Pace, resume_command
-    from fullbatch.search.search import search as run_search
-    from fullbatch.search.tables import print_search
     from fullbatch.training.display import print_line
+    from fullbatch.trials.search import Pace, resume_command
+    from fullbatch.trials.search import search as run_search
+    from fullbatch.trials.search_tables import print_search
 
     plan, folder, storage = _found(options, flags)
     pace = Pace(options.jobs, options.quiet, options.stop_after, options.lost_after)
@@ -112,10 +112,10 @@ def search(arguments: list[str]) -> int:
 
 def _found(options: Search, flags: Sequence[str]) -> tuple[Any, Path, str]:
     """The plan, its folder here, and where the storage is: begun, gone on with, or joined."""
-    from fullbatch.search.folder import PLAN, plan_to_go_on_with, storage_of
-    from fullbatch.search.plan import search_from
-    from fullbatch.search.storage import open_storage
-    from fullbatch.search.study import kept_plan
+    from fullbatch.trials.folder import PLAN, plan_to_go_on_with, storage_of
+    from fullbatch.trials.search_plan import search_from
+    from fullbatch.trials.storage import open_storage
+    from fullbatch.trials.study import kept_plan
 
     if options.resume is not None:
         _refuse_changes(options, flags, "--resume goes on with the plan in the folder")
@@ -134,7 +134,7 @@ def _found(options: Search, flags: Sequence[str]) -> tuple[Any, Path, str]:
 
 def plan_values(options: Search, flags: Sequence[str]) -> dict[str, Any]:
     """The plan's values: the file's or the recipe's, under what the command line says, with the base config whole."""
-    from fullbatch.search.plan import read_search
+    from fullbatch.trials.search_plan import read_search
 
     file = read_search(options.plan) if options.plan is not None else search_recipe(options.recipe or DEFAULT)
     recipe = ["--recipe", str(file["recipe"])] if file.get("recipe") is not None else []

@@ -6,7 +6,6 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fullbatch.comparison.statistics import SEEDS_TO_TELL, T_95, half_interval
 from fullbatch.config.shown import plain
 from fullbatch.report.blocks import Page, Section, best, chart_place, curves_section, folded, listing, notice, table
 from fullbatch.report.collect import ComparisonData, Record
@@ -27,6 +26,7 @@ from fullbatch.report.wording import (
     signed,
     value_text,
 )
+from fullbatch.trials.statistics import SEEDS_TO_TELL, T_95, half_interval
 
 _MOST_METRICS = 60
 _MOST_CHARTS = 6

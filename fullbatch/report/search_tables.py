@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fullbatch.comparison.statistics import SEEDS_TO_TELL
 from fullbatch.config.shown import plain
 from fullbatch.config.tree import write_values
 from fullbatch.report.blocks import Section, best, folded, table
@@ -13,6 +12,7 @@ from fullbatch.report.collect import Record, SearchData, records_of
 from fullbatch.report.markup import Child, Html, joined, node
 from fullbatch.report.search_figures import WHOLE, Measure, Trial
 from fullbatch.report.wording import MINUS, NOTHING, duration, is_number, setting_text
+from fullbatch.trials.statistics import SEEDS_TO_TELL
 
 _MOST_ROWS = 500
 _FIRST_ROWS = 15

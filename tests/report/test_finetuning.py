@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import pytest
 
-from fullbatch.comparison.summary import results_of
 from fullbatch.report.collect import read_run
 from fullbatch.report.costs import cost_section
 from fullbatch.report.curves import charts_of, clock_of
@@ -19,6 +18,7 @@ from fullbatch.report.suspects import training_pool
 from fullbatch.report.views import MOST_RUNS, shown_model, views_of_run, views_of_runs
 from fullbatch.report.wording import MINUS
 from fullbatch.training.run_folder import Folder
+from fullbatch.trials.comparison_summary import results_of
 from tests.report.making import SCRIPT, cost_of
 from tests.report.test_pages import data_of, text_of
 

@@ -10,10 +10,10 @@ import pytest
 from fullbatch.report.drawing import Scale, scale_of
 from fullbatch.report.page import MAX_BYTES, write_page
 from fullbatch.report.search_figures import Measure, Trial, settings_of
-from fullbatch.search.slots import Slot
-from fullbatch.search.summary import summarize, write_files
+from fullbatch.trials.search_summary import summarize, write_files
+from fullbatch.trials.slots import Slot
 from tests.report.making import HOSTILE, SCRIPT
-from tests.search.made_up import Running, all_owed, plan_of, played
+from tests.trials.made_up import Running, all_owed, plan_of, played
 
 
 def written(folder, plan, ended, running=None, importance=True):

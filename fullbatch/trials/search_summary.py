@@ -1,0 +1,325 @@
+"""search.json, search.csv and best.yaml: what a search came to so far.  Rewritten whenever a trial ends."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import textwrap
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from fullbatch.config.run import RunConfig
+from fullbatch.config.shown import cell
+from fullbatch.config.training import Evaluation
+from fullbatch.config.tree import write_yaml
+from fullbatch.training.run_folder import replace_text
+from fullbatch.trials.cost import cost_of
+from fullbatch.trials.importance import importance_of
+from fullbatch.trials.plan_parts import CHOSEN
+from fullbatch.trials.ranking import fronts, last_won, ranked
+from fullbatch.trials.search_plan import SearchPlan
+from fullbatch.trials.slots import PHASES, Ended, PhaseName, Slot
+from fullbatch.trials.space import Choice
+from fullbatch.trials.verdict import Finalist, finalists_of, gains, said_of_finals, said_of_one, with_spread
+
+SUMMARY, TABLE, BEST = "search.json", "search.csv", "best.yaml"
+TRIALS = "trials"  # the folder of all trials, in the search's
+
+
+class UnderWay(Protocol):
+    """A trial that somebody works on; ``since`` as the storage has it."""
+
+    @property
+    def slot(self) -> Slot: ...
+    @property
+    def params(self) -> Mapping[str, Any]: ...
+    @property
+    def worker(self) -> str: ...
+    @property
+    def since(self) -> str: ...
+
+
+Phases = Mapping[PhaseName, Sequence[Ended]]
+
+
+def trial_name(phase: PhaseName, slot: int) -> str:
+    """Of its folder under ``TRIALS``."""
+    return f"{phase}-{slot:03d}"
+
+
+def label_of(phase: PhaseName, slot: Slot, params: Mapping[str, Any]) -> str:
+    """As tables call it: "radam + sogclr" where these are searched, "fine 17" where they are settled."""
+    if slot.label:
+        return slot.label
+    chosen = [str(params[name]) for name in reversed(CHOSEN) if name in params]
+    return " + ".join(chosen) if chosen and phase in ("choices", "grid") else f"{phase} {slot.number}"
+
+
+def summarize(
+    plan: SearchPlan,
+    ended: Phases,
+    running: Mapping[PhaseName, Sequence[UnderWay]],
+    owed: Mapping[PhaseName, int],
+    *,
+    importance: bool = True,
+    before: Mapping[str, Any] | None = None,
+    jobs: int = 1,
+) -> dict[str, Any]:
+    """``importance`` takes some seconds where there are hundreds of trials, so a display does without it; from
+    ``before``, an earlier summary, it is taken over for a phase in which nothing has ended since.  ``jobs``: trials
+    side by side on this machine."""
+    phases = [name for name in PHASES if name in owed]
+    finalists = finalists_of(ended.get("finals", ()), plan.finals.baselines if plan.finals else (), plan.measures)
+    return {
+        "name": plan.name,
+        "metrics": [
+            {"name": text, "short": metric.short, "maximise": metric.maximise, "share": metric.is_share}
+            for text, metric in zip(plan.metrics, plan.measures, strict=True)
+        ],
+        "plan": plan.as_dict(),
+        "log_scaled": log_scaled(plan),
+        "phases": [
+            {
+                **_phase(plan, name, ended.get(name, ()), running.get(name, ()), owed[name]),
+                **_importance(plan, name, ended.get(name, ()), importance, before),
+            }
+            for name in phases
+        ],
+        "finalists": [
+            {**one.as_dict(len(plan.metrics)), "params": _plain_params(plan, one.params)} for one in finalists
+        ],
+        "winner": _winner(plan, ended, owed, finalists),
+        "pareto": _pareto(plan, ended, finalists) if len(plan.metrics) > 1 else [],
+        "cost": cost_of(plan, ended, sum(map(len, running.values())), owed, jobs),
+    }
+
+
+def _phase(
+    plan: SearchPlan,
+    name: PhaseName,
+    ended: Sequence[Ended],
+    running: Sequence[UnderWay],
+    owed: int,
+) -> dict[str, Any]:
+    places = {one.slot.number: place for place, one in enumerate(ranked(ended, plan.maximise), start=1)}
+    trials = [
+        {
+            "slot": one.slot.number,
+            "rank": places.get(one.slot.number),
+            "label": label_of(name, one.slot, one.params),
+            "status": one.status,
+            "params": _plain_params(plan, one.params),
+            "values": None if one.values is None else _finite(one.values),
+            "seed": plan.seed if one.slot.seed is None else one.slot.seed,
+            "seconds": one.seconds,
+            "device_hours": one.device_hours,
+            "error": one.error,
+            "attempts": one.attempts,
+            "evaluations": [[step, _finite(values)] for step, values in one.evaluations],
+            "started": one.started,
+            "ended": one.ended,
+            "folder": f"{TRIALS}/{trial_name(name, one.slot.number)}",
+        }
+        for one in sorted(ended, key=lambda one: one.slot.number)
+    ]
+    under_way = [
+        {
+            "slot": one.slot.number,
+            "label": label_of(name, one.slot, one.params),
+            "params": _plain_params(plan, one.params),
+            "worker": one.worker,
+            "since": one.since,
+        }
+        for one in running
+    ]
+    return {
+        "name": name,
+        "owed": max(owed, len(ended)),
+        "trials": trials,
+        "running": under_way,
+    }
+
+
+def _importance(
+    plan: SearchPlan, name: PhaseName, ended: Sequence[Ended], wanted: bool, before: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    old = next((phase for phase in (before or {}).get("phases", ()) if phase["name"] == name), None)
+    if old is not None and (not wanted or old["looked_at"] == len(ended)):
+        return {key: old[key] for key in ("importance", "why_none", "looked_at")}
+    if not wanted:
+        return {"importance": None, "why_none": "not looked at yet", "looked_at": None}
+    found = "finals sample nothing" if name == "finals" else importance_of(_plainly(plan, ended), log_scaled(plan))
+    none = isinstance(found, str)
+    return {"importance": None if none else found, "why_none": found if none else "", "looked_at": len(ended)}
+
+
+def log_scaled(plan: SearchPlan) -> list[str]:
+    """The settings that the plan searches on a log scale, for whichever method or optimizer, by their plain names."""
+    found = {key: None for key, dimension in plan.space.items() if not isinstance(dimension, Choice) and dimension.log}
+    return sorted(plan.params_of(found))
+
+
+def _plain_params(plan: SearchPlan, params: Mapping[str, Any]) -> dict[str, Any]:
+    """By plain names: what was chosen first, then as the plan's space has them."""
+    found = plan.params_of(params)
+    order = dict.fromkeys((*CHOSEN, *plan.params_of(plan.space), *found))
+    return {name: found[name] for name in order if name in found}
+
+
+def _plainly(plan: SearchPlan, ended: Sequence[Ended]) -> list[Ended]:
+    return [replace(one, params=_plain_params(plan, one.params)) for one in ended]
+
+
+def _finite(values: Sequence[float]) -> list[float | None]:
+    """JSON has no infinity."""
+    return [value if math.isfinite(value) else None for value in values]
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# the winner
+
+
+def _winner(
+    plan: SearchPlan, ended: Phases, owed: Mapping[PhaseName, int], finalists: Sequence[Finalist]
+) -> dict[str, Any] | None:
+    final = all(len(ended.get(name, ())) >= count for name, count in owed.items())
+    last = last_won(ended, plan.maximise)
+    tried = len(ranked(ended[last[0]], plan.maximise)) if last else 0
+    if finalists and finalists[0].trained:
+        best, others = finalists[0], finalists[1:]
+        elsewhere = plan.finals is not None and plan.measures_in("finals") != plan.measures
+        phase, slot = best.origin
+        spreads = [best.spread(number) for number in range(len(plan.metrics))]
+        return {
+            "label": best.label,
+            "name": best.name,
+            "kind": best.kind,
+            "params": _plain_params(plan, best.params),
+            "phase": phase,
+            "slot": slot,
+            "measured": "finals",
+            "mean": [spread.mean for spread in spreads],
+            "sd": [spread.sd for spread in spreads],
+            "seeds": best.seeds,
+            "paired": [one.as_dict(plan.metrics) for one in gains(best, others, plan.measures)],
+            "final": final,
+            "elsewhere": elsewhere,
+            "said": said_of_finals(best, others, plan.measures, final, tried, elsewhere),
+        }
+    if last is None:
+        return None
+    name, order = last
+    one = order[0]
+    assert one.values is not None, "only trials with values are ranked"
+    label = label_of(name, one.slot, one.params)
+    shown = Finalist(label, "candidate", one.params, {})
+    over = len(ended.get("finals", ())) >= owed.get("finals", 0)
+    why = "all finals failed or diverged" if over else "no final has ended yet"
+    why = "the plan has no finals" if plan.finals is None else why
+    return {
+        "label": label,
+        "name": shown.name,
+        "kind": "candidate",
+        "params": _plain_params(plan, one.params),
+        "phase": name,
+        "slot": one.slot.number,
+        "measured": name,
+        "mean": _finite(one.values),
+        "sd": [None] * len(one.values),
+        "seeds": [plan.seed if one.slot.seed is None else one.slot.seed],
+        "paired": [],
+        "final": final,
+        "said": said_of_one(shown.name, plan.measures[0], one.values[0], name, tried, final, why),
+    }
+
+
+def _pareto(plan: SearchPlan, ended: Phases, finalists: Sequence[Finalist]) -> list[dict[str, Any]]:
+    """Those that no other beats in every metric: of the finalists by their means, else of the last phase's trials."""
+    known = [one for one in finalists if one.trained]
+    if known:
+        means = [tuple(one.spread(number).mean for number in range(len(plan.metrics))) for one in known]
+        rows = [(one.name, *one.origin, one.params, values) for one, values in zip(known, means, strict=True)]
+    else:
+        last = last_won(ended, plan.maximise)
+        whole = [] if last is None else [one for one in last[1] if one.status in ("done", "stopped")]
+        rows = [
+            (label_of(last[0], one.slot, one.params), last[0], one.slot.number, one.params, one.values)
+            for one in whole
+            if last is not None and one.values is not None
+        ]
+    signed = [
+        tuple(-value if more else value for value, more in zip(row[4], plan.maximise, strict=True)) for row in rows
+    ]
+    return [
+        {"label": label, "phase": phase, "slot": slot, "params": _plain_params(plan, params), "values": list(values)}
+        for (label, phase, slot, params, values), front in zip(rows, fronts(signed), strict=True)
+        if front == 0
+    ]
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# files
+
+
+def write_files(plan: SearchPlan, summary: Mapping[str, Any], folder: Path) -> None:
+    """Each as a whole or not at all, so that a page or a person may read them at any time."""
+    replace_text(folder / SUMMARY, json.dumps(summary, indent=1, allow_nan=False))
+    replace_text(folder / TABLE, table_of(summary))
+    if summary["winner"] is not None:
+        replace_text(folder / BEST, best_yaml(plan, summary["winner"]))
+
+
+def table_of(summary: Mapping[str, Any]) -> str:
+    """Ranked, the last phase first; trials without a rank after those with one."""
+    rows = [(phase["name"], trial) for phase in summary["phases"] for trial in phase["trials"]]
+    params = sorted({name for _, trial in rows for name in trial["params"]} - set(CHOSEN))
+    names = [metric["name"] for metric in summary["metrics"]]
+    written = io.StringIO()
+    table = csv.writer(written, lineterminator="\n")
+    head = ("phase", "rank", "slot", "label", "status", *names, "seed", *CHOSEN, *params)
+    table.writerow(map(cell, (*head, "seconds", "device_hours", "attempts", "folder", "error")))
+    order = {name: -place for place, name in enumerate(PHASES)}
+    for phase, trial in sorted(rows, key=lambda row: (order[row[0]], row[1]["rank"] or math.inf, row[1]["slot"])):
+        values = trial["values"] or [None] * len(names)
+        settings = [trial["params"].get(name) for name in (*CHOSEN, *params)]
+        first = (phase, trial["rank"], trial["slot"], trial["label"], trial["status"])
+        cost = (trial["seconds"], trial["device_hours"], trial["attempts"], trial["folder"], trial["error"])
+        table.writerow(map(cell, (*first, *values, trial["seed"], *settings, *cost)))
+    return written.getvalue()
+
+
+def best_yaml(plan: SearchPlan, winner: Mapping[str, Any]) -> str:
+    """The winner's config for `fullbatch train --config`, which gives it a folder of its own."""
+    trained: PhaseName = winner["measured"]
+    config = plan.config(trained, winner["params"], winner["seeds"][0], RunConfig().run.runs, "")
+    config = replace(config, evaluation=_judged(plan, config.evaluation))
+    values = [
+        f"#   {text}: {with_spread(metric, mean, sd)}"
+        for text, metric, mean, sd in zip(plan.metrics, plan.measures, winner["mean"], winner["sd"], strict=True)
+        if mean is not None
+    ]
+    comments = [
+        f"# The best config of the search {plan.name}; train it with `fullbatch train --config best.yaml`.",
+        f"# {winner['said']}",
+        f"# It has the length of the phase {trained!r}: {_long(config)}.",
+        *values,
+    ]
+    wrapped = [textwrap.fill(line, 110, subsequent_indent="# ", break_long_words=False) for line in comments]
+    return "\n".join(wrapped) + "\n" + write_yaml(config)
+
+
+def _judged(plan: SearchPlan, evaluation: Evaluation) -> Evaluation:
+    """As the trials were: what counted is the best checkpoint, and patience ended them."""
+    measured = next((text for text, metric in zip(plan.metrics, plan.measures, strict=True) if metric.parts), None)
+    often = bool(evaluation.evaluate_every or evaluation.evaluations)
+    kept = measured if plan.take == "best" and often else None
+    return replace(evaluation, keep_best=kept, patience=plan.patience if often else None)
+
+
+def _long(config: RunConfig) -> str:
+    length = config.training.samples
+    return f"{config.training.epochs:g} epochs" if length is None else f"{length:,} samples"

@@ -1,0 +1,22 @@
+import pytest
+
+from tests.trials import postgresql
+
+
+@pytest.fixture(scope="session")
+def postgresql_url():
+    if why := postgresql.why_not():
+        pytest.skip(why)
+    with postgresql.server() as url:
+        yield url
+
+
+@pytest.fixture(params=["journal", "sqlite", "postgresql"])
+def storage_url(request, tmp_path):
+    match request.param:
+        case "journal":
+            return str(tmp_path / "study.journal")
+        case "sqlite":
+            return f"sqlite:///{tmp_path}/study.db"
+        case _:
+            return request.getfixturevalue("postgresql_url")

@@ -1,0 +1,183 @@
+"""Workers on one storage, one call to it at a time, in an order that the test chooses: killed, or asleep, between any
+two calls.  Time passes only for who sleeps."""
+
+import threading
+
+import optuna
+from optuna.samplers import RandomSampler
+from optuna.storages import BaseStorage, InMemoryStorage
+
+from fullbatch.trials.identity import Identity
+from fullbatch.trials.ledger import Ledger
+from fullbatch.trials.slots import Ended
+
+optuna.logging.set_verbosity(optuna.logging.WARNING)
+
+
+class Killed(BaseException):
+    """SIGKILL: what comes after it in the code does not happen; every further call raises it again."""
+
+
+class Stage:
+    """Whose turn it is."""
+
+    def __init__(self):
+        self.inner = InMemoryStorage()
+        self.dead = set()
+        self.now = 0.0
+        self.actors = []
+
+    def add(self, actor):
+        self.actors.append(actor)
+        actor.thread.start()
+
+    def step(self, actor, kill=False):
+        """One call of the actor's, to its end; false if it has nothing more to do."""
+        if actor.done:
+            return False
+        if kill:
+            self.dead.add(actor.name)
+            actor.killed = actor.shot = True
+        actor.may_go.release()
+        actor.arrived.acquire()
+        return not actor.done
+
+
+class Gate(BaseStorage):
+    """An actor's way to the storage.  As in a data base that reads what is committed, a user attribute is written in
+    two steps: a trial may be ended between the look and the writing."""
+
+    def __init__(self, stage, actor):
+        self._stage, self._actor = stage, actor
+
+    def set_trial_user_attr(self, trial_id, key, value):
+        inner = self._stage.inner
+        self._actor.turn()
+        inner.check_trial_is_updatable(trial_id, inner.get_trial(trial_id).state)
+        self._actor.turn()
+        inner.check_trial_is_updatable = lambda *anything: None
+        try:
+            inner.set_trial_user_attr(trial_id, key, value)
+        finally:
+            del inner.check_trial_is_updatable
+
+
+def _gated(name):
+    def call(self, *args, **kwargs):
+        self._actor.turn()
+        return getattr(self._stage.inner, name)(*args, **kwargs)
+
+    return call
+
+
+for _name in BaseStorage.__abstractmethods__ - {"set_trial_user_attr"}:
+    setattr(Gate, _name, _gated(_name))
+Gate.__abstractmethods__ = frozenset()
+
+
+class Actor:
+    """A worker: it claims trials until there are none."""
+
+    def __init__(self, stage, name, slots, seen, endless=False, lost_after=100.0):
+        self.stage, self.name, self.slots, self.seen = stage, name, slots, seen
+        self.endless, self.lost_after = endless, lost_after
+        self.may_go, self.arrived = threading.Semaphore(0), threading.Semaphore(0)
+        self.done = self.killed = self.shot = False
+        self.failure = None
+        self.thread = threading.Thread(target=self._run, daemon=True)
+
+    def turn(self):
+        self.arrived.release()
+        self.may_go.acquire()
+        if self.killed:
+            raise Killed
+
+    def _run(self):
+        self.may_go.acquire()
+        try:
+            if not self.killed:
+                self._work()
+        except Killed:
+            pass
+        except BaseException as error:
+            self.failure = error
+        self.done = True
+        self.arrived.release()
+
+    def _work(self):
+        ledger = Ledger(
+            Gate(self.stage, self),
+            "study",
+            ["maximize"],
+            self.slots,
+            Identity("here", 1, "now", self.name),
+            self.lost_after,
+            beat_every=1e6,
+            gone=lambda identity: identity.name in self.stage.dead,
+            clock=lambda: self.stage.now,
+        )
+        while not ledger.complete:
+            claim = ledger.claim(lambda slot: RandomSampler())  # never the same twice
+            self.seen.look(ledger.ended())
+            if claim is None:
+                if not self.endless:
+                    return
+                self.turn()
+                continue
+            self._try(claim)
+        self.seen.look(ledger.ended())
+
+    def _try(self, claim):
+        """Slot 0 cannot be trained, slot 1 is let go at first, slot 2 kills whom it meets; others end well."""
+        params = claim.begin(lambda trial: {name: trial.suggest_float(name, 0, 1) for name in "xy"})
+        if params is None:
+            return
+        x = params["x"]
+        self.seen.began(claim.slot.number, claim.attempt, params)
+        claim.report(1, x)
+        claim.beat()
+        match claim.slot.number:
+            case 0:
+                counts = claim.end("failed", error="no memory")
+            case 1 if claim.attempt == 1:
+                return claim.release()
+            case 2 if not self.endless:
+                self.stage.dead.add(self.name)
+                self.killed = True
+                raise Killed
+            case 3:
+                counts = claim.end("pruned", [x])
+            case _:
+                counts = claim.end("done", [x])
+        if counts:
+            self.seen.ended_once(claim.slot.number)
+        assert counts or claim.lost
+
+
+class Seen:
+    """What was seen at any time, by anyone: an end is an end."""
+
+    def __init__(self):
+        self.ended: dict[int, Ended] = {}
+        self.begun: dict[tuple[int, int], dict[str, float]] = {}
+        self.counted: set[int] = set()
+
+    def look(self, ended):
+        for found in ended:
+            before = self.ended.setdefault(found.slot.number, found)
+            assert (before.number, before.status, before.values, before.attempts) == (
+                found.number,
+                found.status,
+                found.values,
+                found.attempts,
+            )
+        assert set(self.ended) <= {found.slot.number for found in ended}
+
+    def began(self, slot, attempt, params):
+        assert (slot, attempt) not in self.begun, "run twice"
+        self.begun[slot, attempt] = params
+        assert all(found == params for (number, _), found in self.begun.items() if number == slot)
+
+    def ended_once(self, slot):
+        assert slot not in self.counted, "counted twice"
+        self.counted.add(slot)
