@@ -40,7 +40,7 @@ class Search:
     resume: Annotated[Path | None, arg(help="go on with the search in this folder")] = None
     study: Annotated[
         str | None,
-        arg(help="the storage: a journal file, sqlite:///FILE, or an RDB URL; without a plan: join the search there"),
+        arg(help="the storage: an SQLite file, or an RDB URL; without a plan: join the search there"),
     ] = None
     name: Annotated[str | None, arg(help="of the search and of its folder; None: the plan's")] = None
     searches: Annotated[Path, arg(help="the folder of all searches on this machine")] = Path("searches")
@@ -82,12 +82,13 @@ def search(arguments: list[str]) -> int:
     options.check()
     _refuse(flags)
     from fullbatch.training.display import print_line
-    from fullbatch.trials.search import Pace, resume_command
+    from fullbatch.trials.processes import Pace
+    from fullbatch.trials.search import resume_command
     from fullbatch.trials.search import search as run_search
-    from fullbatch.trials.search_tables import print_search
+    from fullbatch.trials.tables import print_search
 
     plan, folder, storage = _found(options, flags)
-    pace = Pace(options.jobs, options.quiet, options.stop_after, options.lost_after)
+    pace = Pace(options.jobs, options.quiet, options.stop_after, lost_after=options.lost_after)
     console = Console(highlight=False)
 
     def tell(summary: Mapping[str, Any]) -> None:
@@ -112,10 +113,9 @@ def search(arguments: list[str]) -> int:
 
 def _found(options: Search, flags: Sequence[str]) -> tuple[Any, Path, str]:
     """The plan, its folder here, and where the storage is: begun, gone on with, or joined."""
-    from fullbatch.trials.folder import PLAN, plan_to_go_on_with, storage_of
+    from fullbatch.trials.search_folder import PLAN, plan_to_go_on_with, storage_of
     from fullbatch.trials.search_plan import search_from
-    from fullbatch.trials.storage import open_storage
-    from fullbatch.trials.study import kept_plan
+    from fullbatch.trials.storage import kept_plan, open_storage
 
     if options.resume is not None:
         _refuse_changes(options, flags, "--resume goes on with the plan in the folder")

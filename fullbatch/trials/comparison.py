@@ -12,46 +12,34 @@ comparisons/NAME/
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from fullbatch.config.optimization import Schedule
+from fullbatch.config.run import RunConfig
+from fullbatch.config.training import Evaluation
 from fullbatch.config.tree import write_values
 from fullbatch.evaluation.named import is_share, metric_named
 from fullbatch.evaluation.tasks import tasks_of
 from fullbatch.training.interruption import Interrupted
-from fullbatch.training.run_folder import alone_in, refuse, replace_text
-from fullbatch.trials.comparison_checks import check_begun, check_jobs, check_measured, check_same_plan, check_same_time
-from fullbatch.trials.comparison_plan import Plan, plan_from, read_plan
-from fullbatch.trials.comparison_progress import Progression
+from fullbatch.training.run_folder import Folder, alone_in, read_lines, replace_text
+from fullbatch.trials.checks import check_begun, check_jobs, check_measured, check_same_plan, check_same_time
+from fullbatch.trials.comparison_plan import Plan, PlannedRun, plan_from, read_plan
+from fullbatch.trials.comparison_runs import OUTCOME, Job, Outcome, Watch, outcome_of, throw_away, train_runs
 from fullbatch.trials.comparison_summary import summarize, write_csv
-from fullbatch.trials.equal_time import MEASURED, WARM_UP, samples_in_equal_time, step_seconds, timing_jobs
-from fullbatch.trials.execute import OUTCOME, Outcome, outcome_of
-from fullbatch.trials.workers import Crew, Job
+from fullbatch.trials.processes import Pace
+from fullbatch.trials.progress import RunsDisplay
 
-PLAN, SUMMARY = "plan.yaml", "comparison.json"
-
-
-@dataclass(frozen=True)
-class Pace:
-    """jobs           runs side by side
-    quiet          lines in place of bars
-    stop_after     minutes after which no further run is started; None: all
-    retry_failed   whether runs that failed by themselves are tried again
-    """
-
-    jobs: int = 1
-    quiet: bool = False
-    stop_after: float | None = None
-    retry_failed: bool = False
+PLAN, SUMMARY, CALIBRATION = "plan.yaml", "comparison.json", "calibration.json"
+WARM_UP, MEASURED = 20, 80  # steps: caches, compilation and graphs first; then enough for what happens now and then
 
 
 def race(plan: Plan, folder: Path, pace: Pace) -> dict[str, Any]:
-    """Run what is not done yet; the summary, as in comparison.json."""
-    began = time.monotonic()
+    """Run what is not done yet; the summary, as in comparison.json.  Several processes may do so at once."""
+    until = pace.until()
     jobs = _jobs(plan, folder)
     if (folder / PLAN).is_file():
         before = planned_in(folder)
@@ -61,12 +49,11 @@ def race(plan: Plan, folder: Path, pace: Pace) -> dict[str, Any]:
     tasks = tasks_of(jobs[0].config)
     metric = metric_named(plan.metric, tasks)
     check_measured(jobs, tasks)
-    busy = f"Another `fullbatch compare` is at work in {folder}; wait for it, or stop it."
-    with alone_in(folder, partial(refuse, busy)):
+    budget = _budget(plan)
+    with alone_in(folder), _resumable(folder):
         if plan.equal_time is None:
             check_begun(jobs)
         replace_text(folder / PLAN, write_values(plan.as_dict()))
-        budget = _budget(plan)
         if plan.equal_time is not None:
             seconds = _timed(plan, folder, pace)
             samples = samples_in_equal_time(plan, seconds, steps)
@@ -74,29 +61,33 @@ def race(plan: Plan, folder: Path, pace: Pace) -> dict[str, Any]:
             jobs = _jobs(plan, folder, samples)
             check_begun(jobs)
             steps = check_jobs(jobs)
-
-        def summed_up() -> dict[str, Any]:
-            summary = summarize(plan, jobs, budget, tasks, metric)
-            replace_text(folder / SUMMARY, json.dumps(summary, indent=1))
-            write_csv(summary, folder / "comparison.csv")
-            return summary
-
-        def told(job: Job, outcome: Outcome) -> str:
-            run = next(run for run in summed_up()["runs"] if run["name"] == job.name)
-            return outcome.error if outcome.status == "open" and outcome.error else _words(run, metric)
-
         for job in jobs:
             known = outcome_of(job.folder)
             if known.status == "failed" and (known.again or pace.retry_failed):
                 (job.folder / OUTCOME).unlink()
-        waiting = [job for job in jobs if outcome_of(job.folder).status == "open"]
-        summed_up()
-        try:
-            with Progression(jobs, steps, pace.quiet, told) as progress:
-                Crew(pace.jobs, progress, _until(began, pace.stop_after)).work_off(waiting)
-        except Interrupted as stopped:
-            raise Interrupted(stopped.exit_code - 128, f"Go on with: fullbatch compare --resume {folder}") from None
-        return summed_up()
+
+    def write_summary() -> dict[str, Any]:
+        summary = summarize(plan, jobs, budget, tasks, metric)
+        replace_text(folder / SUMMARY, json.dumps(summary, indent=1))
+        write_csv(summary, folder / "comparison.csv")
+        return summary
+
+    def ending(job: Job, outcome: Outcome) -> str:
+        run = next(run for run in write_summary()["runs"] if run["name"] == job.name)
+        return outcome.error if outcome.status == "open" and outcome.error else _words(run, metric)
+
+    write_summary()
+    with _resumable(folder), RunsDisplay(jobs, steps, pace.quiet, ending) as display:
+        train_runs(jobs, pace.jobs, display, until)
+    return write_summary()
+
+
+@contextmanager
+def _resumable(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except Interrupted as stopped:
+        raise Interrupted(stopped.exit_code - 128, f"Go on with: fullbatch compare --resume {folder}") from None
 
 
 def planned_in(folder: Path) -> Plan:
@@ -106,19 +97,9 @@ def planned_in(folder: Path) -> Plan:
     return plan_from(read_plan(folder / PLAN))
 
 
-def _jobs(plan: Plan, folder: Path, samples: dict[str, int] | None = None) -> list[Job]:
-    found = []
-    for run in plan.planned:
-        own = samples[run.name] if samples else None
-        found.append(Job(run.name, plan.config(run, str(folder / "runs"), own)))
-    return found
-
-
-def _timed(plan: Plan, folder: Path, pace: Pace) -> dict[str, float]:
-    jobs = timing_jobs(plan, folder)
-    steps = {job.name: WARM_UP + MEASURED for job in jobs}
-    with Progression(jobs, steps, pace.quiet, lambda job, outcome: f"timed ({outcome.status})") as watch:
-        return step_seconds(jobs, folder, watch)
+def _jobs(plan: Plan, folder: Path, samples: Mapping[str, int] | None = None) -> list[Job]:
+    runs = str(folder / "runs")
+    return [Job(run.name, plan.config(run, runs, samples[run.name] if samples else None)) for run in plan.planned]
 
 
 def _budget(plan: Plan) -> dict[str, Any]:
@@ -127,18 +108,98 @@ def _budget(plan: Plan) -> dict[str, Any]:
     return {**length, "equal_time": plan.equal_time}
 
 
-def _until(began: float, minutes: float | None) -> Callable[[], bool]:
-    return lambda: minutes is None or time.monotonic() - began < 60.0 * minutes
-
-
-def _words(run: dict[str, Any], metric: str) -> str:
+def _words(run: Mapping[str, Any], metric: str) -> str:
     if run["status"] == "failed":
         return f"failed: {run['error']}"
     if run["status"] == "open":
         return f"stopped at step {run['steps']}"
-    value = run["results"].get(metric)
-    return f"{_short(value, metric)} {metric.rpartition(' ')[2]} in {run['seconds']:.0f} s of training"
+    number = _short(run["results"].get(metric), metric)
+    return f"{number} {metric.rpartition(' ')[2]} in {run['seconds']:.0f} s of training"
 
 
 def _short(value: float | None, metric: str) -> str:
     return "no" if value is None else f"{value:.2%}" if is_share(metric) else f"{value:.1f}"
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Equal time in place of equal samples, as in NeuCLIP's Table 13: a short run of every row at every batch size says how
+# long a step takes, and each row gets the samples that fit into the time of the row named.
+
+
+def _timed(plan: Plan, folder: Path, pace: Pace) -> dict[str, float]:
+    jobs = timing_jobs(plan, folder)
+    steps = {job.name: WARM_UP + MEASURED for job in jobs}
+    with RunsDisplay(jobs, steps, pace.quiet, lambda job, outcome: f"timed ({outcome.status})") as watch:
+        return step_seconds(jobs, folder, watch)
+
+
+def timing_jobs(plan: Plan, folder: Path) -> list[Job]:
+    """A short run for each cell whose steps were not timed yet."""
+    known, cells = _known(folder), dict[str, PlannedRun]()
+    for run in plan.planned:
+        cells.setdefault(run.cell, run)
+    configs = {cell: _timing_config(plan.config(run, str(folder / "calibration")), cell) for cell, run in cells.items()}
+    return [Job(cell, config) for cell, config in configs.items() if cell not in known]
+
+
+def step_seconds(jobs: Sequence[Job], folder: Path, watch: Watch) -> dict[str, float]:
+    """Seconds a step for each cell; measured once, one run at a time, and kept in the folder.
+
+    A run that was interrupted is thrown away: gone on with, it would start and warm up again among the steps timed.
+    """
+    waiting = [job for job in jobs if outcome_of(job.folder).status != "done"]
+    for job in waiting:
+        throw_away(job.folder)
+    train_runs(waiting, 1, watch)
+    known = {**_known(folder), **{job.name: _measured(job) for job in jobs}}
+    replace_text(folder / CALIBRATION, json.dumps(known, indent=1))
+    return known
+
+
+def _known(folder: Path) -> dict[str, float]:
+    kept = folder / CALIBRATION
+    return dict(json.loads(kept.read_text())) if kept.is_file() else {}
+
+
+def _timing_config(config: RunConfig, name: str) -> RunConfig:
+    """The run's own steps, a few of them, at a constant rate and without an evaluation."""
+    return replace(
+        config,
+        training=replace(config.training, samples=(WARM_UP + MEASURED) * pairs_a_step(config)),
+        schedule=Schedule(schedule="constant"),
+        evaluation=Evaluation(evaluate=(), audit_every=0),
+        run=replace(config.run, name=name, log_every=WARM_UP, save_minutes=None, save_every=None, tensorboard=False),
+    )
+
+
+def pairs_a_step(config: RunConfig) -> int:
+    """OSGD's averaged reading takes several batches a step."""
+    return config.training.batch_size * config.selection.batches_a_step
+
+
+def _measured(job: Job) -> float:
+    outcome = outcome_of(job.folder)
+    lines = read_lines(Folder(job.folder).metrics)
+    at = {line["step"]: line.get("seconds") for line in lines if "kind" not in line}
+    first, last = at.get(WARM_UP), at.get(WARM_UP + MEASURED)
+    if first is None or last is None:
+        raise ValueError(f"The steps of {job.name} could not be timed: {outcome.error or 'the run did not end'}.")
+    return float(last - first) / MEASURED
+
+
+def samples_in_equal_time(plan: Plan, seconds: Mapping[str, float], steps: Mapping[str, int]) -> dict[str, int]:
+    """The samples each run may see: as many steps as fit into the time of the reference's at its batch size."""
+    assert plan.equal_time is not None
+    reference = plan.row(plan.equal_time, "equal_time")
+    samples = {}
+    for run in plan.planned:
+        there = replace(run, row=reference)
+        if there.cell not in seconds:
+            raise ValueError(
+                f"--equal-time {plan.equal_time}: it does not run at batch size {run.batch_size}, so there is no time "
+                f"for {run.name} to equal."
+            )
+        its_steps = next(steps[other.name] for other in plan.planned if other.cell == there.cell)
+        fitting = max(1, round(its_steps * seconds[there.cell] / seconds[run.cell]))
+        samples[run.name] = fitting * pairs_a_step(plan.config(run, ""))
+    return samples

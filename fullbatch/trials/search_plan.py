@@ -24,10 +24,9 @@ from fullbatch.config.tree import from_dict, merged, read_yaml
 from fullbatch.config.words import listed, nearest
 from fullbatch.evaluation.asked import Metric, parse_metrics
 from fullbatch.evaluation.tasks import tasks_of
-from fullbatch.trials.plan_parts import CHOSEN, Choices, Fine, Phase, Take, all_different
-from fullbatch.trials.plan_parts import Finals as Finals
-from fullbatch.trials.plan_parts import Grid as Grid
-from fullbatch.trials.slots import PHASES, PhaseName
+from fullbatch.trials.slots import CHOSEN, PHASES, Choices, Fine, Phase, PhaseName, Take, all_different
+from fullbatch.trials.slots import Finals as Finals
+from fullbatch.trials.slots import Grid as Grid
 from fullbatch.trials.space import (
     Choice,
     Dimension,

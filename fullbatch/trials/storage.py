@@ -1,27 +1,37 @@
-"""Where a search is kept: a journal file, SQLite, or a data base server; what all its workers share.
+"""Where a search is kept: SQLite or a data base server, which all its workers share; and the plan in it.
 
 Optuna asks two things of a storage that SQLite, as Optuna opens it, does not give: that taking a waiting trial and
-ending a running one look and write in one act.  (A data base server locks the row, a journal is replayed in one
-order.)  So every transaction on SQLite takes the write lock at its beginning.
+ending a running one look and write in one act.  (A data base server locks the row.)  So every transaction on SQLite
+takes the write lock at its beginning.
+
+The plan is an attribute of a study that has the search's name, so that a worker on another machine needs nothing but
+the storage's name.  The phases are studies of their own beside it.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import time
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeVar
 
 import optuna
-from optuna.exceptions import StorageInternalError
-from optuna.storages import BaseStorage, JournalStorage, RDBStorage
+from optuna.exceptions import ExperimentalWarning, StorageInternalError
+from optuna.storages import BaseStorage, RDBStorage
+from optuna.trial import TrialState, create_trial
 
 from fullbatch.config.shown import without_password
-from fullbatch.trials.journal import JournalFile
+from fullbatch.config.words import listed, nearest
+from fullbatch.trials.checks import first_difference
+from fullbatch.trials.search_plan import SearchPlan, search_from
 
 T = TypeVar("T")
+LOST_AFTER = 180.0  # seconds without a heartbeat
+BEAT_EVERY = 10.0  # seconds, or less where a worker is soon taken for dead
 PATIENCE = 60.0  # seconds that a storage may be away
 _DRIVERS = {"psycopg2": "postgresql+psycopg2", "psycopg": "postgresql+psycopg"}
 
@@ -30,12 +40,40 @@ class StorageAway(ConnectionError):
     """For longer than anyone waits: a server that is down, a disk that is full or gone."""
 
 
-def open_storage(where: str) -> BaseStorage:
-    """``where``: the path of a journal file, ``sqlite:///FILE``, or the URL of a data base."""
+def open_storage(where: str, lost_after: float = LOST_AFTER) -> BaseStorage:
+    """``where``: the path of an SQLite file, or the URL of a data base.
+
+    lost_after   seconds without a heartbeat after which a worker counts as dead
+    """
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     if not where.strip():
         raise ValueError("The study's place is empty; it is a file, sqlite:///FILE or postgresql://USER@HOST/NAME.")
-    return _data_base(where) if "://" in where else _journal(Path(where))
+    if "://" not in where:
+        _check_file(Path(where))
+        where = f"sqlite:///{Path(where).absolute()}"
+    return _data_base(where, lost_after)
+
+
+def _check_file(path: Path) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("ab"):
+            pass
+        with path.open("rb") as file:
+            first = file.read(16)
+    except OSError as error:
+        raise ValueError(f"The study cannot be kept in {path}: {error.strerror or error}.") from error
+    if first.startswith(b'{"op_code"'):
+        raise ValueError(
+            f"{path} is a journal file, in which earlier versions kept a search; begin it anew, with its search.yaml "
+            "as --plan and another --name."
+        )
+
+
+def heartbeat_every(storage: BaseStorage) -> float | None:
+    """Seconds; None: the storage has no heartbeats."""
+    lost_after = getattr(storage, "grace_period", None)
+    return None if lost_after is None else min(BEAT_EVERY, lost_after / 6)
 
 
 def patiently(act: Callable[[], T], patience: float = PATIENCE) -> T:
@@ -54,28 +92,11 @@ def patiently(act: Callable[[], T], patience: float = PATIENCE) -> T:
         pause = min(2 * pause, 5.0)
 
 
-def _journal(path: Path) -> BaseStorage:
-    try:
-        if path.exists():
-            with path.open("rb") as file:
-                first = file.readline()
-            if first.endswith(b"\n") and not first.lstrip().startswith(b'{"op_code"'):
-                raise ValueError(f"{path} is not the journal of a study; name a new file, or sqlite:///FILE, or a URL.")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        return JournalStorage(JournalFile(path))
-    except OSError as error:
-        raise ValueError(f"The study cannot be kept in {path}: {error.strerror or error}.") from error
-    except (AssertionError, LookupError, TypeError) as error:  # Optuna's answers to what it has not written
-        raise ValueError(
-            f"{path} is damaged, or of another version of Optuna: a line of it has no meaning ({error!r})."
-        ) from error
-
-
 # ---------------------------------------------------------------------------------------------------------------------
 # data bases
 
 
-def _data_base(url: str) -> BaseStorage:
+def _data_base(url: str, lost_after: float) -> BaseStorage:
     from sqlalchemy.engine import make_url
     from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, SQLAlchemyError
 
@@ -91,7 +112,7 @@ def _data_base(url: str) -> BaseStorage:
     logging.getLogger("alembic").setLevel(logging.WARNING)
     for wait in (0.05, 0.2, 0.5, 1.0, 2.0, None):
         try:
-            return _opened(url, kind)
+            return _opened(url, kind, lost_after)
         except (NoSuchModuleError, ImportError) as error:
             raise ValueError(f"{shown}: {_without_driver(kind)}") from error
         except (SQLAlchemyError, StorageInternalError, RuntimeError) as error:
@@ -103,17 +124,19 @@ def _data_base(url: str) -> BaseStorage:
     raise AssertionError("unreachable")
 
 
-def _opened(url: str, kind: str) -> RDBStorage:
-    match kind:
-        case "sqlite":
-            storage = RDBStorage(url, engine_kwargs={"connect_args": {"timeout": PATIENCE}})
-            _lock_at_the_beginning(storage)
-            return storage
-        case "postgresql":
-            options: dict[str, Any] = {"pool_pre_ping": True, "connect_args": {"connect_timeout": 10}}
-            return RDBStorage(_with_driver(url), engine_kwargs=options)
-        case _:
-            return RDBStorage(url, engine_kwargs={"pool_pre_ping": True})
+def _opened(url: str, kind: str, lost_after: float) -> RDBStorage:
+    options: dict[str, Any] = {"pool_pre_ping": True}
+    if kind == "sqlite":
+        options = {"connect_args": {"timeout": PATIENCE}}
+    if kind == "postgresql":
+        url, options = _with_driver(url), {**options, "connect_args": {"connect_timeout": 10}}
+    grace = max(1, round(lost_after))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ExperimentalWarning)
+        storage = RDBStorage(url, options, heartbeat_interval=max(1, grace // 6), grace_period=grace)
+    if kind == "sqlite":
+        _lock_at_the_beginning(storage)
+    return storage
 
 
 def _lock_at_the_beginning(storage: RDBStorage) -> None:
@@ -156,3 +179,69 @@ def _without_driver(kind: str) -> str:
             return "write postgresql:// in place of postgres://."
         case _:
             return f"there is no driver for {kind!r} here; known are sqlite:///FILE and postgresql://…"
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# the plan in the storage
+
+PLAN = "plan"
+
+
+def keep_plan(storage: BaseStorage, plan: SearchPlan) -> SearchPlan:
+    """Put it there; one that is there already must be the same, or trials of two searches would be mixed.  The one that
+    is there: what does not touch the results may differ.
+
+    Of several who bring a plan at once the first counts.  An attribute has the last writer's value, but trials are
+    numbered in the order in which they were made: so each makes one that says its plan, and the lowest number is it.
+    """
+    study = patiently(lambda: optuna.create_study(storage=storage, study_name=plan.name, load_if_exists=True))
+    if PLAN not in study.user_attrs:
+        ours = create_trial(state=TrialState.FAIL, user_attrs={PLAN: json.dumps(plan.as_dict(), sort_keys=True)})
+        patiently(lambda: study.add_trial(ours))
+        brought = [trial for trial in patiently(study.get_trials) if PLAN in trial.user_attrs]
+        first = min(brought, key=lambda trial: trial.number).user_attrs[PLAN]
+        patiently(lambda: study.set_user_attr(PLAN, first))
+    kept = kept_plan(storage, plan.name)
+    if change := difference(kept, plan):
+        raise ValueError(
+            f"The search {plan.name!r} was begun with another plan ({change}). Go on with `--resume`, or give this one "
+            "another --name."
+        )
+    return kept
+
+
+def difference(before: SearchPlan, now: SearchPlan) -> str:
+    """The first, in words; "" where the two make the same trials."""
+    return first_difference(_telling(before), _telling(now))
+
+
+def _telling(plan: SearchPlan) -> dict[str, Any]:
+    """The plan without what does not touch the results: how a run is written down, and who loads its data."""
+    values = plan.as_dict()
+    base = {group: fields for group, fields in values["base"].items() if group != "run"}
+    if isinstance(data := base.get("data"), Mapping):
+        base["data"] = {name: value for name, value in data.items() if name != "workers"}
+    return {**values, "base": base}
+
+
+def kept_plan(storage: BaseStorage, name: str | None) -> SearchPlan:
+    """By its name; without one, the only one there is."""
+    there = searches_in(storage)
+    if name is None and len(there) == 1:
+        name = there[0]
+    if name is None:
+        raise ValueError(
+            f"The storage holds the searches {listed(there)}; say which with --name."
+            if there
+            else "There is no search in this storage yet; bring one with --plan or --recipe."
+        )
+    if name not in there:
+        known = f" It holds {listed(there)}." if there else " It holds none; bring a plan with --plan or --recipe."
+        raise ValueError(f"There is no search {name!r} in this storage{nearest(name, there)}{known}")
+    study = patiently(lambda: optuna.load_study(storage=storage, study_name=name))
+    return search_from(json.loads(study.user_attrs[PLAN]))
+
+
+def searches_in(storage: BaseStorage) -> list[str]:
+    found = patiently(lambda: optuna.get_all_study_summaries(storage, include_best_trial=False))
+    return sorted(one.study_name for one in found if PLAN in one.user_attrs)

@@ -7,12 +7,14 @@ stays decided, even if by now the pruner would say otherwise.
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
 import shutil
+import sys
 import traceback
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Collection, Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -31,13 +33,11 @@ from fullbatch.run import Evaluated, train
 from fullbatch.training import checkpoint
 from fullbatch.training.cost import cost_of
 from fullbatch.training.interruption import Abandoned
-from fullbatch.training.run_folder import Folder, alone_in, read_lines, replace_text
+from fullbatch.training.run_folder import LOCK, Folder, alone_in, read_lines, replace_text
 from fullbatch.training.trainer import Diverged
-from fullbatch.trials.comparison_checks import first_difference
-from fullbatch.trials.execute import clear, forget_earlier_runs, out_of_memory
-from fullbatch.trials.plan_parts import Take
+from fullbatch.trials.checks import first_difference
 from fullbatch.trials.processes import OUTPUT
-from fullbatch.trials.slots import Status
+from fullbatch.trials.slots import Score, Status, Take
 
 log = logging.getLogger("fullbatch")
 
@@ -52,24 +52,6 @@ Verdict = Literal["", "pruned", "stopped"]  # of an evaluation; "": the run goes
 
 # Told the number of an evaluation, from 1, and its value; whether the trial is to be pruned there.
 Report = Callable[[int, float], bool]
-
-
-@dataclass(frozen=True)
-class Score:
-    """How a trial ended.
-
-    values        by the metrics; of a diverged one the worst there is, None where there is none, and of a failed one
-    seconds       of training
-    device_hours  of training and of measuring, over all ranks
-    evaluations   (number, values), oldest first
-    """
-
-    status: Status
-    values: tuple[float, ...] | None
-    seconds: float = 0.0
-    device_hours: float = 0.0
-    error: str = ""
-    evaluations: tuple[tuple[int, tuple[float, ...]], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -300,6 +282,31 @@ class _Trial:
         return self.looks[self._best(self.looks) if best else -1].values
 
 
+def out_of_memory(error: Exception) -> str:
+    advice = "; the same gradient in less memory: --micro-batch, and fewer runs side by side: --jobs"
+    return str(error).split(".")[0] + advice
+
+
+def clear(run: Path, but: Collection[str] = ()) -> None:
+    """All but the lock, which is the caller's, and the files of these names."""
+    for path in run.iterdir():
+        if path.is_dir():
+            shutil.rmtree(path)
+        elif path.name != LOCK and path.name not in but:
+            path.unlink()
+
+
+def forget_earlier_runs() -> None:
+    gc.collect()
+    if "torch._dynamo" in sys.modules:
+        torch._dynamo.reset()  # else a later model would meet the limit on recompilations
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+    with suppress(OSError):  # Linux: the high-water mark falls to what is held now
+        Path("/proc/self/clear_refs").write_text("5")
+
+
 def _unseen(config: RunConfig) -> str:
     """Which of the things that every trial needs this machine does not have, though it had when the search began."""
     model = config.model
@@ -318,9 +325,4 @@ def _read(path: Path) -> tuple[list[Look], Score | None]:
         return [], None
     said: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     looks = [Look(**{**one, "values": tuple(one["values"])}) for one in said["evaluations"]]
-    score = said["score"]
-    if score is None:
-        return looks, None
-    values = None if score["values"] is None else tuple(score["values"])
-    evaluations = tuple((number, tuple(values)) for number, values in score["evaluations"])
-    return looks, Score(**{**score, "values": values, "evaluations": evaluations})
+    return looks, None if said["score"] is None else Score.read(said["score"])

@@ -11,9 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
-from fullbatch.trials.plan_parts import CHOSEN
-from fullbatch.trials.ranking import fronts
-from fullbatch.trials.slots import Ended, PhaseName
+from fullbatch.trials.phases import fronts
+from fullbatch.trials.slots import CHOSEN, Ended, PhaseName
 from fullbatch.trials.statistics import SEEDS_TO_TELL, Spread, half_interval, paired
 
 MINUS = "\u2212"

@@ -11,11 +11,9 @@ def postgresql_url():
         yield url
 
 
-@pytest.fixture(params=["journal", "sqlite", "postgresql"])
+@pytest.fixture(params=["sqlite", "postgresql"])
 def storage_url(request, tmp_path):
     match request.param:
-        case "journal":
-            return str(tmp_path / "study.journal")
         case "sqlite":
             return f"sqlite:///{tmp_path}/study.db"
         case _:

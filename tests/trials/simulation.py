@@ -2,14 +2,17 @@
 two calls.  Time passes only for who sleeps."""
 
 import threading
+from datetime import datetime, timedelta
 
 import optuna
 from optuna.samplers import RandomSampler
 from optuna.storages import BaseStorage, InMemoryStorage
+from optuna.storages._heartbeat import BaseHeartbeat
+from optuna.trial import TrialState
 
-from fullbatch.trials.identity import Identity
-from fullbatch.trials.ledger import Ledger
-from fullbatch.trials.slots import Ended
+from fullbatch.trials.processes import Identity
+from fullbatch.trials.queue import SlotQueue
+from fullbatch.trials.slots import Ended, Score
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)
 
@@ -23,6 +26,8 @@ class Stage:
 
     def __init__(self):
         self.inner = InMemoryStorage()
+        self.began = datetime.now()
+        self.heartbeats = {}
         self.dead = set()
         self.now = 0.0
         self.actors = []
@@ -43,12 +48,31 @@ class Stage:
         return not actor.done
 
 
-class Gate(BaseStorage):
-    """An actor's way to the storage.  As in a data base that reads what is committed, a user attribute is written in
-    two steps: a trial may be ended between the look and the writing."""
+class Gate(BaseStorage, BaseHeartbeat):
+    """An actor's way to the storage, with heartbeats as a data base has them.  As in a data base that reads what is
+    committed, a user attribute is written in two steps: a trial may be ended between the look and the writing."""
 
-    def __init__(self, stage, actor):
-        self._stage, self._actor = stage, actor
+    def __init__(self, stage, actor, grace_period):
+        self._stage, self._actor, self.grace_period = stage, actor, grace_period
+
+    def record_heartbeat(self, trial_id):
+        self._actor.turn()
+        self._stage.heartbeats[trial_id] = self._stage.now
+
+    def _get_stale_trial_ids(self, study_id):
+        self._actor.turn()
+        running = self._stage.inner.get_all_trials(study_id, deepcopy=False, states=[TrialState.RUNNING])
+        beats = {trial._trial_id: self._stage.heartbeats.get(trial._trial_id) for trial in running}
+        late = self._stage.now - self.grace_period
+        return [number for number, beat in beats.items() if beat is not None and beat < late]
+
+    def get_heartbeat_interval(self):
+        return 10
+
+    def get_heartbeat_stale_trial_callback(self):
+        return None
+
+    get_failed_trial_callback = get_heartbeat_stale_trial_callback
 
     def set_trial_user_attr(self, trial_id, key, value):
         inner = self._stage.inner
@@ -76,7 +100,7 @@ Gate.__abstractmethods__ = frozenset()
 
 
 class Actor:
-    """A worker: it claims trials until there are none."""
+    """A worker: it leases trials until there are none."""
 
     def __init__(self, stage, name, slots, seen, endless=False, lost_after=100.0):
         self.stage, self.name, self.slots, self.seen = stage, name, slots, seen
@@ -105,53 +129,51 @@ class Actor:
         self.arrived.release()
 
     def _work(self):
-        ledger = Ledger(
-            Gate(self.stage, self),
+        queue = SlotQueue(
+            Gate(self.stage, self, self.lost_after),
             "study",
             ["maximize"],
             self.slots,
-            Identity("here", 1, "now", self.name),
-            self.lost_after,
-            beat_every=1e6,
-            gone=lambda identity: identity.name in self.stage.dead,
-            clock=lambda: self.stage.now,
+            worker=Identity("here", 1, "now", self.name),
+            is_gone=lambda identity: identity.name in self.stage.dead,
+            clock=lambda: self.stage.began + timedelta(seconds=self.stage.now),
         )
-        while not ledger.complete:
-            claim = ledger.claim(lambda slot: RandomSampler())  # never the same twice
-            self.seen.look(ledger.ended())
-            if claim is None:
+        while not queue.complete:
+            lease = queue.take(lambda slot: RandomSampler())  # never the same twice
+            self.seen.look(queue.ended())
+            if lease is None:
                 if not self.endless:
                     return
                 self.turn()
                 continue
-            self._try(claim)
-        self.seen.look(ledger.ended())
+            self._try(lease)
+        self.seen.look(queue.ended())
 
-    def _try(self, claim):
+    def _try(self, lease):
         """Slot 0 cannot be trained, slot 1 is let go at first, slot 2 kills whom it meets; others end well."""
-        params = claim.begin(lambda trial: {name: trial.suggest_float(name, 0, 1) for name in "xy"})
+        params = lease.begin(lambda trial: {name: trial.suggest_float(name, 0, 1) for name in "xy"})
         if params is None:
             return
         x = params["x"]
-        self.seen.began(claim.slot.number, claim.attempt, params)
-        claim.report(1, x)
-        claim.beat()
-        match claim.slot.number:
+        self.seen.began(lease.slot.number, lease.attempt, params)
+        lease.report(1, x)
+        lease.beat()
+        match lease.slot.number:
             case 0:
-                counts = claim.end("failed", error="no memory")
-            case 1 if claim.attempt == 1:
-                return claim.release()
+                counts = lease.end(Score("failed", error="no memory"))
+            case 1 if lease.attempt == 1:
+                return lease.release()
             case 2 if not self.endless:
                 self.stage.dead.add(self.name)
                 self.killed = True
                 raise Killed
             case 3:
-                counts = claim.end("pruned", [x])
+                counts = lease.end(Score("pruned", (x,)))
             case _:
-                counts = claim.end("done", [x])
+                counts = lease.end(Score("done", (x,)))
         if counts:
-            self.seen.ended_once(claim.slot.number)
-        assert counts or claim.lost
+            self.seen.ended_once(lease.slot.number)
+        assert counts or lease.lost
 
 
 class Seen:

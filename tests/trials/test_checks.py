@@ -5,7 +5,7 @@ import re
 import pytest
 import torch
 
-from fullbatch.trials.search_checks import Checked, check_search, tried
+from fullbatch.trials.checks import CheckedSearch, check_search, tried
 from fullbatch.trials.search_plan import search_from
 from tests.data.making import write_coco
 from tests.models.conftest import text_folder as text_folder
@@ -53,7 +53,7 @@ def plan_with(inputs):
 def test_a_good_plan_is_told_its_steps_and_evaluations(plan_with):
     """40 samples in batches of 8: five steps an epoch, two of the half."""
     checked = check_search(plan_with())
-    assert checked == Checked(
+    assert checked == CheckedSearch(
         steps={"choices": 4, "grid": 15, "fine": 20, "finals": 20},
         evaluations={"choices": 3, "grid": 3, "fine": 3, "finals": 1},
     )

@@ -114,7 +114,7 @@ def test_the_command_line_displaces_what_the_plan_says_in_another_unit(tmp_path)
 def test_folders_that_are_none(tmp_path, capsys):
     assert cli.main(["search", "--resume", str(tmp_path)]) == 1
     assert "is not the folder of a search" in capsys.readouterr().err
-    assert cli.main(["search", "--study", str(tmp_path / "new.journal"), "--searches", str(tmp_path)]) == 1
+    assert cli.main(["search", "--study", str(tmp_path / "new.db"), "--searches", str(tmp_path)]) == 1
     assert "There is no search in this storage yet" in capsys.readouterr().err
 
 

@@ -10,10 +10,10 @@ from fullbatch.commands.compare import Compare, plan_values
 from fullbatch.commands.train import train_config
 from fullbatch.config.tree import to_dict, write_values
 from fullbatch.training.run_folder import Folder
+from fullbatch.trials.checks import check_begun, check_jobs, check_same_plan, check_same_time
 from fullbatch.trials.comparison import _jobs
-from fullbatch.trials.comparison_checks import check_begun, check_jobs, check_same_plan, check_same_time
 from fullbatch.trials.comparison_plan import plan_from
-from fullbatch.trials.workers import Job
+from fullbatch.trials.comparison_runs import Job
 from tests.training.small import write_inputs
 
 

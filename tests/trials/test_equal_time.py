@@ -6,11 +6,11 @@ import pytest
 
 from fullbatch import cli
 from fullbatch.commands.compare import Compare, plan_values
-from fullbatch.trials import equal_time
-from fullbatch.trials.comparison import Pace, _timed
+from fullbatch.trials import comparison
+from fullbatch.trials.comparison import _timed, samples_in_equal_time
 from fullbatch.trials.comparison_plan import plan_from
-from fullbatch.trials.equal_time import samples_in_equal_time
-from fullbatch.trials.execute import Outcome
+from fullbatch.trials.comparison_runs import Outcome
+from fullbatch.trials.processes import Pace
 from tests.trials.comparison_making import arguments, small_plan
 
 
@@ -38,24 +38,19 @@ def test_the_reference_must_run_at_every_batch_size(tmp_path):
         samples_in_equal_time(plan, seconds, {run.name: 10 for run in plan.planned})
 
 
-class QuickCrew:
+def quick_runs(jobs, side_by_side, watch):
     """In place of processes: a run that takes a second a step."""
-
-    def __init__(self, jobs, watch):
-        self.watch = watch
-
-    def work_off(self, jobs):
-        for job in jobs:
-            self.watch.started(job)
-            assert {path.name for path in job.folder.iterdir()} <= {".lock"}, "what was left is gone"
-            lines = [{"step": step, "seconds": float(step)} for step in (20, 100)]
-            (job.folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-            Outcome("done").write(job.folder)
-            self.watch.ended(job, Outcome("done"))
+    for job in jobs:
+        watch.started(job)
+        assert {path.name for path in job.folder.iterdir()} <= {".lock"}, "what was left is gone"
+        lines = [{"step": step, "seconds": float(step)} for step in (20, 100)]
+        (job.folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        Outcome("done").write(job.folder)
+        watch.ended(job, Outcome("done"))
 
 
 def test_timing_counts_its_own_runs_and_none_that_was_interrupted(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(equal_time, "Crew", QuickCrew)
+    monkeypatch.setattr(comparison, "train_runs", quick_runs)
     plan = planned(methods=("openclip", "sogclr", "neuclip"), batch_sizes=(8,), seeds=(0,))
     for run in plan.planned:
         Outcome("done").write(tmp_path / "runs" / run.name)

@@ -8,9 +8,8 @@ import pytest
 from optuna.storages import InMemoryStorage
 
 from fullbatch.config.tree import write_values
-from fullbatch.trials.folder import JOURNAL, PLAN, STORAGE, plan_to_go_on_with, remember, storage_of
-from fullbatch.trials.storage import open_storage
-from fullbatch.trials.study import difference, keep_plan, kept_plan
+from fullbatch.trials.search_folder import PLAN, STORAGE, STUDY, plan_to_go_on_with, remember, storage_of
+from fullbatch.trials.storage import difference, keep_plan, kept_plan, open_storage
 from tests.trials.plans import plan_of
 
 
@@ -22,7 +21,7 @@ def begun(folder, storage, plan):
     (folder / PLAN).write_text(write_values(plan.as_dict()))
 
 
-def test_its_own_journal_is_found_from_everywhere_and_moves_with_it(tmp_path, monkeypatch):
+def test_its_own_data_base_is_found_from_everywhere_and_moves_with_it(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     folder = Path("small")
     begun(folder, storage_of(folder, None), plan_of())
@@ -31,11 +30,11 @@ def test_its_own_journal_is_found_from_everywhere_and_moves_with_it(tmp_path, mo
     monkeypatch.chdir(tmp_path / "elsewhere")
     shutil.move(tmp_path / "small", tmp_path / "elsewhere" / "moved")
     found = storage_of(Path("moved"), None)
-    assert found == f"moved/{JOURNAL}" and plan_to_go_on_with(Path("moved"), found) == plan_of()
-    assert storage_of(Path("moved"), str(tmp_path / "elsewhere/moved" / JOURNAL)) == found, "it may be named"
+    assert found == f"moved/{STUDY}" and plan_to_go_on_with(Path("moved"), found) == plan_of()
+    assert storage_of(Path("moved"), str(tmp_path / "elsewhere/moved" / STUDY)) == found, "it may be named"
 
 
-@pytest.mark.parametrize("named", ["other.journal", "sqlite:///other.db"])
+@pytest.mark.parametrize("named", ["other.db", "sqlite:///other.db"])
 def test_another_storage_is_kept_by_its_path_from_the_root(tmp_path, monkeypatch, named):
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / "small"
@@ -48,7 +47,7 @@ def test_another_storage_is_kept_by_its_path_from_the_root(tmp_path, monkeypatch
     with pytest.raises(ValueError, match=r"belongs to the storage .*other.*leave --study out"):
         storage_of(folder, named)  # from here it is another
     with pytest.raises(ValueError, match="belongs to the storage"):
-        storage_of(folder, str(folder / JOURNAL))
+        storage_of(folder, str(folder / STUDY))
 
 
 def test_a_password_is_not_kept_and_asked_for(tmp_path):
@@ -66,22 +65,22 @@ def test_a_password_is_not_kept_and_asked_for(tmp_path):
 
 def test_a_storage_without_the_search_is_refused(tmp_path):
     folder = tmp_path / "small"
-    begun(folder, str(folder / JOURNAL), plan_of())
-    (folder / JOURNAL).unlink()
+    begun(folder, str(folder / STUDY), plan_of())
+    (folder / STUDY).unlink()
     with pytest.raises(ValueError, match="has no search 'small': there is no such file"):
-        plan_to_go_on_with(folder, str(folder / JOURNAL))
-    assert not (folder / JOURNAL).exists(), "no new study is begun"
-    keep_plan(open_storage(str(folder / JOURNAL)), plan_of(name="other"))
+        plan_to_go_on_with(folder, str(folder / STUDY))
+    assert not (folder / STUDY).exists(), "no new study is begun"
+    keep_plan(open_storage(str(folder / STUDY)), plan_of(name="other"))
     with pytest.raises(ValueError, match=r"has no search 'small' \(it has .*other"):
-        plan_to_go_on_with(folder, str(folder / JOURNAL))
+        plan_to_go_on_with(folder, str(folder / STUDY))
 
 
 def test_a_plan_that_was_edited_is_refused(tmp_path):
     folder = tmp_path / "small"
-    begun(folder, str(folder / JOURNAL), plan_of())
+    begun(folder, str(folder / STUDY), plan_of())
     (folder / PLAN).write_text(write_values(plan_of(seed=7).as_dict()))
     with pytest.raises(ValueError, match="was changed after the search began: seed was 0 and is now 7"):
-        plan_to_go_on_with(folder, str(folder / JOURNAL))
+        plan_to_go_on_with(folder, str(folder / STUDY))
 
 
 def test_what_does_not_touch_the_results_makes_no_other_plan():
@@ -119,3 +118,11 @@ def test_of_two_who_bring_a_plan_at_once_the_first_counts(monkeypatch, moment):
         assert kept_plan(storage, "small").seed == 1
     else:
         assert keep_plan(storage, second).seed == 2 == kept_plan(storage, "small").seed
+
+
+def test_a_search_of_an_earlier_version_is_refused(tmp_path):
+    folder = tmp_path / "small"
+    begun(folder, str(folder / STUDY), plan_of())
+    (folder / STUDY).rename(folder / "study.journal")
+    with pytest.raises(ValueError, match=r"search of an earlier version .*; begin it anew with --plan .*search\.yaml"):
+        storage_of(folder, None)

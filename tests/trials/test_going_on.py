@@ -42,8 +42,8 @@ def test_stopped_moved_and_gone_on_with_from_elsewhere(tmp_path, monkeypatch, ca
     monkeypatch.chdir(tmp_path / "elsewhere")
     shutil.move(tmp_path / "a b", tmp_path / "elsewhere" / "c d")
     resume = ["search", "--resume", "c d", "--quiet", "--no-page"]
-    assert cli.main([*resume, "--study", "new.journal"]) == 1
-    assert "belongs to the storage" in capsys.readouterr().err and not (tmp_path / "elsewhere" / "new.journal").exists()
+    assert cli.main([*resume, "--study", "new.db"]) == 1
+    assert "belongs to the storage" in capsys.readouterr().err and not (tmp_path / "elsewhere" / "new.db").exists()
     assert cli.main(resume) == 0
     said = capsys.readouterr()
     assert (

@@ -4,8 +4,7 @@ import pytest
 
 from fullbatch.commands.train import train_config
 from fullbatch.config.tree import to_dict
-from fullbatch.trials.phases import NoWinner, owed, phases_of, slots_of
-from fullbatch.trials.ranking import fronts, ranked
+from fullbatch.trials.phases import NoWinner, fronts, owed, phases_of, ranked, slots_of
 from fullbatch.trials.search_plan import search_from
 from fullbatch.trials.slots import Ended, Slot
 

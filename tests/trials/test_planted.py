@@ -6,9 +6,9 @@ import pytest
 from optuna.storages import InMemoryStorage
 
 from fullbatch.trials.phases import phases_of
+from fullbatch.trials.search import PhaseQueues, work_off
 from fullbatch.trials.search_plan import search_from
-from fullbatch.trials.trial import Score
-from fullbatch.trials.worker import Phases, Worker
+from fullbatch.trials.slots import Score
 from tests.trials.test_phases import BASE
 
 METHODS, OPTIMIZERS = ["openclip", "sogclr", "neuclip"], ["adamw", "sgd", "radam", "lamb"]
@@ -51,16 +51,16 @@ def worth(params, seed=0):
 def run(plan, worth=worth):
     tried = []
 
-    def train(phase, claim, params, report, given_up):
+    def train(phase, lease, params, report, given_up):
         tried.append((phase, dict(params)))
-        value = worth(params, claim.slot.seed or 0)
+        value = worth(params, lease.slot.seed or 0)
         return Score("done", (value,), seconds=1.0) if math.isfinite(value) else Score("diverged", (0.0,))
 
-    phases = Phases(InMemoryStorage(), plan, dict.fromkeys(phases_of(plan), 1), 60.0)
-    Worker(phases, train).work()
+    queues = PhaseQueues(InMemoryStorage(), plan, dict.fromkeys(phases_of(plan), 1))
+    work_off(queues, train)
     ended = {}
     for phase in phases_of(plan):
-        ended[phase] = phases.ledger(phase, ended).ended()
+        ended[phase] = queues.queue(phase, ended).ended()
     return ended, tried
 
 
@@ -147,20 +147,20 @@ def test_a_search_that_stops_and_goes_on_makes_the_trials_it_would_have_made(sto
     class Gone(Exception):
         pass
 
-    def train(phase, claim, params, report, given_up):
+    def train(phase, lease, params, report, given_up):
         nonlocal count
         count += 1
         if count == stop:
-            claim.release()
+            lease.release()
             raise Gone
-        return Score("done", (worth(params, claim.slot.seed or 0),), seconds=1.0)
+        return Score("done", (worth(params, lease.slot.seed or 0),), seconds=1.0)
 
-    phases = Phases(storage, plan, dict.fromkeys(phases_of(plan), 1), 60.0)
+    queues = PhaseQueues(storage, plan, dict.fromkeys(phases_of(plan), 1))
     with pytest.raises(Gone):
-        Worker(phases, train).work()
-    Worker(phases, train).work()
+        work_off(queues, train)
+    work_off(queues, train)
     ended = {}
     for phase in phases_of(plan):
-        ended[phase] = phases.ledger(phase, ended).ended()
+        ended[phase] = queues.queue(phase, ended).ended()
         assert [one.params for one in ended[phase]] == [one.params for one in whole[phase]]
         assert [one.values for one in ended[phase]] == [one.values for one in whole[phase]]

@@ -10,7 +10,7 @@ from fullbatch.cli import main
 from fullbatch.commands.train import train_config
 from fullbatch.config.tree import to_dict
 from fullbatch.recipes import RECIPES, SEARCHES, first_line, recipe_text, search_recipe, search_text
-from fullbatch.trials.search_checks import check_search, tried
+from fullbatch.trials.checks import check_search, tried
 from fullbatch.trials.search_plan import search_from
 from fullbatch.trials.space import Choice, Real, Whole
 from tests.trials.test_planted import run

@@ -305,5 +305,5 @@ def test_a_wrong_file_is_named(tmp_path, text, said):
 @pytest.mark.slow
 def test_a_plan_does_without_optuna():
     """It is a search's alone: a run must not wait for it, nor need it."""
-    code = "import sys, fullbatch.commands.train, fullbatch.trials.search_checks; assert 'optuna' not in sys.modules"
+    code = "import sys, fullbatch.commands.train, fullbatch.trials.checks; assert 'optuna' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -12,15 +12,13 @@ from optuna.storages import InMemoryStorage
 import fullbatch.trials.trial
 from fullbatch.commands.search import Search, plan_values
 from fullbatch.training.interruption import Interruption
-from fullbatch.trials.crew import WorkersDie
 from fullbatch.trials.phases import phases_of
-from fullbatch.trials.processes import OUTPUT
-from fullbatch.trials.search import Terms, how_to_go_on, work
+from fullbatch.trials.processes import OUTPUT, WorkersDie
+from fullbatch.trials.search import InFolder, PhaseQueues, Terms, how_to_go_on, work, work_off
 from fullbatch.trials.search_plan import search_from
-from fullbatch.trials.storage import StorageAway, open_storage
-from fullbatch.trials.study import keep_plan
-from fullbatch.trials.trial import CannotWork, Score
-from fullbatch.trials.worker import InFolder, Phases, Worker
+from fullbatch.trials.slots import Score
+from fullbatch.trials.storage import StorageAway, keep_plan, open_storage
+from fullbatch.trials.trial import CannotWork
 from tests.trials.search_making import small_search
 
 
@@ -32,12 +30,12 @@ def plan(tmp_path):
 
 
 def phases(plan, **more):
-    return Phases(InMemoryStorage(), plan, dict.fromkeys(phases_of(plan), 2), 60.0, **more)
+    return PhaseQueues(InMemoryStorage(), plan, dict.fromkeys(phases_of(plan), 2), **more)
 
 
 def attempts(phases):
     """By slot, whether it has ended or not."""
-    trials = phases.ledger("choices", {}).study.trials
+    trials = phases.queue("choices", {}).study.trials
     return [(trial.user_attrs["slot"], trial.user_attrs["attempt"], "released" in trial.user_attrs) for trial in trials]
 
 
@@ -47,18 +45,18 @@ def test_a_signal_at_the_end_of_a_trial(plan, tmp_path, at, prune, status):
     made = phases(plan)
     inside = InFolder(plan, tmp_path)
 
-    def train(phase, claim, params, report, given_up):
+    def train(phase, lease, params, report, given_up):
         def told(number, value):
             if number == at:
                 os.kill(os.getpid(), signal.SIGTERM)
             return prune
 
-        return inside(phase, claim, params, told, given_up)
+        return inside(phase, lease, params, told, given_up)
 
     with Interruption() as interruption:
-        Worker(made, train, lambda: interruption.signal is not None).work()
+        work_off(made, train, lambda: interruption.signal is not None)
     assert interruption.signal == signal.SIGTERM
-    assert [(one.slot.number, one.status) for one in made.ledger("choices", {}).ended()] == [(0, status)]
+    assert [(one.slot.number, one.status) for one in made.queue("choices", {}).ended()] == [(0, status)]
     assert attempts(made) == [(0, 1, False)]
 
 
@@ -70,22 +68,22 @@ def test_a_machine_that_cannot_work_leaves_its_trial_to_others(plan, tmp_path, m
     with monkeypatch.context() as patched:
         patched.setattr(fullbatch.trials.trial, "train", full)
         with pytest.raises(CannotWork, match="No space left"):
-            Worker(made, InFolder(plan, tmp_path)).work()
-    assert made.ledger("choices", {}).ended() == [] and attempts(made) == [(0, 1, True)]
-    Worker(made, InFolder(plan, tmp_path)).work()
-    assert [one.status for one in made.ledger("choices", {}).ended()] == ["done", "done"]
+            work_off(made, InFolder(plan, tmp_path))
+    assert made.queue("choices", {}).ended() == [] and attempts(made) == [(0, 1, True)]
+    work_off(made, InFolder(plan, tmp_path))
+    assert [one.status for one in made.queue("choices", {}).ended()] == ["done", "done"]
 
 
 @pytest.mark.parametrize("error", [PermissionError("not here"), StorageAway("the server is down")])
 def test_other_errors_of_the_machine(plan, error):
-    """Where the storage is away, the claim cannot be given back, and nobody waits for that."""
+    """Where the storage is away, the lease cannot be given back, and nobody waits for that."""
     made = phases(plan)
 
     def train(*given):
         raise error
 
     with pytest.raises(type(error)):
-        Worker(made, train).work()
+        work_off(made, train)
     assert attempts(made) == [(0, 1, not isinstance(error, StorageAway))]
 
 
@@ -107,7 +105,7 @@ def test_what_is_said_with_it(tmp_path):
         raise KeyError
 
 
-class Desk:
+class Context:
     stopping = False
 
     def __init__(self):
@@ -119,7 +117,7 @@ class Desk:
 
 def test_a_crash_is_told_where_the_trial_failed(plan, tmp_path, monkeypatch):
     """A mistake of ours in every trial: the processes die, and the reason is among the results."""
-    where = str(tmp_path / "study.journal")
+    where = str(tmp_path / "study.db")
     keep_plan(open_storage(where), plan)
     terms = Terms(where, plan.name, tmp_path, dict.fromkeys(phases_of(plan), 2), 60.0, None)
 
@@ -127,28 +125,28 @@ def test_a_crash_is_told_where_the_trial_failed(plan, tmp_path, monkeypatch):
         print("in the trial")
         raise KeyError("a mistake of ours")
 
-    monkeypatch.setattr("fullbatch.trials.worker.run_trial", crash)
+    monkeypatch.setattr("fullbatch.trials.search.run_trial", crash)
     began = count()  # another process each time
-    monkeypatch.setattr("fullbatch.trials.identity._began", lambda pid: str(next(began)))
+    monkeypatch.setattr("fullbatch.trials.processes._began", lambda pid: str(next(began)))
     for number, name in enumerate(("stdout", "stderr"), 1):  # as in any process but pytest's
         monkeypatch.setattr(sys, name, os.fdopen(number, "w", closefd=False))
     kept = [os.dup(1), os.dup(2)]
     try:
         for _ in range(3):
             with pytest.raises(KeyError):
-                work(Desk(), terms)
+                work(Context(), terms)
             print("between trials", flush=True)
         monkeypatch.setattr(
             "fullbatch.trials.search.InFolder", lambda *given: lambda *given: Score("done", (1.0,), seconds=1.0)
         )
-        work(Desk(), terms)
+        work(Context(), terms)
     finally:
         sys.stdout.flush()
         for number, file in enumerate(kept, 1):
             os.dup2(file, number)
             os.close(file)
-    made = Phases(open_storage(where), plan, terms.evaluations, 60.0)
-    first, second = made.ledger("choices", {}).ended()
+    made = PhaseQueues(open_storage(where), plan, terms.evaluations)
+    first, second = made.queue("choices", {}).ended()
     assert (first.status, second.status) == ("failed", "done")
     assert "died 3 times" in first.error and "its output ends with: KeyError: 'a mistake of ours'" in first.error
     assert (tmp_path / "trials" / "choices-000" / OUTPUT).read_text().count("in the trial\n") == 3

@@ -194,7 +194,7 @@ def test_the_cost_and_what_is_left():
     assert cost["left_seconds"] == pytest.approx((4 * 75 + 20 * 100 + 15 * 100) / 2)
     many = summarize(plan, ended, running, all_owed(plan), importance=False, jobs=5)["cost"]
     assert many["left_seconds"] == pytest.approx(75 + 20 * 100 / 5 + 15 * 100 / 5), "four grid trials take one's time"
-    again = replace(ended["choices"][0], seconds=0.0, started="", ended="", error="as slot 1, not trained again")
+    again = replace(ended["choices"][0], seconds=0.0, started="", ended="", error="as slot 1", same_as=1)
     with_more = {"choices": [*ended["choices"], again, replace(again, status="failed", error="no memory")]}
     owed = {**all_owed(plan), "choices": 26}
     assert summarize(plan, with_more, running, owed, importance=False)["cost"]["left_seconds"] == cost["left_seconds"]

@@ -25,7 +25,8 @@ from fullbatch.training import checkpoint
 from fullbatch.training.interruption import Abandoned, Interrupted
 from fullbatch.training.run_folder import alone_in
 from fullbatch.trials.processes import OUTPUT
-from fullbatch.trials.trial import FILE, CannotWork, Score, run_trial
+from fullbatch.trials.slots import Score
+from fullbatch.trials.trial import FILE, CannotWork, run_trial
 from tests.training.small import renamed, small_config
 
 MEAN = "mean(text_to_image_r1, image_to_text_r1)"

@@ -1,4 +1,4 @@
-"""Real processes on one study: in a journal file, in SQLite, on a PostgreSQL server; one of them killed, or asleep."""
+"""Real processes on one study: in SQLite, on a PostgreSQL server; one of them killed, or asleep."""
 
 import os
 import signal
@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from optuna.trial import TrialState
 
-from fullbatch.trials.standing import SLOT
+from fullbatch.trials.samplers import SLOT
 from fullbatch.trials.storage import open_storage
-from tests.trials.working import ledger_of
+from tests.trials.working import queue_of
 
 SLOTS = 8
 
@@ -44,7 +44,7 @@ def start(storage_url, tmp_path):
         return process
 
     start.folder = folder
-    start.ledger = lambda: ledger_of(open_storage(storage_url), study, SLOTS)
+    start.queue = lambda: queue_of(open_storage(storage_url), study, SLOTS)
     yield start
     for process in processes:
         process.kill()
@@ -69,11 +69,11 @@ def done(process):
 
 def check(start):
     """No slot is lost, none ended twice, no attempt run twice; a retry has the parameters of the attempt before."""
-    ledger = start.ledger()
-    ended = {found.slot.number: found for found in ledger.ended()}
+    queue = start.queue()
+    ended = {found.slot.number: found for found in queue.ended()}
     assert sorted(ended) == list(range(SLOTS))
-    assert ledger.complete and not ledger.running()
-    trials = ledger.study.trials
+    assert queue.complete and not queue.progress()[1]
+    trials = queue.study.trials
     good = Counter(trial.user_attrs[SLOT] for trial in trials if trial.state is TrialState.COMPLETE)
     assert good == dict.fromkeys(range(SLOTS), 1)
     assert not [trial for trial in trials if not trial.state.is_finished()]

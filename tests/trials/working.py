@@ -10,36 +10,38 @@ from pathlib import Path
 
 from optuna.samplers import TPESampler
 
-from fullbatch.trials.ledger import Ledger
-from fullbatch.trials.slots import Slot
+import fullbatch.trials.queue
+from fullbatch.trials.queue import SlotQueue
+from fullbatch.trials.slots import Score, Slot
 from fullbatch.trials.storage import open_storage
 
 
-def ledger_of(storage, study, slots, lost_after=180.0, beat=10.0):
-    return Ledger(storage, study, ["maximize"], [Slot(n) for n in range(slots)], lost_after=lost_after, beat_every=beat)
+def queue_of(storage, study, slots):
+    return SlotQueue(storage, study, ["maximize"], [Slot(n) for n in range(slots)])
 
 
 def main(where, study, folder, slots, lost_after, halt, beat):
     folder = Path(folder)
-    ledger = ledger_of(open_storage(where), study, int(slots), float(lost_after), float(beat))
-    while not ledger.complete:
-        claim = ledger.claim(lambda slot: TPESampler(seed=slot.number, n_startup_trials=2))
-        if claim is None:
+    fullbatch.trials.queue.heartbeat_every = lambda storage: float(beat)
+    queue = queue_of(open_storage(where, float(lost_after)), study, int(slots))
+    while not queue.complete:
+        lease = queue.take(lambda slot: TPESampler(seed=slot.number, n_startup_trials=2))
+        if lease is None:
             time.sleep(0.05)
             continue
-        with claim:
-            params = claim.begin(
+        with lease:
+            params = lease.begin(
                 lambda trial: {"x": trial.suggest_float("x", 0, 1), "c": trial.suggest_categorical("c", "ab")}
             )
             if params is None:
                 continue
-            name = f"{claim.slot.number}-{claim.attempt}"
+            name = f"{lease.slot.number}-{lease.attempt}"
             (folder / f"begun-{name}").open("x").close()
-            while claim.slot.number == int(halt) and claim.attempt == 1 and not (folder / "go").exists():
+            while lease.slot.number == int(halt) and lease.attempt == 1 and not (folder / "go").exists():
                 (folder / f"halts-{name}").touch()
                 time.sleep(0.01)
-            claim.report(1, params["x"])
-            counts = claim.end("done", [params["x"]], evaluations=[(1, (params["x"],))])
+            lease.report(1, params["x"])
+            counts = lease.end(Score("done", (params["x"],), evaluations=((1, (params["x"],)),)))
             (folder / f"{'ended' if counts else 'dropped'}-{name}").open("x").close()
 
 

@@ -1,7 +1,7 @@
 """A search's folder: which storage it belongs to, wherever it is looked at from and wherever it is moved to.
 
-Its own journal needs no word.  Another storage is named in storage.txt, so that the folder goes on with that one and no
-other: by a path from the root, and without its password.
+Its own data base needs no word.  Another storage is named in storage.txt, so that the folder goes on with that one and
+no other: by a path from the root, and without its password.
 """
 
 from __future__ import annotations
@@ -13,19 +13,24 @@ from fullbatch.config.shown import HIDDEN, without_password
 from fullbatch.config.words import listed
 from fullbatch.training.run_folder import replace_text
 from fullbatch.trials.search_plan import SearchPlan, read_search, search_from
-from fullbatch.trials.storage import open_storage
-from fullbatch.trials.study import difference, kept_plan, searches_in
+from fullbatch.trials.storage import difference, kept_plan, open_storage, searches_in
 
-PLAN, JOURNAL, STORAGE = "search.yaml", "study.journal", "storage.txt"
+PLAN, STUDY, STORAGE = "search.yaml", "study.db", "storage.txt"
+_JOURNAL = "study.journal"  # of earlier versions
 _SQLITE_FILE = re.compile(r"(sqlite(?:\+\w+)?:///)(?!file:|:memory:)([^?]+)(.*)")
 
 
 def storage_of(folder: Path, given: str | None) -> str:
-    """The folder's, once it has one; until then the one that is ``given``, else a journal of its own."""
-    own = str(folder / JOURNAL)
+    """The folder's, once it has one; until then the one that is ``given``, else a data base of its own."""
+    own = str(folder / STUDY)
     if not (folder / PLAN).is_file():
         return own if given is None else absolute(given)
     kept = _kept(folder)
+    if kept is None and (folder / _JOURNAL).is_file():
+        raise ValueError(
+            f"{folder} holds a search of an earlier version ({_JOURNAL}), which cannot be gone on with; begin it anew "
+            f"with --plan {folder / PLAN} and another --name."
+        )
     if given is None:
         if kept is not None and HIDDEN in kept:
             raise ValueError(
@@ -42,7 +47,7 @@ def storage_of(folder: Path, given: str | None) -> str:
 
 def remember(folder: Path, storage: str) -> None:
     """Where the storage is another one than the folder's own."""
-    if absolute(storage) != absolute(str(folder / JOURNAL)):
+    if absolute(storage) != absolute(str(folder / STUDY)):
         replace_text(folder / STORAGE, without_password(absolute(storage)) + "\n")
 
 

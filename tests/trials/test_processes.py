@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from fullbatch.training.interruption import Interrupted
-from fullbatch.trials.crew import Crew, WorkersDie, _work
+from fullbatch.trials.processes import WorkerPool, WorkersDie, _run_worker
 from tests.trials.test_killed import is_alive, wait_for
 
 
@@ -24,9 +24,9 @@ def make(folder, name):
     return True
 
 
-def die_once(desk, folder):
+def die_once(worker, folder):
     """The first to come dies of a signal, the second of an error."""
-    desk.say(("place", desk.place))
+    worker.say(("place", worker.place))
     for way in ("signal", "error"):
         if make(folder, way):
             if way == "signal":
@@ -35,16 +35,16 @@ def die_once(desk, folder):
     make(folder, f"peace-{os.getpid()}")
 
 
-def until_stopped(desk, folder):
+def until_stopped(worker, folder):
     (folder / f"pid-{os.getpid()}").touch()
     print("under way", flush=True)
-    while not desk.stopping:
+    while not worker.stopping:
         time.sleep(0.01)
     (folder / f"saved-{os.getpid()}").touch()
 
 
-def complain(desk, folder):
-    until_stopped(desk, folder) if desk.place else _complain(folder)
+def complain(worker, folder):
+    until_stopped(worker, folder) if worker.place else _complain(folder)
 
 
 def _complain(folder):
@@ -53,24 +53,24 @@ def _complain(folder):
     raise ValueError("the field must be another")
 
 
-def die(desk, folder):
+def die(worker, folder):
     raise RuntimeError("no use")
 
 
-def told_to_end(desk, folder):
+def told_to_end(worker, folder):
     """The first is told to stop by somebody who is not its parent, and the second while it is between two things."""
-    desk.say("here")
+    worker.say("here")
     for way in ("within", "between"):
         if make(folder, way):
             os.kill(os.getpid(), signal.SIGTERM)
             if way == "within":
                 raise Interrupted(signal.SIGTERM, "Saved.")
-            assert desk.stopping
+            assert worker.stopping
             return
     make(folder, "peace")
 
 
-def no_room(desk, folder):
+def no_room(worker, folder):
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
@@ -90,57 +90,59 @@ class Gone:
 
 @pytest.mark.slow
 def test_who_dies_is_replaced(tmp_path):
-    heard, ticks = [], []
-    Crew(2, heard.append, lambda: ticks.append(1), tmp_path / "output.txt").work(die_once, tmp_path)
+    heard, died, ticks = [], [], []
+    pool = WorkerPool(2, None, heard.append, died.append, lambda: ticks.append(1), tmp_path / "output.txt")
+    pool.run(die_once, tmp_path)
     assert len(list(tmp_path.glob("peace-*"))) == 2
     assert len(heard) == 4 and {place for _, place in heard} == {0, 1} and ticks
+    assert sorted(member.ending for member in died) == ["by SIGKILL", "with status 1"]
     assert "a mistake of ours" in (tmp_path / "output.txt").read_text()
 
 
 @pytest.mark.slow
 def test_a_users_mistake_is_raised_and_the_others_end(tmp_path):
     with pytest.raises(ValueError, match="the field must be another"):
-        Crew(2, output=tmp_path / "output.txt").work(complain, tmp_path)
+        WorkerPool(2, output=tmp_path / "output.txt").run(complain, tmp_path)
     (other,) = tmp_path.glob("pid-*")
     assert (tmp_path / other.name.replace("pid", "saved")).exists()
 
 
 @pytest.mark.slow
-def test_a_crew_that_only_dies_is_given_up(tmp_path):
+def test_workers_that_only_die_are_given_up(tmp_path):
     with pytest.raises(WorkersDie, match=r"one after another.*no use.*What they said is in .*output.txt"):
-        Crew(1, output=tmp_path / "output.txt").work(die, tmp_path)
+        WorkerPool(1, output=tmp_path / "output.txt").run(die, tmp_path)
 
 
 @pytest.mark.slow
 def test_who_is_told_to_stop_alone_is_replaced(tmp_path):
-    Crew(1, output=tmp_path / "output.txt").work(told_to_end, tmp_path)
+    WorkerPool(1, output=tmp_path / "output.txt").run(told_to_end, tmp_path)
     assert {path.name for path in tmp_path.iterdir()} >= {"within", "between", "peace"}
 
 
 @pytest.mark.slow
 def test_what_is_not_there_for_a_worker_stops_the_search(tmp_path):
     with pytest.raises(ValueError, match="No space left"):
-        Crew(1, output=tmp_path / "output.txt").work(no_room, tmp_path)
+        WorkerPool(1, output=tmp_path / "output.txt").run(no_room, tmp_path)
 
 
 def test_a_parent_that_is_gone_is_not_told(capsys):
     gone = Gone()
     with pytest.raises(SystemExit):
-        _work(gone, 0, None, no_room, None)
+        _run_worker(gone, 0, None, 1, None, no_room, None)
     assert gone.tried and "No space left" in capsys.readouterr().err
 
 
 PARENT = """
 import sys
 from pathlib import Path
-from fullbatch.trials.crew import Crew
+from fullbatch.trials.processes import WorkerPool
 from fullbatch.training.interruption import Interrupted
-from tests.trials.test_crew import until_stopped
+from tests.trials.test_processes import until_stopped
 
 if __name__ == "__main__":
     folder = Path(sys.argv[1])
     try:
-        Crew(2, output=folder / "output.txt").work(until_stopped, folder)
+        WorkerPool(2, output=folder / "output.txt").run(until_stopped, folder)
     except Interrupted as stopped:
         sys.exit(stopped.exit_code)
 """
