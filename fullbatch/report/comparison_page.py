@@ -26,7 +26,7 @@ from fullbatch.report.wording import (
     signed,
     value_text,
 )
-from fullbatch.trials.statistics import SEEDS_TO_TELL, T_95, half_interval
+from fullbatch.trials.statistics import SEEDS_TO_TELL, half_interval, student_t
 
 _MOST_METRICS = 60
 _MOST_CHARTS = 6
@@ -304,9 +304,9 @@ def _differences(
     body = _first_shown(made, mains)
     lead = (
         "Seed by seed, in points: mean ± standard deviation, and the number of seeds. ● marks a mean whose 95 % "
-        f"interval (Student's t, one degree of freedom fewer than seeds: ± {T_95[1]:.2f} standard errors at 3, "
-        f"± {T_95[3]:.2f} at 5) leaves 0 out, where there are at least {SEEDS_TO_TELL} seeds. The intervals are of "
-        "one difference each: of twenty without any effect, one is marked by chance."
+        f"interval (Student's t, one degree of freedom fewer than seeds: ± {student_t(2):.2f} standard errors at 3, "
+        f"± {student_t(4):.2f} at 5) leaves 0 out, where there are at least {SEEDS_TO_TELL} seeds. The intervals are "
+        "of one difference each: of twenty without any effect, one is marked by chance."
     )
     return Section("differences", "Paired differences", body, lead)
 

@@ -7,8 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from itertools import combinations, product
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -25,7 +24,7 @@ from fullbatch.models.build import build_model
 from fullbatch.training.run_folder import Folder
 from fullbatch.training.schedule import phases as check_schedule
 from fullbatch.training.stages import Stages
-from fullbatch.trials.comparison_plan import Plan
+from fullbatch.trials.comparison_plan import Job, Plan
 from fullbatch.trials.phases import phases_of, tries_all_pairs
 from fullbatch.trials.search_plan import PRUNED, SearchPlan
 from fullbatch.trials.slots import CHOSEN, PhaseName
@@ -34,22 +33,11 @@ from fullbatch.trials.space import Dimension
 log = logging.getLogger("fullbatch")
 
 
-class _Job(Protocol):
-    """A run of a comparison."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def config(self) -> RunConfig: ...
-    @property
-    def folder(self) -> Path: ...
-
-
 # ---------------------------------------------------------------------------------------------------------------------
 # comparisons
 
 
-def check_jobs(jobs: Sequence[_Job]) -> dict[str, int]:
+def check_jobs(jobs: Sequence[Job]) -> dict[str, int]:
     """Are there data, tasks and a device for all of them, and are they long enough?  Each run's number of steps."""
     opened, steps = _Opened(), {}
     for job in jobs:
@@ -110,7 +98,7 @@ def stages_of(config: RunConfig, epoch_size: int) -> Stages:
     return stages
 
 
-def check_measured(jobs: Sequence[_Job], tasks: Sequence[str]) -> None:
+def check_measured(jobs: Sequence[Job], tasks: Sequence[str]) -> None:
     """Numbers are compared only where all have them."""
     for job in jobs:
         missing = [task for task in tasks if task not in tasks_of(job.config)]
@@ -129,7 +117,7 @@ def check_same_time(before: Plan, now: Plan, folder: str) -> None:
         )
 
 
-def check_begun(jobs: Sequence[_Job]) -> None:
+def check_begun(jobs: Sequence[Job]) -> None:
     """A run that was begun counts only as what it was begun as; asked when the samples of every run are known."""
     for job in jobs:
         there = Folder(job.folder)
@@ -141,7 +129,7 @@ def check_begun(jobs: Sequence[_Job]) -> None:
             )
 
 
-def check_same_plan(before: Sequence[_Job], now: Sequence[_Job], folder: str) -> None:
+def check_same_plan(before: Sequence[Job], now: Sequence[Job], folder: str) -> None:
     """A comparison may grow (more methods, batch sizes, seeds); a run that is there may not change or vanish."""
     wanted = {job.name: job.config for job in now}
     for job in before:

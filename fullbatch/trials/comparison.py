@@ -27,8 +27,8 @@ from fullbatch.evaluation.tasks import tasks_of
 from fullbatch.training.interruption import Interrupted
 from fullbatch.training.run_folder import Folder, alone_in, read_lines, replace_text
 from fullbatch.trials.checks import check_begun, check_jobs, check_measured, check_same_plan, check_same_time
-from fullbatch.trials.comparison_plan import Plan, PlannedRun, plan_from, read_plan
-from fullbatch.trials.comparison_runs import OUTCOME, Job, Outcome, Watch, outcome_of, throw_away, train_runs
+from fullbatch.trials.comparison_plan import Job, Plan, PlannedRun, plan_from, read_plan
+from fullbatch.trials.comparison_runs import OUTCOME, Outcome, outcome_of, throw_away, train_runs
 from fullbatch.trials.comparison_summary import summarize, write_csv
 from fullbatch.trials.processes import Pace
 from fullbatch.trials.progress import RunsDisplay
@@ -142,7 +142,7 @@ def timing_jobs(plan: Plan, folder: Path) -> list[Job]:
     return [Job(cell, config) for cell, config in configs.items() if cell not in known]
 
 
-def step_seconds(jobs: Sequence[Job], folder: Path, watch: Watch) -> dict[str, float]:
+def step_seconds(jobs: Sequence[Job], folder: Path, watch: RunsDisplay) -> dict[str, float]:
     """Seconds a step for each cell; measured once, one run at a time, and kept in the folder.
 
     A run that was interrupted is thrown away: gone on with, it would start and warm up again among the steps timed.

@@ -92,6 +92,18 @@ class PlannedRun:
 
 
 @dataclass(frozen=True)
+class Job:
+    """A planned run with its config."""
+
+    name: str
+    config: RunConfig
+
+    @property
+    def folder(self) -> Path:
+        return Path(self.config.run.runs) / self.config.run.name
+
+
+@dataclass(frozen=True)
 class Plan:
     """A comparison.
 
@@ -223,12 +235,16 @@ def _scaled(optimizer: Optimizer, factor: float) -> Optimizer:
 
 
 def read_plan(path: Path) -> dict[str, Any]:
+    return read_plan_file(path, Plan, "a plan")
+
+
+def read_plan_file(path: Path, kind: type[Any], called: str) -> dict[str, Any]:
     """The values of a plan file; what it may leave out is the command line's to fill in."""
     values = read_yaml(path)
+    known = [*(field.name for field in dataclasses.fields(kind)), "recipe"]
     for key in values:
-        known = [*(one.name for one in dataclasses.fields(Plan)), "recipe"]
         if key not in known:
-            raise ValueError(f"{path}: a plan has no {key!r}{nearest(key, known)} It has {listed(known)}.")
+            raise ValueError(f"{path}: {called} has no {key!r}{nearest(key, known)} It has {listed(known)}.")
     if not isinstance(values.get("base"), Mapping | None):
         raise ValueError(f"{path}: base must map names to values, as config.yaml does, got {values['base']!r}.")
     return values

@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
@@ -25,22 +25,16 @@ from fullbatch.config.tree import from_dict, to_dict
 from fullbatch.run import train
 from fullbatch.training.interruption import Abandoned, Interrupted
 from fullbatch.training.run_folder import Folder, alone_in, replace_text
+from fullbatch.trials.comparison_plan import Job
 from fullbatch.trials.processes import OUTPUT, Member, WorkerContext, WorkerPool, in_brackets, last_line, print_to
 from fullbatch.trials.trial import clear, forget_earlier_runs, out_of_memory
+
+if TYPE_CHECKING:
+    from fullbatch.trials.progress import RunsDisplay
 
 Status = Literal["done", "failed", "open"]
 OUTCOME = "outcome.json"
 TRIES = 2  # of a run whose process dies
-
-
-@dataclass(frozen=True)
-class Job:
-    name: str
-    config: RunConfig
-
-    @property
-    def folder(self) -> Path:
-        return Path(self.config.run.runs) / self.config.run.name
 
 
 @dataclass(frozen=True)
@@ -80,17 +74,7 @@ def throw_away(run: Path) -> None:
 # the parent
 
 
-class Watch(Protocol):
-    """Who looks on."""
-
-    def started(self, job: Job) -> None: ...
-
-    def ended(self, job: Job, outcome: Outcome) -> None: ...
-
-    def tick(self) -> None: ...
-
-
-def train_runs(jobs: Sequence[Job], side_by_side: int, watch: Watch, until: float | None = None) -> None:
+def train_runs(jobs: Sequence[Job], side_by_side: int, watch: RunsDisplay, until: float | None = None) -> None:
     """All that are open, in this order; after a signal those under way are saved, and Interrupted is raised.
 
     until   the time, by this machine's monotonic clock, after which no run is begun; None: there is none

@@ -10,8 +10,8 @@ from typing import Any
 from fullbatch.config.shown import cell
 from fullbatch.evaluation.named import LINEAR, more_is_better, named_numbers
 from fullbatch.training.run_folder import Folder, read_lines
-from fullbatch.trials.comparison_plan import Plan, PlannedRun
-from fullbatch.trials.comparison_runs import Job, outcome_of
+from fullbatch.trials.comparison_plan import Job, Plan, PlannedRun
+from fullbatch.trials.comparison_runs import outcome_of
 from fullbatch.trials.statistics import Guessing, Spread, match, paired
 
 Cells = dict[tuple[str, int, str], dict[int, float]]  # (row, batch size, metric) -> seed -> value

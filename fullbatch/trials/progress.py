@@ -19,7 +19,8 @@ from rich.text import Text
 from fullbatch.config.shown import message
 from fullbatch.training.display import print_line, words_of
 from fullbatch.training.run_folder import Folder
-from fullbatch.trials.comparison_runs import Job, Outcome, outcome_of
+from fullbatch.trials.comparison_plan import Job
+from fullbatch.trials.comparison_runs import Outcome, outcome_of
 
 LOOK_EVERY = 1.0  # seconds
 TAIL = 16_384  # bytes that surely hold the last lines of metrics.jsonl

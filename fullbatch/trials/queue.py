@@ -39,7 +39,7 @@ from typing_extensions import assert_never
 
 from fullbatch.trials.processes import Identity, is_gone, this_process
 from fullbatch.trials.samplers import SLOT, SamplerBySlot, without_failed
-from fullbatch.trials.slots import Ended, Score, Slot
+from fullbatch.trials.slots import Ended, Running, Score, Slot
 from fullbatch.trials.storage import BEAT_EVERY, heartbeat_every, patiently
 
 MOST_DEATHS = 3  # after so many a slot is given up
@@ -51,14 +51,6 @@ ENDED, OF = "ended", "of"
 WORKER, PARAMS, OUTCOME, RELEASED = "worker", "params", "outcome", "released"
 
 Direction = Literal["maximize", "minimize"]
-
-
-@dataclass(frozen=True)
-class Running:
-    slot: Slot
-    params: dict[str, Any]
-    worker: str
-    since: str
 
 
 @dataclass
@@ -194,7 +186,7 @@ class SlotQueue:
 
     def record(self, slot: Slot, number: int, score: Score) -> None:
         """An ending without a result, as a trial that is made finished."""
-        attrs = {SLOT: slot.number, ENDED: asdict(score), OF: number}
+        attrs = {SLOT: slot.number, ENDED: score.as_dict(), OF: number}
         made = create_trial(state=TrialState.FAIL, user_attrs=attrs)
         patiently(lambda: self.study.add_trial(made))
 
@@ -326,7 +318,7 @@ class Lease:
             if state is TrialState.FAIL:
                 self._queue.record(self.slot, number, score)
             else:
-                self._unless_lost(lambda: self.trial.set_user_attr(OUTCOME, asdict(score)))
+                self._unless_lost(lambda: self.trial.set_user_attr(OUTCOME, score.as_dict()))
             self._queue.tell(number, state, score.values)
             counts = any(found.slot == self.slot and found.number == number for found in self._queue.ended())
         self._close()

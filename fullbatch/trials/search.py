@@ -36,12 +36,12 @@ from fullbatch.trials.checks import check_search
 from fullbatch.trials.phases import NoWinner, owed, phases_of, slots_of
 from fullbatch.trials.processes import OUTPUT, Pace, WorkerContext, WorkerPool, WorkersDie, last_line, print_to
 from fullbatch.trials.progress import SearchDisplay, last_metrics
-from fullbatch.trials.queue import Lease, Running, SlotQueue
+from fullbatch.trials.queue import Lease, SlotQueue
 from fullbatch.trials.samplers import pruner_of, sampler_of
 from fullbatch.trials.search_folder import PLAN, remember
 from fullbatch.trials.search_plan import SearchPlan
 from fullbatch.trials.search_summary import TRIALS, summarize, trial_name, write_files
-from fullbatch.trials.slots import Ended, PhaseName, Score, Slot
+from fullbatch.trials.slots import Ended, PhaseName, Running, Score, Slot
 from fullbatch.trials.storage import StorageAway, keep_plan, kept_plan, open_storage
 from fullbatch.trials.trial import CannotWork, Report, run_trial
 

@@ -20,13 +20,12 @@ from fullbatch.config.method import Method
 from fullbatch.config.methods import named_method
 from fullbatch.config.optimization import OPTIMIZERS, Optimizer
 from fullbatch.config.run import RunConfig
-from fullbatch.config.tree import from_dict, merged, read_yaml
+from fullbatch.config.tree import from_dict, merged
 from fullbatch.config.words import listed, nearest
 from fullbatch.evaluation.asked import Metric, parse_metrics
 from fullbatch.evaluation.tasks import tasks_of
-from fullbatch.trials.slots import CHOSEN, PHASES, Choices, Fine, Phase, PhaseName, Take, all_different
-from fullbatch.trials.slots import Finals as Finals
-from fullbatch.trials.slots import Grid as Grid
+from fullbatch.trials.comparison_plan import read_plan_file
+from fullbatch.trials.slots import CHOSEN, PHASES, Choices, Finals, Fine, Grid, Phase, PhaseName, Take, all_different
 from fullbatch.trials.space import (
     Choice,
     Dimension,
@@ -341,15 +340,7 @@ def _over(values: Mapping[str, Any], over: Mapping[Place, Any]) -> dict[str, Any
 
 
 def read_search(path: Path) -> dict[str, Any]:
-    """The values of a plan file; what it may leave out is the command line's to fill in."""
-    values = read_yaml(path)
-    known = [*(one.name for one in dataclasses.fields(SearchPlan)), "recipe"]
-    for key in values:
-        if key not in known:
-            raise ValueError(f"{path}: a search has no {key!r}{nearest(key, known)} It has {listed(known)}.")
-    if not isinstance(values.get("base"), Mapping | None):
-        raise ValueError(f"{path}: base must map names to values, as config.yaml does, got {values['base']!r}.")
-    return values
+    return read_plan_file(path, SearchPlan, "a search")
 
 
 def search_from(values: Mapping[str, Any]) -> SearchPlan:

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from fullbatch.config.run import RunConfig
 from fullbatch.config.shown import cell
@@ -22,25 +22,12 @@ from fullbatch.training.run_folder import replace_text
 from fullbatch.trials.importance import importance_of
 from fullbatch.trials.phases import fronts, last_won, ranked
 from fullbatch.trials.search_plan import SearchPlan
-from fullbatch.trials.slots import CHOSEN, PHASES, Ended, PhaseName, Slot
+from fullbatch.trials.slots import CHOSEN, PHASES, Ended, PhaseName, Running, Slot
 from fullbatch.trials.space import Choice
 from fullbatch.trials.verdict import Finalist, finalists_of, gains, said_of_finals, said_of_one, with_spread
 
 SUMMARY, TABLE, BEST = "search.json", "search.csv", "best.yaml"
 TRIALS = "trials"  # the folder of all trials, in the search's
-
-
-class UnderWay(Protocol):
-    """A trial that somebody works on; ``since`` as the storage has it."""
-
-    @property
-    def slot(self) -> Slot: ...
-    @property
-    def params(self) -> Mapping[str, Any]: ...
-    @property
-    def worker(self) -> str: ...
-    @property
-    def since(self) -> str: ...
 
 
 Phases = Mapping[PhaseName, Sequence[Ended]]
@@ -62,7 +49,7 @@ def label_of(phase: PhaseName, slot: Slot, params: Mapping[str, Any]) -> str:
 def summarize(
     plan: SearchPlan,
     ended: Phases,
-    running: Mapping[PhaseName, Sequence[UnderWay]],
+    running: Mapping[PhaseName, Sequence[Running]],
     owed: Mapping[PhaseName, int],
     *,
     importance: bool = True,
@@ -102,7 +89,7 @@ def _phase(
     plan: SearchPlan,
     name: PhaseName,
     ended: Sequence[Ended],
-    running: Sequence[UnderWay],
+    running: Sequence[Running],
     owed: int,
 ) -> dict[str, Any]:
     places = {one.slot.number: place for place, one in enumerate(ranked(ended, plan.maximise), start=1)}

@@ -4,7 +4,7 @@ process dies."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from fullbatch.config.checks import is_whole, require, require_choice, require_count
@@ -54,11 +54,24 @@ class Score:
     evaluations: tuple[tuple[int, tuple[float, ...]], ...] = ()
     same_as: int | None = None
 
+    def as_dict(self) -> dict[str, Any]:
+        return {name: value for name, value in asdict(self).items() if name != "same_as" or value is not None}
+
     @classmethod
     def read(cls, stored: Mapping[str, Any]) -> Score:
         values = None if stored["values"] is None else tuple(stored["values"])
         evaluations = tuple((int(step), tuple(found)) for step, found in stored["evaluations"])
         return cls(**{**stored, "values": values, "evaluations": evaluations})
+
+
+@dataclass(frozen=True)
+class Running:
+    """A slot that somebody works on; ``since`` as the storage has it."""
+
+    slot: Slot
+    params: Mapping[str, Any]
+    worker: str
+    since: str
 
 
 @dataclass(frozen=True)

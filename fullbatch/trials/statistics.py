@@ -7,17 +7,19 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from scipy.special import stdtrit
+
 SEEDS_TO_TELL = 3  # with fewer, an interval says next to nothing
-# Student's t, two-sided 95 %, for 1, 2, ... degrees of freedom; the last one serves all beyond, a little too strictly
-T_95 = (
-    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228,
-    2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086,
-)  # fmt: skip
+
+
+def student_t(degrees: int) -> float:
+    """Student's t, two-sided 95 %."""
+    return float(stdtrit(degrees, 0.975))
 
 
 def half_interval(spread: float, count: int) -> float:
     """Half the width of the 95 % interval of a mean over so many seeds."""
-    return T_95[min(count - 1, len(T_95)) - 1] * spread / math.sqrt(count)
+    return student_t(count - 1) * spread / math.sqrt(count)
 
 
 @dataclass(frozen=True)
@@ -96,19 +98,19 @@ def match(
         if len(learned) < len(sizes):
             return _neither(subject, baseline, sizes, learned, guessing.chance)
     if len(near) == len(sizes) > 1:
-        every = f"{baseline} at {_and([str(size) for size in sizes])}"
+        every = f"{baseline} at {joined([str(size) for size in sizes])}"
         return Match(None, about, f"{subject} cannot be told apart from {every}: the spread is larger")
     if near:
         best = min(near, key=lambda size: (abs(theirs[size].mean - ours.mean), size))
         others = [str(size) for size in near if size != best]
-        also = f" (and is within the spread of {_and(others)} too)" if others else ""
+        also = f" (and is within the spread of {joined(others)} too)" if others else ""
         return Match(best, about, f"{subject} matches {baseline} at {best}{also}")
 
     def caveat(*held_against: int) -> str:
         """Names those of one seed, among the cells that the sentence rests on."""
         single = [str(size) for size in held_against if theirs[size].sd is None]
         cells = [f"of {subject}"] if ours.sd is None else []
-        cells += [f"of {baseline} at {_and(single)}"] if single else []
+        cells += [f"of {baseline} at {joined(single)}"] if single else []
         return f"; one seed {' and '.join(cells)}, so the spread is not known" if cells else ""
 
     if level > max(means):
@@ -128,8 +130,8 @@ def match(
 
 
 def _neither(subject: str, baseline: str, sizes: Sequence[int], learned: Sequence[int], chance: float) -> Match:
-    idle = _and([str(size) for size in sizes if size not in learned])
-    others = f"; {baseline} at {_and([str(size) for size in learned])} is" if learned else ""
+    idle = joined([str(size) for size in sizes if size not in learned])
+    others = f"; {baseline} at {joined([str(size) for size in learned])} is" if learned else ""
     text = f"neither {subject} nor {baseline} at {idle} is above chance ({100 * chance:.3g} %){others}"
     return Match(None, None, text)
 
@@ -152,5 +154,9 @@ def _crossing(sizes: Sequence[int], means: Sequence[float], level: float) -> flo
     return None
 
 
-def _and(words: Sequence[str]) -> str:
-    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
+def joined(words: Sequence[str], last: str = "and") -> str:
+    """
+    >>> joined(["a", "b", "c"], "or")
+    'a, b or c'
+    """
+    return f" {last} ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)

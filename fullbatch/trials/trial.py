@@ -181,7 +181,7 @@ class _Trial:
         return there[-1] if there else None
 
     def _write(self, score: Score | None = None) -> None:
-        said = {"evaluations": list(map(asdict, self.looks)), "score": None if score is None else asdict(score)}
+        said = {"evaluations": list(map(asdict, self.looks)), "score": None if score is None else score.as_dict()}
         replace_text(self.folder.path / FILE, json.dumps(said, indent=1))
 
     # -- training ---------------------------------------------------------------------------------------------------

@@ -9,25 +9,15 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
+from fullbatch.evaluation.asked import Metric
 from fullbatch.trials.phases import fronts
 from fullbatch.trials.slots import CHOSEN, Ended, PhaseName
-from fullbatch.trials.statistics import SEEDS_TO_TELL, Spread, half_interval, paired
+from fullbatch.trials.statistics import SEEDS_TO_TELL, Spread, half_interval, joined, paired
 
 MINUS = "\u2212"
 _ORIGIN = re.compile(r"(choices|grid|fine) (\d+)")
-
-
-class Measure(Protocol):
-    """What is said about a metric here; a ``Metric`` of the plan is one."""
-
-    @property
-    def short(self) -> str: ...
-    @property
-    def maximise(self) -> bool: ...
-    @property
-    def is_share(self) -> bool: ...
 
 
 @dataclass(frozen=True)
@@ -84,7 +74,7 @@ class Finalist:
         }
 
 
-def finalists_of(ended: Sequence[Ended], baselines: Sequence[str], metrics: Sequence[Measure]) -> list[Finalist]:
+def finalists_of(ended: Sequence[Ended], baselines: Sequence[str], metrics: Sequence[Metric]) -> list[Finalist]:
     """Best first; a finalist that lacks the value of a seed stands behind those that lack none, and one that ran away
     with every seed behind them all."""
     rows: dict[str, list[Ended]] = {}
@@ -112,7 +102,7 @@ def _finalist(label: str, ones: Sequence[Ended], baselines: Sequence[str]) -> Fi
     )
 
 
-def _costs(one: Finalist, metrics: Sequence[Measure]) -> tuple[float, ...]:
+def _costs(one: Finalist, metrics: Sequence[Metric]) -> tuple[float, ...]:
     """Its means, signed so that less is better."""
     return tuple(
         -one.spread(number).mean if metric.maximise else one.spread(number).mean
@@ -151,7 +141,7 @@ class Gain:
         }
 
 
-def gains(winner: Finalist, others: Sequence[Finalist], metrics: Sequence[Measure]) -> list[Gain]:
+def gains(winner: Finalist, others: Sequence[Finalist], metrics: Sequence[Metric]) -> list[Gain]:
     """Over the second and over every baseline, where they share seeds."""
     found = []
     held = [one for place, one in enumerate(others) if place == 0 or one.kind == "baseline"]
@@ -170,7 +160,7 @@ def gains(winner: Finalist, others: Sequence[Finalist], metrics: Sequence[Measur
 # words
 
 
-def with_spread(metric: Measure, mean: float, sd: float | None) -> str:
+def with_spread(metric: Metric, mean: float, sd: float | None) -> str:
     """A share as "31.21 ± 0.42 %", others in four figures."""
     scale, unit = (100.0, " %") if metric.is_share else (1.0, "")
     form = ".2f" if metric.is_share else ".4g"
@@ -178,7 +168,7 @@ def with_spread(metric: Measure, mean: float, sd: float | None) -> str:
     return f"{scale * mean:{form}}{spread}{unit}".replace("-", MINUS)
 
 
-def difference_said(metric: Measure, difference: Spread) -> str:
+def difference_said(metric: Metric, difference: Spread) -> str:
     scale, form = (100.0, "+.2f") if metric.is_share else (1.0, "+.4g")
     unit = " points" if metric.is_share else ""
     spread = "" if difference.sd is None else f" ± {scale * difference.sd:{form[1:]}}"
@@ -186,7 +176,7 @@ def difference_said(metric: Measure, difference: Spread) -> str:
 
 
 def said_of_finals(
-    winner: Finalist, others: Sequence[Finalist], metrics: Sequence[Measure], final: bool, tried: int, elsewhere: bool
+    winner: Finalist, others: Sequence[Finalist], metrics: Sequence[Metric], final: bool, tried: int, elsewhere: bool
 ) -> str:
     """``final``: all that was planned has ended.  ``tried``: how many trials the finalists were picked from.
     ``elsewhere``: the finals are measured on sets that nothing was picked by."""
@@ -198,7 +188,7 @@ def said_of_finals(
     bases = [one for one in found if one.against.kind == "baseline"]
     if bases:
         words = [f"{difference_said(main, one.difference)} against {one.against.label}" for one in bases]
-        pieces.append(f"seed by seed {listed_and(words)}")
+        pieces.append(f"seed by seed {joined(words)}")
     pieces += _doubts(found, count)
     if winner.diverged:
         pieces.append(f"{winner.diverged} of its seeds diverged")
@@ -234,11 +224,11 @@ def _doubts(found: Sequence[Gain], count: int) -> list[str]:
         return [f"the spread separates it from {' and from '.join(apart)}"]
     names = [f"{found[place].against.label}{'' if place else ' (the second)'}" for place in unsure]
     if count < SEEDS_TO_TELL:
-        return [f"{count} seeds are too few to separate it from {listed_and(names, 'or')}"]
-    return [f"the spread does not separate it from {listed_and(names, 'or')}"]
+        return [f"{count} seeds are too few to separate it from {joined(names, 'or')}"]
+    return [f"the spread does not separate it from {joined(names, 'or')}"]
 
 
-def said_of_one(name: str, metric: Measure, value: float, phase: str, trials: int, final: bool, why: str) -> str:
+def said_of_one(name: str, metric: Metric, value: float, phase: str, trials: int, final: bool, why: str) -> str:
     """Of a winner without finals (yet); ``why``."""
     best = "is best" if final else "is best so far"
     of = "the only trial" if trials == 1 else f"the best of {trials} trials"
@@ -246,7 +236,3 @@ def said_of_one(name: str, metric: Measure, value: float, phase: str, trials: in
         f"{name} {best} with {with_spread(metric, value, None)} {metric.short}, {of} of the phase {phase!r}; it is one "
         f"run and {why}, so its spread is not known and its value is optimistic."
     )
-
-
-def listed_and(words: Sequence[str], last: str = "and") -> str:
-    return f" {last} ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)

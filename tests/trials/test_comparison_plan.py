@@ -12,8 +12,7 @@ from fullbatch.config.tree import to_dict, write_values
 from fullbatch.training.run_folder import Folder
 from fullbatch.trials.checks import check_begun, check_jobs, check_same_plan, check_same_time
 from fullbatch.trials.comparison import _jobs
-from fullbatch.trials.comparison_plan import plan_from
-from fullbatch.trials.comparison_runs import Job
+from fullbatch.trials.comparison_plan import Job, plan_from
 from tests.training.small import write_inputs
 
 
