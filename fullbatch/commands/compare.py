@@ -83,7 +83,7 @@ def compare(arguments: list[str]) -> int:
 
     pace = Pace(options.jobs, options.quiet, options.stop_after, options.retry_failed)
     if options.resume is not None:
-        _refuse_changes(options, flags)
+        refuse_changes(options, flags, "--resume goes on with the plan in the folder", "retry_failed")
         plan, folder = planned_in(options.resume), options.resume
     else:
         plan = plan_from(plan_values(options, flags))
@@ -182,10 +182,10 @@ def _refuse(flags: Sequence[str]) -> None:
             raise ValueError(f"{flag}: settings are a method's own; write --settings-of METHOD.NAME=VALUE.")
 
 
-def _refuse_changes(options: Compare, flags: Sequence[str]) -> None:
-    pace = ("resume", "jobs", "quiet", "stop_after", "retry_failed", "page")
-    default = vars(Compare())
-    changed = [name for name, value in vars(options).items() if name not in pace and value != default[name]]
+def refuse_changes(options: Any, flags: Sequence[str], why: str, *free: str) -> None:
+    """A plan that was begun stays; ``free``: what does not touch it, beside the pace."""
+    default, pace = vars(type(options)()), ("resume", "jobs", "quiet", "stop_after", "page")
+    changed = [name for name, value in vars(options).items() if name not in (*pace, *free) and value != default[name]]
     if changed or flags:
         first = f"--{changed[0].replace('_', '-')}" if changed else flags[0]
-        raise ValueError(f"--resume goes on with the plan in the folder; leave {first} out.")
+        raise ValueError(f"{why}; leave {first} out.")

@@ -13,6 +13,7 @@ import tyro
 from rich.console import Console
 from tyro.conf import arg
 
+from fullbatch.commands.compare import refuse_changes
 from fullbatch.commands.train import Command, train_config
 from fullbatch.config.checks import require, require_count, require_positive
 from fullbatch.config.run import RunConfig
@@ -23,6 +24,7 @@ from fullbatch.data.builtin import BUILTIN
 from fullbatch.recipes import search_recipe
 
 DEFAULT = "quick"
+_ELSEWHERE = ("study", "searches", "lost_after")  # where and how a search is kept, not what it tries
 LEAST_LOST_AFTER = 30.0  # a machine that is busy, or a disk that hangs, is silent for longer than one thinks
 
 
@@ -118,13 +120,13 @@ def _found(options: Search, flags: Sequence[str]) -> tuple[Any, Path, str]:
     from fullbatch.trials.storage import kept_plan, open_storage
 
     if options.resume is not None:
-        _refuse_changes(options, flags, "--resume goes on with the plan in the folder")
+        refuse_changes(options, flags, "--resume goes on with the plan in the folder", *_ELSEWHERE)
         if not (options.resume / PLAN).is_file():
             raise ValueError(f"{options.resume} is not the folder of a search: there is no {PLAN} in it.")
         storage = storage_of(options.resume, options.study)
         return plan_to_go_on_with(options.resume, storage), options.resume, storage
     if options.study is not None and options.plan is None and options.recipe is None:
-        _refuse_changes(options, flags, "--study without a plan joins the search there", allowed=("name",))
+        refuse_changes(options, flags, "--study without a plan joins the search there", *_ELSEWHERE, "name")
         plan = kept_plan(open_storage(options.study), options.name)
     else:
         plan = search_from(plan_values(options, flags))
@@ -195,12 +197,3 @@ def _refuse(flags: Sequence[str]) -> None:
 
 def _names_in(flags: Sequence[str]) -> list[str]:
     return [flag.split("=", 1)[0][2:].replace("-", "_") for flag in flags if flag.startswith("--")]
-
-
-def _refuse_changes(options: Search, flags: Sequence[str], why: str, allowed: Sequence[str] = ()) -> None:
-    free = ("resume", "study", "searches", "jobs", "stop_after", "lost_after", "quiet", "page", *allowed)
-    default = vars(Search())
-    changed = [name for name, value in vars(options).items() if name not in free and value != default[name]]
-    if changed or flags:
-        first = f"--{changed[0].replace('_', '-')}" if changed else flags[0]
-        raise ValueError(f"{why}; leave {first} out.")
