@@ -115,14 +115,13 @@ def search(arguments: list[str]) -> int:
 
 def _found(options: Search, flags: Sequence[str]) -> tuple[Any, Path, str]:
     """The plan, its folder here, and where the storage is: begun, gone on with, or joined."""
-    from fullbatch.trials.search_folder import PLAN, plan_to_go_on_with, storage_of
     from fullbatch.trials.search_plan import search_from
-    from fullbatch.trials.storage import kept_plan, open_storage
+    from fullbatch.trials.storage import PLAN_FILE, kept_plan, open_storage, plan_to_go_on_with, storage_of
 
     if options.resume is not None:
         refuse_changes(options, flags, "--resume goes on with the plan in the folder", *_ELSEWHERE)
-        if not (options.resume / PLAN).is_file():
-            raise ValueError(f"{options.resume} is not the folder of a search: there is no {PLAN} in it.")
+        if not (options.resume / PLAN_FILE).is_file():
+            raise ValueError(f"{options.resume} is not the folder of a search: there is no {PLAN_FILE} in it.")
         storage = storage_of(options.resume, options.study)
         return plan_to_go_on_with(options.resume, storage), options.resume, storage
     if options.study is not None and options.plan is None and options.recipe is None:

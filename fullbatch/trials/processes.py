@@ -135,8 +135,8 @@ class WorkerPool:
         context = multiprocessing.get_context("spawn")
         ours, theirs = context.Pipe()
         gpus, threads = torch.cuda.device_count(), max(1, torch.get_num_threads() // self.jobs)
-        given = (theirs, place, place % gpus if gpus else None, threads, self.output, work, arguments)
-        process = context.Process(target=_run_worker, args=given)  # no daemon: it has children
+        given = (place % gpus if gpus else None, threads, theirs, place, self.output, work, arguments)
+        process = context.Process(target=_main, args=given)  # no daemon: it has children
         process.start()
         theirs.close()
         self._members.append(Member(process, ours, place))
@@ -221,19 +221,16 @@ class _Mistake:
     text: str
 
 
-def _run_worker(
-    connection: Connection,
-    place: int,
-    gpu: int | None,
-    threads: int,
-    output: Path | None,
-    work: Work,
-    arguments: Any,
-) -> None:
+def _main(gpu: int | None, threads: int, *given: Any) -> None:
+    """Of a worker's process."""
     os.setpgrp()
     torch.set_num_threads(threads)
     if gpu is not None:
         os.environ["LOCAL_RANK"] = str(gpu)
+    _run_worker(*given)
+
+
+def _run_worker(connection: Connection, place: int, output: Path | None, work: Work, arguments: Any) -> None:
     if output is not None:
         print_to(output)
     with Interruption() as interruption:

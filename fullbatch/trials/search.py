@@ -38,11 +38,10 @@ from fullbatch.trials.processes import OUTPUT, Pace, WorkerContext, WorkerPool, 
 from fullbatch.trials.progress import SearchDisplay, last_metrics
 from fullbatch.trials.queue import Lease, SlotQueue
 from fullbatch.trials.samplers import pruner_of, sampler_of
-from fullbatch.trials.search_folder import PLAN, remember
 from fullbatch.trials.search_plan import SearchPlan
 from fullbatch.trials.search_summary import TRIALS, summarize, trial_name, write_files
 from fullbatch.trials.slots import Ended, PhaseName, Running, Score, Slot
-from fullbatch.trials.storage import StorageAway, keep_plan, kept_plan, open_storage
+from fullbatch.trials.storage import PLAN_FILE, StorageAway, keep_plan, kept_plan, open_storage, remember
 from fullbatch.trials.trial import CannotWork, Report, run_trial
 
 LOOK_EVERY = 2.0  # seconds between looks at the storage
@@ -66,7 +65,7 @@ def search(
     plan = keep_plan(opened, plan)
     folder.mkdir(parents=True, exist_ok=True)
     remember(folder, storage)
-    replace_text(folder / PLAN, write_values(plan.as_dict()))
+    replace_text(folder / PLAN_FILE, write_values(plan.as_dict()))
     terms = Terms(storage, plan.name, folder, dict(checked.evaluations), pace.lost_after, until, pace.jobs)
     board = Board(PhaseQueues(opened, plan, checked.evaluations), folder, pace, checked.steps)
     with how_to_go_on(folder, storage, pace.jobs):

@@ -85,50 +85,32 @@ def summarize(
     }
 
 
+_AS_STORED = ("status", "seconds", "device_hours", "error", "attempts", "started", "ended")
+
+
 def _phase(
-    plan: SearchPlan,
-    name: PhaseName,
-    ended: Sequence[Ended],
-    running: Sequence[Running],
-    owed: int,
+    plan: SearchPlan, name: PhaseName, ended: Sequence[Ended], running: Sequence[Running], owed: int
 ) -> dict[str, Any]:
-    places = {one.slot.number: place for place, one in enumerate(ranked(ended, plan.maximise), start=1)}
+    places = {trial.slot.number: place for place, trial in enumerate(ranked(ended, plan.maximise), start=1)}
+
+    def named(trial: Ended | Running) -> dict[str, Any]:
+        label, params = label_of(name, trial.slot, trial.params), _plain_params(plan, trial.params)
+        return {"slot": trial.slot.number, "label": label, "params": params}
+
     trials = [
         {
-            "slot": one.slot.number,
-            "rank": places.get(one.slot.number),
-            "label": label_of(name, one.slot, one.params),
-            "status": one.status,
-            "params": _plain_params(plan, one.params),
-            "values": None if one.values is None else _finite(one.values),
-            "seed": plan.seed if one.slot.seed is None else one.slot.seed,
-            "seconds": one.seconds,
-            "device_hours": one.device_hours,
-            "error": one.error,
-            "attempts": one.attempts,
-            "evaluations": [[step, _finite(values)] for step, values in one.evaluations],
-            "started": one.started,
-            "ended": one.ended,
-            "folder": f"{TRIALS}/{trial_name(name, one.slot.number)}",
+            **named(trial),
+            "rank": places.get(trial.slot.number),
+            "values": None if trial.values is None else _finite(trial.values),
+            "seed": plan.seed if trial.slot.seed is None else trial.slot.seed,
+            "evaluations": [[step, _finite(values)] for step, values in trial.evaluations],
+            "folder": f"{TRIALS}/{trial_name(name, trial.slot.number)}",
+            **{key: getattr(trial, key) for key in _AS_STORED},
         }
-        for one in sorted(ended, key=lambda one: one.slot.number)
+        for trial in sorted(ended, key=lambda trial: trial.slot.number)
     ]
-    under_way = [
-        {
-            "slot": one.slot.number,
-            "label": label_of(name, one.slot, one.params),
-            "params": _plain_params(plan, one.params),
-            "worker": one.worker,
-            "since": one.since,
-        }
-        for one in running
-    ]
-    return {
-        "name": name,
-        "owed": max(owed, len(ended)),
-        "trials": trials,
-        "running": under_way,
-    }
+    under_way = [{**named(trial), "worker": trial.worker, "since": trial.since} for trial in running]
+    return {"name": name, "owed": max(owed, len(ended)), "trials": trials, "running": under_way}
 
 
 def _importance(
@@ -181,47 +163,37 @@ def _winner(
         elsewhere = plan.finals is not None and plan.measures_in("finals") != plan.measures
         phase, slot = best.origin
         spreads = [best.spread(number) for number in range(len(plan.metrics))]
-        return {
-            "label": best.label,
-            "name": best.name,
-            "kind": best.kind,
-            "params": _plain_params(plan, best.params),
-            "phase": phase,
-            "slot": slot,
+        found = {
             "measured": "finals",
             "mean": [spread.mean for spread in spreads],
             "sd": [spread.sd for spread in spreads],
             "seeds": best.seeds,
-            "paired": [one.as_dict(plan.metrics) for one in gains(best, others, plan.measures)],
-            "final": final,
+            "paired": [gain.as_dict(plan.metrics) for gain in gains(best, others, plan.measures)],
             "elsewhere": elsewhere,
             "said": said_of_finals(best, others, plan.measures, final, tried, elsewhere),
         }
-    if last is None:
+    elif last is not None:
+        phase, trial = last[0], last[1][0]
+        assert trial.values is not None, "only trials with values are ranked"
+        slot, best = (
+            trial.slot.number,
+            Finalist(label_of(phase, trial.slot, trial.params), "candidate", trial.params, {}),
+        )
+        over = len(ended.get("finals", ())) >= owed.get("finals", 0)
+        why = "all finals failed or diverged" if over else "no final has ended yet"
+        why = "the plan has no finals" if plan.finals is None else why
+        found = {
+            "measured": phase,
+            "mean": _finite(trial.values),
+            "sd": [None] * len(trial.values),
+            "seeds": [plan.seed if trial.slot.seed is None else trial.slot.seed],
+            "paired": [],
+            "said": said_of_one(best.name, plan.measures[0], trial.values[0], phase, tried, final, why),
+        }
+    else:
         return None
-    name, order = last
-    one = order[0]
-    assert one.values is not None, "only trials with values are ranked"
-    label = label_of(name, one.slot, one.params)
-    shown = Finalist(label, "candidate", one.params, {})
-    over = len(ended.get("finals", ())) >= owed.get("finals", 0)
-    why = "all finals failed or diverged" if over else "no final has ended yet"
-    why = "the plan has no finals" if plan.finals is None else why
-    return {
-        "label": label,
-        "name": shown.name,
-        "kind": "candidate",
-        "params": _plain_params(plan, one.params),
-        "phase": name,
-        "slot": one.slot.number,
-        "measured": name,
-        "mean": _finite(one.values),
-        "sd": [None] * len(one.values),
-        "seeds": [plan.seed if one.slot.seed is None else one.slot.seed],
-        "paired": [],
-        "final": final,
-        "said": said_of_one(shown.name, plan.measures[0], one.values[0], name, tried, final, why),
-    }
+    shown = {"label": best.label, "name": best.name, "kind": best.kind, "params": _plain_params(plan, best.params)}
+    return {**shown, "phase": phase, "slot": slot, "final": final, **found}
 
 
 def _pareto(plan: SearchPlan, ended: Phases, finalists: Sequence[Finalist]) -> list[dict[str, Any]]:

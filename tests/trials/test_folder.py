@@ -8,8 +8,18 @@ import pytest
 from optuna.storages import InMemoryStorage
 
 from fullbatch.config.tree import write_values
-from fullbatch.trials.search_folder import PLAN, STORAGE, STUDY, plan_to_go_on_with, remember, storage_of
-from fullbatch.trials.storage import difference, keep_plan, kept_plan, open_storage
+from fullbatch.trials.storage import (
+    PLAN_FILE,
+    STORAGE,
+    STUDY,
+    difference,
+    keep_plan,
+    kept_plan,
+    open_storage,
+    plan_to_go_on_with,
+    remember,
+    storage_of,
+)
 from tests.trials.plans import plan_of
 
 
@@ -18,7 +28,7 @@ def begun(folder, storage, plan):
     keep_plan(open_storage(storage), plan)
     folder.mkdir(exist_ok=True)
     remember(folder, storage)
-    (folder / PLAN).write_text(write_values(plan.as_dict()))
+    (folder / PLAN_FILE).write_text(write_values(plan.as_dict()))
 
 
 def test_its_own_data_base_is_found_from_everywhere_and_moves_with_it(tmp_path, monkeypatch):
@@ -51,7 +61,7 @@ def test_another_storage_is_kept_by_its_path_from_the_root(tmp_path, monkeypatch
 
 
 def test_a_password_is_not_kept_and_asked_for(tmp_path):
-    (tmp_path / PLAN).touch()
+    (tmp_path / PLAN_FILE).touch()
     remember(tmp_path, "postgresql://me:secret@host/db")
     assert "secret" not in (tmp_path / STORAGE).read_text()
     with pytest.raises(ValueError, match=r"me:\*\*\*@host/db; give it again, with its password"):
@@ -78,7 +88,7 @@ def test_a_storage_without_the_search_is_refused(tmp_path):
 def test_a_plan_that_was_edited_is_refused(tmp_path):
     folder = tmp_path / "small"
     begun(folder, str(folder / STUDY), plan_of())
-    (folder / PLAN).write_text(write_values(plan_of(seed=7).as_dict()))
+    (folder / PLAN_FILE).write_text(write_values(plan_of(seed=7).as_dict()))
     with pytest.raises(ValueError, match="was changed after the search began: seed was 0 and is now 7"):
         plan_to_go_on_with(folder, str(folder / STUDY))
 

@@ -128,7 +128,7 @@ def test_what_is_not_there_for_a_worker_stops_the_search(tmp_path):
 def test_a_parent_that_is_gone_is_not_told(capsys):
     gone = Gone()
     with pytest.raises(SystemExit):
-        _run_worker(gone, 0, None, 1, None, no_room, None)
+        _run_worker(gone, 0, None, no_room, None)
     assert gone.tried and "No space left" in capsys.readouterr().err
 
 
