@@ -99,3 +99,16 @@ def test_killed_in_many_ways_it_ends_the_same(tmp_path):
         _, told = process.communicate(timeout=600)
         assert process.returncode == 0, told
     assert numbers(folder) == numbers(tmp_path / "whole")
+
+
+@pytest.mark.slow
+def test_two_commands_share_the_runs_of_one_comparison(tmp_path):
+    plan = small_plan(tmp_path, methods=["openclip", "sogclr"], seeds=[0, 1])
+    both = [start(plan) for _ in range(2)]
+    told = [process.communicate(timeout=600)[1] for process in both]
+    assert [process.returncode for process in both] == [0, 0], told
+    runs, _ = numbers(tmp_path / "small")
+    assert len(runs) == 4
+    for path in (tmp_path / "small").glob("runs/*/metrics.jsonl"):
+        steps = [line["step"] for line in map(json.loads, path.read_text().splitlines()) if "kind" not in line]
+        assert steps == sorted(set(steps)), "every step was trained by one process"
