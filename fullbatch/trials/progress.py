@@ -15,6 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
+from typing_extensions import Self
 
 from fullbatch.config.shown import message
 from fullbatch.training.display import print_line, words_of
@@ -29,47 +30,54 @@ MOST_RUNNING = 8  # lines of trials under way
 Steps = Callable[[Any, int], str]  # phase and slot of a trial under way -> how far it is; empty: not known
 
 
-class RunsDisplay:
+class _Display:
+    """Lines, and below them something live where there is a terminal."""
+
+    _live: Progress | Live | None = None
+
+    def __init__(self, quiet: bool, console: Console | None = None) -> None:
+        self.console = console or Console(file=sys.stderr, highlight=False)
+        self._has_bars = not quiet and self.console.is_terminal
+
+    def __enter__(self) -> Self:
+        if self._live is not None:
+            self._live.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+
+class RunsDisplay(_Display):
     """Steps of all runs together, so that the time left is meaningful.
 
     on_end   called after each run with its outcome
     """
 
+    _live: Progress | None
+
     def __init__(
-        self,
-        jobs: Sequence[Job],
-        steps: Mapping[str, int],
-        quiet: bool,
-        on_end: Callable[[Job, Outcome], str],
+        self, jobs: Sequence[Job], steps: Mapping[str, int], quiet: bool, on_end: Callable[[Job, Outcome], str]
     ) -> None:
-        self.console = Console(file=sys.stderr, highlight=False)
+        super().__init__(quiet)
         self.steps, self.on_end, self.count = steps, on_end, len(jobs)
         ended = [job for job in jobs if outcome_of(job.folder).status == "done"]
         self.ended_count = len(ended)
         self._under_way: dict[str, tuple[Job, TaskID]] = {}
         self._looked = 0.0
-        self._progress: Progress | None = None
-        if not quiet and self.console.is_terminal:
+        if self._has_bars:
             words, left = TextColumn("{task.description}"), TextColumn("{task.fields[words]}")
             columns = (words, BarColumn(bar_width=24), MofNCompleteColumn(), TimeRemainingColumn(), left)
-            self._progress = Progress(*columns, console=self.console, transient=True)
+            self._live = Progress(*columns, console=self.console, transient=True)
             done = sum(steps[job.name] for job in ended)
-            self._all = self._progress.add_task("all runs", total=sum(steps.values()), completed=done, words="steps")
+            self._all = self._live.add_task("all runs", total=sum(steps.values()), completed=done, words="steps")
             self._done_steps = done
-
-    def __enter__(self) -> RunsDisplay:
-        if self._progress is not None:
-            self._progress.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        if self._progress is not None:
-            self._progress.stop()
 
     def started(self, job: Job) -> None:
         task = TaskID(0)
-        if self._progress is not None:
-            task = self._progress.add_task(job.name, total=self.steps[job.name], words="starting")
+        if self._live is not None:
+            task = self._live.add_task(job.name, total=self.steps[job.name], words="starting")
         else:
             print_line(self.console, f"{job.name}: {'going on' if Folder(job.folder).config.is_file() else 'started'}")
         self._under_way[job.name] = (job, task)
@@ -79,14 +87,14 @@ class RunsDisplay:
         text = self.on_end(job, outcome)
         if outcome.status != "open":
             self.ended_count += 1
-        if self._progress is not None:
-            self._progress.remove_task(task)
+        if self._live is not None:
+            self._live.remove_task(task)
             if outcome.status != "open":
                 self._done_steps += self.steps[job.name]
         print_line(self.console, f"{job.name}: {text}  [{self.ended_count} of {self.count}]")
 
     def tick(self) -> None:
-        if self._progress is None or time.monotonic() - self._looked < LOOK_EVERY:
+        if self._live is None or time.monotonic() - self._looked < LOOK_EVERY:
             return
         self._looked = time.monotonic()
         together = self._done_steps
@@ -94,8 +102,8 @@ class RunsDisplay:
             line = last_metrics(Folder(job.folder).metrics)
             if line is not None:
                 together += line["step"]
-                self._progress.update(task, completed=line["step"], words=words_of(line))
-        self._progress.update(self._all, completed=together)
+                self._live.update(task, completed=line["step"], words=words_of(line))
+        self._live.update(self._all, completed=together)
 
 
 def last_metrics(path: Path) -> dict[str, Any] | None:
@@ -120,28 +128,20 @@ def last_metrics(path: Path) -> dict[str, Any] | None:
 # searches
 
 
-class SearchDisplay:
+class SearchDisplay(_Display):
     """Fed with summaries; says each trial that has ended once, and keeps a few live lines where there is a terminal.
 
     quiet    lines only
     """
 
+    _live: Live | None
+
     def __init__(self, quiet: bool, console: Console | None = None) -> None:
-        self.console = console or Console(file=sys.stderr, highlight=False)
-        self._live: Live | None = None
-        if not quiet and self.console.is_terminal:
+        super().__init__(quiet, console)
+        if self._has_bars:
             self._live = Live(console=self.console, transient=True, auto_refresh=False)
         self._told: set[tuple[str, int]] = set()
         self._begun: set[str] = set()
-
-    def __enter__(self) -> SearchDisplay:
-        if self._live is not None:
-            self._live.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        if self._live is not None:
-            self._live.stop()
 
     def known(self, summary: Mapping[str, Any]) -> None:
         """What had ended before this process began is not news."""
