@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fullbatch.comparison.plan import plan_from
 from fullbatch.config.data import Source
 from fullbatch.data.sources import open_source
+from fullbatch.trials.comparison_plan import plan_from
 from tests.data.making import picture
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks" / "batches"))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fullbatch.comparison.plan import plan_from
+from fullbatch.trials.comparison_plan import plan_from
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "benchmarks" / "icons"))

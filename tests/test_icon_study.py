@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import yaml
 
-from fullbatch.comparison.plan import plan_from
+from fullbatch.trials.comparison_plan import plan_from
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "benchmarks" / "icons"))

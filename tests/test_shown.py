@@ -11,12 +11,12 @@ import tarfile
 import pytest
 
 from fullbatch.cli import main
-from fullbatch.comparison.summary import write_csv
 from fullbatch.config.messages import cell, clean, message
 from fullbatch.config.run import RunConfig
 from fullbatch.report.blocks import environment_table
-from fullbatch.search.summary import table_of
 from fullbatch.training.run_folder import Folder
+from fullbatch.trials.comparison_summary import write_csv
+from fullbatch.trials.search_summary import table_of
 from tests.data.making import jpeg
 from tests.training.small import write_inputs
 

@@ -23,7 +23,7 @@ import numpy.typing as npt
 import yaml
 from study import Grids, Scores, grids_in, rate_label, score_of, scores_of
 
-from fullbatch.comparison.statistics import half_interval, paired
+from fullbatch.trials.statistics import half_interval, paired
 
 BASELINE = "openclip"
 COLOURS = {"openclip": "#666666", "neuclip": "#c2255c", "rolling": "#4b3fb5", "queue": "#0f7fa8"}

@@ -75,14 +75,15 @@ def compare(arguments: list[str]) -> int:
         raise ValueError("`fullbatch compare` starts its own processes, one a run; start it without torchrun.")
     options.check()
     _refuse(flags)
-    from fullbatch.comparison.plan import plan_from
-    from fullbatch.comparison.race import Pace, planned_in, race
-    from fullbatch.comparison.tables import print_comparison
     from fullbatch.training.display import print_line
+    from fullbatch.trials.comparison import planned_in, race
+    from fullbatch.trials.comparison_plan import plan_from
+    from fullbatch.trials.processes import Pace
+    from fullbatch.trials.tables import print_comparison
 
     pace = Pace(options.jobs, options.quiet, options.stop_after, options.retry_failed)
     if options.resume is not None:
-        _refuse_changes(options, flags)
+        refuse_changes(options, flags, "--resume goes on with the plan in the folder", "retry_failed")
         plan, folder = planned_in(options.resume), options.resume
     else:
         plan = plan_from(plan_values(options, flags))
@@ -104,7 +105,7 @@ def compare(arguments: list[str]) -> int:
 
 def plan_values(options: Compare, flags: Sequence[str]) -> dict[str, Any]:
     """The plan's values: the file's, under what the command line says, with the base config whole."""
-    from fullbatch.comparison.plan import named_rows, read_plan
+    from fullbatch.trials.comparison_plan import named_rows, read_plan
 
     file = read_plan(options.plan) if options.plan is not None else {}
     recipe = ["--recipe", str(file["recipe"])] if "recipe" in file else []
@@ -181,10 +182,10 @@ def _refuse(flags: Sequence[str]) -> None:
             raise ValueError(f"{flag}: settings are a method's own; write --settings-of METHOD.NAME=VALUE.")
 
 
-def _refuse_changes(options: Compare, flags: Sequence[str]) -> None:
-    pace = ("resume", "jobs", "quiet", "stop_after", "retry_failed", "page")
-    default = vars(Compare())
-    changed = [name for name, value in vars(options).items() if name not in pace and value != default[name]]
+def refuse_changes(options: Any, flags: Sequence[str], why: str, *free: str) -> None:
+    """A plan that was begun stays; ``free``: what does not touch it, beside the pace."""
+    default, pace = vars(type(options)()), ("resume", "jobs", "quiet", "stop_after", "page")
+    changed = [name for name, value in vars(options).items() if name not in (*pace, *free) and value != default[name]]
     if changed or flags:
         first = f"--{changed[0].replace('_', '-')}" if changed else flags[0]
-        raise ValueError(f"--resume goes on with the plan in the folder; leave {first} out.")
+        raise ValueError(f"{why}; leave {first} out.")

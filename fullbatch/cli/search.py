@@ -13,6 +13,7 @@ import tyro
 from rich.console import Console
 from tyro.conf import arg
 
+from fullbatch.cli.compare import refuse_changes
 from fullbatch.cli.train import Command, train_config
 from fullbatch.config.checks import require, require_count, require_positive
 from fullbatch.config.data import BUILTIN
@@ -23,6 +24,7 @@ from fullbatch.config.tree import to_dict
 from fullbatch.recipes import search_recipe
 
 DEFAULT = "quick"
+_ELSEWHERE = ("study", "searches", "lost_after")  # where and how a search is kept, not what it tries
 LEAST_LOST_AFTER = 30.0  # a machine that is busy, or a disk that hangs, is silent for longer than one thinks
 
 
@@ -40,7 +42,7 @@ class Search:
     resume: Annotated[Path | None, arg(help="go on with the search in this folder")] = None
     study: Annotated[
         str | None,
-        arg(help="the storage: a journal file, sqlite:///FILE, or an RDB URL; without a plan: join the search there"),
+        arg(help="the storage: an SQLite file, or an RDB URL; without a plan: join the search there"),
     ] = None
     name: Annotated[str | None, arg(help="of the search and of its folder; None: the plan's")] = None
     searches: Annotated[Path, arg(help="the folder of all searches on this machine")] = Path("searches")
@@ -81,13 +83,14 @@ def search(arguments: list[str]) -> int:
         raise ValueError("`fullbatch search` starts its own processes, one a trial; start it without torchrun.")
     options.check()
     _refuse(flags)
-    from fullbatch.search.search import Pace, resume_command
-    from fullbatch.search.search import search as run_search
-    from fullbatch.search.tables import print_search
     from fullbatch.training.display import print_line
+    from fullbatch.trials.processes import Pace
+    from fullbatch.trials.search import resume_command
+    from fullbatch.trials.search import search as run_search
+    from fullbatch.trials.tables import print_search
 
     plan, folder, storage = _found(options, flags)
-    pace = Pace(options.jobs, options.quiet, options.stop_after, options.lost_after)
+    pace = Pace(options.jobs, options.quiet, options.stop_after, lost_after=options.lost_after)
     console = Console(highlight=False)
 
     def tell(summary: Mapping[str, Any]) -> None:
@@ -112,19 +115,17 @@ def search(arguments: list[str]) -> int:
 
 def _found(options: Search, flags: Sequence[str]) -> tuple[Any, Path, str]:
     """The plan, its folder here, and where the storage is: begun, gone on with, or joined."""
-    from fullbatch.search.folder import PLAN, plan_to_go_on_with, storage_of
-    from fullbatch.search.plan import search_from
-    from fullbatch.search.storage import open_storage
-    from fullbatch.search.study import kept_plan
+    from fullbatch.trials.search_plan import search_from
+    from fullbatch.trials.storage import PLAN_FILE, kept_plan, open_storage, plan_to_go_on_with, storage_of
 
     if options.resume is not None:
-        _refuse_changes(options, flags, "--resume goes on with the plan in the folder")
-        if not (options.resume / PLAN).is_file():
-            raise ValueError(f"{options.resume} is not the folder of a search: there is no {PLAN} in it.")
+        refuse_changes(options, flags, "--resume goes on with the plan in the folder", *_ELSEWHERE)
+        if not (options.resume / PLAN_FILE).is_file():
+            raise ValueError(f"{options.resume} is not the folder of a search: there is no {PLAN_FILE} in it.")
         storage = storage_of(options.resume, options.study)
         return plan_to_go_on_with(options.resume, storage), options.resume, storage
     if options.study is not None and options.plan is None and options.recipe is None:
-        _refuse_changes(options, flags, "--study without a plan joins the search there", allowed=("name",))
+        refuse_changes(options, flags, "--study without a plan joins the search there", *_ELSEWHERE, "name")
         plan = kept_plan(open_storage(options.study), options.name)
     else:
         plan = search_from(plan_values(options, flags))
@@ -134,7 +135,7 @@ def _found(options: Search, flags: Sequence[str]) -> tuple[Any, Path, str]:
 
 def plan_values(options: Search, flags: Sequence[str]) -> dict[str, Any]:
     """The plan's values: the file's or the recipe's, under what the command line says, with the base config whole."""
-    from fullbatch.search.plan import read_search
+    from fullbatch.trials.search_plan import read_search
 
     file = read_search(options.plan) if options.plan is not None else search_recipe(options.recipe or DEFAULT)
     recipe = ["--recipe", str(file["recipe"])] if file.get("recipe") is not None else []
@@ -195,12 +196,3 @@ def _refuse(flags: Sequence[str]) -> None:
 
 def _names_in(flags: Sequence[str]) -> list[str]:
     return [flag.split("=", 1)[0][2:].replace("-", "_") for flag in flags if flag.startswith("--")]
-
-
-def _refuse_changes(options: Search, flags: Sequence[str], why: str, allowed: Sequence[str] = ()) -> None:
-    free = ("resume", "study", "searches", "jobs", "stop_after", "lost_after", "quiet", "page", *allowed)
-    default = vars(Search())
-    changed = [name for name, value in vars(options).items() if name not in free and value != default[name]]
-    if changed or flags:
-        first = f"--{changed[0].replace('_', '-')}" if changed else flags[0]
-        raise ValueError(f"{why}; leave {first} out.")

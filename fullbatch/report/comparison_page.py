@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from fullbatch.comparison.statistics import SEEDS_TO_TELL, half_interval
 from fullbatch.config.messages import plain
 from fullbatch.report.blocks import (
     Page,
@@ -44,6 +43,7 @@ from fullbatch.report.wording import (
     setting_text,
     value_text,
 )
+from fullbatch.trials.statistics import SEEDS_TO_TELL, half_interval
 
 _MOST_METRICS = 60
 _MOST_CHARTS = 6

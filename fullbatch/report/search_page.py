@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from fullbatch.comparison.statistics import SEEDS_TO_TELL
 from fullbatch.config.messages import plain
 from fullbatch.config.tree import write_values
 from fullbatch.report.blocks import Page, Section, best, folded, listing, note, notice, page_header, present, table
@@ -36,6 +35,7 @@ from fullbatch.report.wording import (
     setting_text,
     short_number,
 )
+from fullbatch.trials.statistics import SEEDS_TO_TELL
 
 _MOST_DRAWN = 600  # trials of a phase; beyond, the best half of these and some of the others
 _MOST_ERRORS = 20

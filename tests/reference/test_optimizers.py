@@ -8,7 +8,7 @@ from torch import nn
 
 from fullbatch.config.optimization import Optimizer
 from fullbatch.training.optimizer import clip_gradients, make_optimizer
-from tests.search.test_recipes import plan_of_recipe
+from tests.trials.test_recipes import plan_of_recipe
 
 STEPS = 8  # RAdam's rectification begins with the sixth
 CLOSE = {"rtol": 1e-9, "atol": 1e-12}

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import pytest
 
-from fullbatch.comparison.summary import results_of
 from fullbatch.report.collect import read_run
 from fullbatch.report.curves import clock_of, run_charts
 from fullbatch.report.embedded import RunModel, shown_model, training_pool
@@ -23,6 +22,7 @@ from fullbatch.report.similarity_view import (
 )
 from fullbatch.report.wording import MINUS
 from fullbatch.training.run_folder import Folder
+from fullbatch.trials.comparison_summary import results_of
 from tests.report.making import SCRIPT, cost_of
 from tests.report.test_pages import data_of, text_of
 

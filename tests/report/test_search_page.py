@@ -7,11 +7,11 @@ import pytest
 
 from fullbatch.report.page import MAX_BYTES, write_page
 from fullbatch.report.search_figures import EndedTrial, _height, setting_axes
-from fullbatch.search.slots import Slot
-from fullbatch.search.summary import summarize, write_files
+from fullbatch.trials.search_summary import summarize, write_files
+from fullbatch.trials.slots import Slot
 from tests.report.making import HOSTILE, SCRIPT
 from tests.report.test_pages import data_of
-from tests.search.made_up import Running, all_owed, plan_of, played
+from tests.trials.made_up import Running, all_owed, plan_of, played
 
 
 def written(folder, plan, ended, running=None, importance=True):

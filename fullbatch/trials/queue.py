@@ -1,0 +1,389 @@
+"""The slots of a phase as trials of an Optuna study, shared by all workers: each slot counts once, whoever dies.
+
+A trial names its slot in its user attributes.  A storage of Optuna's does three things in one act each: it makes a
+trial and numbers it, it gives a waiting trial to one process, and it finishes a running trial, once.  So one rule
+decides, and all who read agree, now and later:
+
+    A slot's trial is the lowest-numbered one that has not failed, or that records how the slot ended.
+
+A trial below it has failed for good, and a new one has a higher number.  A worker that wants work fails the trials of
+the dead, makes a waiting trial for the first slot that has none, and asks Optuna for a trial.  If that is not its
+slot's, or was made before an attempt that failed meanwhile, it fails it and begins again.
+
+Optuna knows the dead by their heartbeats, and refuses what comes late from a worker that was taken for dead: the first
+result counts.  Three things it does not do by itself.  A process of this machine that is gone is noticed at once.  A
+process that dies between taking a trial and its first heartbeat has none, and is given a shorter time.  FAIL is the
+state of the dead, too: a slot that cannot be trained ends with a further trial, made finished, that says why.
+
+The next attempt has the parameters of the one before, if that had chosen them all.  A sampler is seeded by the slot.
+So a search in one process, killed and resumed, tries the same.
+"""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field
+from datetime import datetime
+from math import isfinite
+from typing import Any, Literal
+
+import optuna
+from optuna.pruners import BasePruner, NopPruner
+from optuna.samplers import BaseSampler
+from optuna.storages import BaseStorage
+from optuna.trial import FrozenTrial, TrialState, create_trial
+from typing_extensions import assert_never
+
+from fullbatch.trials.processes import Identity, is_gone, this_process
+from fullbatch.trials.samplers import SLOT, SamplerBySlot, without_failed
+from fullbatch.trials.slots import Ended, Running, Score, Slot
+from fullbatch.trials.storage import BEAT_EVERY, heartbeat_every, patiently
+
+MOST_DEATHS = 3  # after so many a slot is given up
+UNNAMED_SECONDS = 30.0  # that a trial may be held by nobody knows whom
+
+# user attributes: those of every trial; those of one that records an ending; those that the holder of a trial writes
+ATTEMPT, GIVEN = "attempt", "given"
+ENDED, OF = "ended", "of"
+WORKER, PARAMS, OUTCOME, RELEASED = "worker", "params", "outcome", "released"
+
+Direction = Literal["maximize", "minimize"]
+
+
+@dataclass
+class SlotQueue:
+    """storage      open_storage's
+    name         of the study
+    directions   one a metric: "maximize" or "minimize"
+    slots        what the phase owes; every worker must give the same
+    pruner       Optuna's; None: none
+    worker       this process
+    last_line    the last thing that an attempt at a slot printed, if it can be seen from here; else ""
+    is_gone, clock   how processes and time are seen; tests have their own
+    """
+
+    storage: BaseStorage
+    name: str
+    directions: Sequence[Direction]
+    slots: Sequence[Slot]
+    pruner: BasePruner | None = None
+    worker: Identity = field(default_factory=this_process)
+    last_line: Callable[[Slot], str] = lambda slot: ""
+    is_gone: Callable[[Identity], bool] = is_gone
+    clock: Callable[[], datetime] = datetime.now
+
+    def __post_init__(self) -> None:
+        self._sampler = SamplerBySlot()
+        self.study = patiently(self._study)
+        stored = [direction.name.lower() for direction in self.study.directions]
+        if stored != list(self.directions):
+            raise ValueError(
+                f"The study {self.name!r} in this storage has the directions {stored}, this search has "
+                f"{list(self.directions)}; give the search another name."
+            )
+        self.held: set[int] = set()  # trials of this very process
+
+    def _study(self) -> optuna.Study:
+        return optuna.create_study(
+            storage=self.storage,
+            study_name=self.name,
+            directions=list(self.directions),
+            sampler=self._sampler,
+            pruner=without_failed(self.pruner or NopPruner()),
+            load_if_exists=True,
+        )
+
+    # -----------------------------------------------------------------------------------------------------------------
+    # looking
+
+    def trials(self) -> list[FrozenTrial]:
+        return patiently(lambda: self.study.get_trials(deepcopy=False))
+
+    def ended(self) -> list[Ended]:
+        return self.progress()[0]
+
+    def progress(self) -> tuple[list[Ended], list[Running]]:
+        """The slots that have ended, and those under way."""
+        trials, ended, running = self.trials(), list[Ended](), list[Running]()
+        for slot in self.slots:
+            trial = _deciding(slot, trials)
+            if trial is not None and trial.state.is_finished():
+                ended.append(_ended(slot, trial, trials))
+            elif trial is not None and trial.state is TrialState.RUNNING:
+                holder = Identity.read(trial.user_attrs.get(WORKER))
+                params = trial.user_attrs.get(PARAMS, {**slot.params, **trial.params})
+                running.append(Running(slot, params, holder.name if holder else "", _iso(trial.datetime_start)))
+        return ended, running
+
+    @property
+    def complete(self) -> bool:
+        return len(self.ended()) == len(self.slots)
+
+    def is_finished(self, number: int) -> bool:
+        return any(trial.number == number and trial.state.is_finished() for trial in self.trials())
+
+    # -----------------------------------------------------------------------------------------------------------------
+    # taking
+
+    def take(self, sampler_for: Callable[[Slot], BaseSampler]) -> Lease | None:
+        """The next trial; None: none is free now.  Unless all slots have ended, one may be later."""
+        slots = {slot.number: slot for slot in self.slots}
+        self._sampler.sampler_for = lambda number: sampler_for(slots[number])
+        while True:
+            self.fail_dead()
+            trials = self.trials()
+            deciding = {slot.number: _deciding(slot, trials) for slot in self.slots}
+            if not any(trial is not None and trial.state is TrialState.WAITING for trial in deciding.values()):
+                free = [number for number, trial in deciding.items() if trial is None]
+                if not free:
+                    return None
+                if not self._make(slots[free[0]], trials):
+                    continue
+            if (lease := self._ask(slots)) is not None:
+                return lease
+
+    def _make(self, slot: Slot, trials: Sequence[FrozenTrial]) -> bool:
+        """A waiting trial; or the slot's ending, if too many processes have died of it."""
+        died = [trial for trial in _begun(slot, trials) if RELEASED not in trial.user_attrs]
+        if len(died) >= MOST_DEATHS:
+            text = self.last_line(slot)
+            where = f"its output ends with: {text}" if text else "see the end of its output"
+            error = f"its process died {MOST_DEATHS} times (out of memory? {where})"
+            self.record(slot, died[-1].number, Score("failed", error=error))
+            return False
+        attrs = _next_attempt(slot, trials)
+        patiently(lambda: self.study.enqueue_trial(attrs[GIVEN], user_attrs=attrs))
+        return True
+
+    def _ask(self, slots: Mapping[int, Slot]) -> Lease | None:
+        """Where no trial waits any more, Optuna makes one without a slot, which is failed like one that came late."""
+        with _without_warnings():
+            trial = patiently(self.study.ask)
+        attrs, trials = trial.user_attrs, self.trials()
+        slot = slots.get(attrs.get(SLOT, -1))
+        deciding = None if slot is None else _deciding(slot, trials)
+        if slot is not None and deciding is not None and deciding.number == trial.number:
+            wanted = _next_attempt(slot, trials)
+            if all(attrs.get(key) == wanted[key] for key in wanted):
+                patiently(lambda: self.record_heartbeat(trial))  # first: who has a name is known by it from here on
+                with suppress(RuntimeError):  # it was finished meanwhile
+                    patiently(lambda: trial.set_user_attr(WORKER, asdict(self.worker)))
+                    return Lease(self, trial, slot, attrs[ATTEMPT])
+        self.tell(trial.number, TrialState.FAIL)
+        return None
+
+    def record_heartbeat(self, trial: optuna.Trial) -> None:
+        if heartbeat_every(self.storage) is not None:
+            self.storage.record_heartbeat(trial._trial_id)  # type: ignore[attr-defined]
+
+    def tell(self, number: int, state: TrialState, values: Sequence[float] | None = None) -> None:
+        """Finish a trial, unless somebody has."""
+        with suppress(RuntimeError, ValueError):
+            patiently(lambda: self.study.tell(number, values if state is TrialState.COMPLETE else None, state))
+
+    def record(self, slot: Slot, number: int, score: Score) -> None:
+        """An ending without a result, as a trial that is made finished."""
+        attrs = {SLOT: slot.number, ENDED: score.as_dict(), OF: number}
+        made = create_trial(state=TrialState.FAIL, user_attrs=attrs)
+        patiently(lambda: self.study.add_trial(made))
+
+    def fail_dead(self) -> None:
+        """Fail the trials of workers that are gone."""
+        with _without_warnings():
+            patiently(lambda: optuna.storages.fail_stale_trials(self.study))
+        for trial in self.trials():
+            if trial.state is TrialState.RUNNING and trial.number not in self.held and self._is_dead(trial):
+                self.tell(trial.number, TrialState.FAIL)
+
+    def _is_dead(self, trial: FrozenTrial) -> bool:
+        holder = Identity.read(trial.user_attrs.get(WORKER))
+        if holder is not None:
+            return self.is_gone(holder)
+        started = trial.datetime_start  # by the holder's clock, which may be ahead of ours
+        return started is not None and abs((self.clock() - started).total_seconds()) > UNNAMED_SECONDS
+
+
+@contextmanager
+def _without_warnings() -> Iterator[None]:
+    """Optuna's: failing stale trials is experimental, and heartbeats are meant for its own loop."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def _of(slot: Slot, trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
+    own = [trial for trial in trials if trial.user_attrs.get(SLOT) == slot.number]
+    return sorted(own, key=lambda trial: trial.number)
+
+
+def _deciding(slot: Slot, trials: Sequence[FrozenTrial]) -> FrozenTrial | None:
+    """The slot's trial, by the rule above; None: it has to be made."""
+    own = (trial for trial in _of(slot, trials) if trial.state is not TrialState.FAIL or ENDED in trial.user_attrs)
+    return next(own, None)
+
+
+def _begun(slot: Slot, trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
+    """The attempts that failed after a worker had begun them."""
+    failed = [trial for trial in _of(slot, trials) if trial.state is TrialState.FAIL]
+    return [trial for trial in failed if WORKER in trial.user_attrs and ENDED not in trial.user_attrs]
+
+
+def _next_attempt(slot: Slot, trials: Sequence[FrozenTrial]) -> dict[str, Any]:
+    begun = _begun(slot, trials)
+    chosen = [{**slot.params, **trial.params} for trial in begun if PARAMS in trial.user_attrs]
+    return {SLOT: slot.number, ATTEMPT: len(begun) + 1, GIVEN: chosen[-1] if chosen else dict(slot.params)}
+
+
+def _ended(slot: Slot, trial: FrozenTrial, trials: Sequence[FrozenTrial]) -> Ended:
+    stored = trial.user_attrs.get(ENDED) or trial.user_attrs.get(OUTCOME)
+    if ENDED in trial.user_attrs:
+        trial = next(other for other in trials if other.number == trial.user_attrs[OF])
+    values = None if trial.values is None else tuple(trial.values)
+    score = Score("done", values) if stored is None else Score.read(stored)
+    return Ended(
+        slot=slot,
+        params=trial.user_attrs.get(PARAMS, {**slot.params, **trial.params}),
+        attempts=trial.user_attrs.get(ATTEMPT, 1),
+        number=trial.number,
+        started=_iso(trial.datetime_start),
+        ended=_iso(trial.datetime_complete),
+        **vars(score),
+    )
+
+
+def _iso(moment: datetime | None) -> str:
+    return moment.isoformat(timespec="seconds") if moment else ""
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# a trial of this process
+
+
+class Lease:
+    """A trial that this process works on, held by ``with``: a block that is left before ``end`` releases it.
+
+    trial     Optuna's: what is not in ``slot.params`` is suggested by it
+    lost      this process was taken for dead, and another has the slot, or will; nothing counts any more
+    """
+
+    def __init__(self, queue: SlotQueue, trial: optuna.Trial, slot: Slot, attempt: int) -> None:
+        self.trial, self.slot, self.attempt = trial, slot, attempt
+        self._queue = queue
+        self._lost, self._over = threading.Event(), threading.Event()
+        queue.held.add(trial.number)
+        threading.Thread(target=self._live, name=f"heartbeat of trial {trial.number}", daemon=True).start()
+
+    def __enter__(self) -> Lease:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if not self._over.is_set():
+            with suppress(Exception):  # the heartbeats end all the same, and others will see it
+                self.release()
+            self._close()
+
+    @property
+    def lost(self) -> bool:
+        return self._lost.is_set()
+
+    def begin(self, choose: Callable[[optuna.Trial], Mapping[str, Any]]) -> Mapping[str, Any] | None:
+        """Choose what is open, and keep it: from here on another attempt has the same.  None: lost.
+
+        choose   suggests by the trial, and returns the parameters as they are to be shown
+        """
+        params = self._unless_lost(lambda: dict(choose(self.trial)))
+        self._unless_lost(lambda: self.trial.set_user_attr(PARAMS, params))
+        if not self.lost and self._queue.is_finished(self.trial.number):  # written too late
+            self._lost.set()
+        return None if self.lost else params
+
+    def report(self, step: int, value: float) -> bool:
+        """An evaluation; whether the run should end here, because others did better."""
+        if len(self._queue.directions) > 1:  # Optuna prunes by one value
+            return False
+        self._unless_lost(lambda: self.trial.report(value, step))
+        return bool(self._unless_lost(self.trial.should_prune))
+
+    def end(self, score: Score) -> bool:
+        """Once.  False: it was lost before, and does not count."""
+        assert not self._over.is_set(), "a trial ends once"
+        assert score.values is not None or score.status not in ("done", "stopped"), f"{score.status} without values"
+        score = _finite(score)
+        state = _state(score, len(self._queue.directions))
+        number, counts = self.trial.number, False
+        if not self.lost:
+            if state is TrialState.FAIL:
+                self._queue.record(self.slot, number, score)
+            else:
+                self._unless_lost(lambda: self.trial.set_user_attr(OUTCOME, score.as_dict()))
+            self._queue.tell(number, state, score.values)
+            counts = any(found.slot == self.slot and found.number == number for found in self._queue.ended())
+        self._close()
+        if not counts:
+            self._lost.set()
+        return counts
+
+    def release(self) -> None:
+        """Give it back: another process goes on with it, and it does not count as a death."""
+        self._unless_lost(lambda: self.trial.set_user_attr(RELEASED, True))
+        if not self.lost:
+            self._queue.tell(self.trial.number, TrialState.FAIL)
+        self._close()
+
+    def beat(self) -> None:
+        """A sign of life; a thread gives it."""
+        self._queue.record_heartbeat(self.trial)
+        if self._queue.is_finished(self.trial.number) and not self._over.is_set():
+            self._lost.set()
+
+    # -----------------------------------------------------------------------------------------------------------------
+
+    def _unless_lost(self, act: Callable[[], Any]) -> Any:
+        """None: it is lost, or was just now."""
+        if self.lost:
+            return None
+        try:
+            return patiently(act)
+        except RuntimeError:
+            if not self._queue.is_finished(self.trial.number):
+                raise
+            self._lost.set()
+            return None
+
+    def _close(self) -> None:
+        self._over.set()
+        self._queue.held.discard(self.trial.number)
+
+    def _live(self) -> None:
+        every = heartbeat_every(self._queue.storage) or BEAT_EVERY
+        while not self._over.wait(every) and not self.lost:
+            with suppress(Exception):  # the storage is away; how long is too long, the others decide
+                self.beat()
+        self._queue.storage.remove_session()
+
+
+def _finite(score: Score) -> Score:
+    """A value that is no number is a divergence."""
+    finite = score.values is not None and all(map(isfinite, score.values))
+    values = tuple(map(float, score.values or ())) if finite and score.status != "failed" else None
+    status = "diverged" if values is None and score.status in ("done", "stopped") else score.status
+    return Score(**{**vars(score), "status": status, "values": values})
+
+
+def _state(score: Score, metrics: int) -> TrialState:
+    """What Optuna is told.  FAIL: what its samplers should not learn from; of several metrics, also what has no values,
+    since they cannot do without."""
+    match score.status:
+        case "done" | "stopped":
+            return TrialState.COMPLETE
+        case "diverged" if score.values is not None:
+            return TrialState.COMPLETE
+        case "diverged" | "pruned":
+            return TrialState.PRUNED if metrics == 1 else TrialState.FAIL
+        case "failed":
+            return TrialState.FAIL
+        case _:
+            assert_never(score.status)

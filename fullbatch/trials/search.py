@@ -1,0 +1,339 @@
+"""A search from its plan to its answer.
+
+searches/NAME/
+  search.yaml     the plan
+  study.db        the storage, where --study names no other
+  storage.txt     else: which one
+  trials/         an ordinary run folder each, with trial.json (its evaluations, how it ended) and output.txt
+  search.json     everything in numbers; rewritten whenever a trial ends
+  search.csv      the ranked table
+  best.yaml       the winner's config
+  report.html     the page
+  output.txt      what the workers said between trials
+"""
+
+from __future__ import annotations
+
+import shlex
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from optuna.exceptions import StorageInternalError
+from optuna.storages import BaseStorage
+
+from fullbatch.config.messages import without_password
+from fullbatch.config.tree import write_values
+from fullbatch.training.display import words_of
+from fullbatch.training.interruption import Abandoned, Interrupted
+from fullbatch.training.run_folder import Folder, replace_text
+from fullbatch.trials.checks import check_search
+from fullbatch.trials.phases import NoWinner, owed, phases_of, slots_of
+from fullbatch.trials.processes import OUTPUT, Pace, WorkerContext, WorkerPool, WorkersDie, last_line, print_to
+from fullbatch.trials.progress import SearchDisplay, last_metrics
+from fullbatch.trials.queue import Lease, SlotQueue
+from fullbatch.trials.samplers import pruner_of, sampler_of
+from fullbatch.trials.search_plan import SearchPlan
+from fullbatch.trials.search_summary import TRIALS, summarize, trial_name, write_files
+from fullbatch.trials.slots import Ended, PhaseName, Running, Score, Slot
+from fullbatch.trials.storage import PLAN_FILE, StorageAway, keep_plan, kept_plan, open_storage, remember
+from fullbatch.trials.trial import CannotWork, Report, run_trial
+
+LOOK_EVERY = 2.0  # seconds between looks at the storage
+POLL = 1.0  # seconds between looks for work while others finish a phase
+
+
+def search(
+    plan: SearchPlan,
+    folder: Path,
+    storage: str,
+    pace: Pace,
+    tell: Callable[[Mapping[str, Any]], None] = lambda summary: None,
+) -> dict[str, Any]:
+    """Begin, join or go on; the summary, as in search.json.
+
+    tell   is given the summary where an error ends the search, before it is raised
+    """
+    until = pace.until()
+    opened = open_storage(storage, pace.lost_after)
+    checked = check_search(plan)
+    plan = keep_plan(opened, plan)
+    folder.mkdir(parents=True, exist_ok=True)
+    remember(folder, storage)
+    replace_text(folder / PLAN_FILE, write_values(plan.as_dict()))
+    terms = Terms(storage, plan.name, folder, dict(checked.evaluations), pace.lost_after, until, pace.jobs)
+    board = Board(PhaseQueues(opened, plan, checked.evaluations), folder, pace, checked.steps)
+    with how_to_go_on(folder, storage, pace.jobs):
+        stopped: Interrupted | ValueError | None = None
+        with board.display:
+            board.begin()
+            try:
+                WorkerPool(pace.jobs, tick=board.tick, output=folder / OUTPUT).run(work, terms)
+            except (Interrupted, ValueError) as error:
+                stopped = error
+            summary = board.end()
+        if isinstance(stopped, Interrupted):
+            raise Interrupted(stopped.exit_code - 128, f"Go on with: {resume_command(folder, pace.jobs)}") from None
+        if stopped is not None:
+            tell(summary)
+            raise stopped if board.no_winner is None else _without_winner(board.no_winner, folder)
+        return summary
+
+
+def _without_winner(error: NoWinner, folder: Path) -> NoWinner:
+    return NoWinner(
+        f"{str(error).rstrip('.')}. What each of them said is in {folder / TRIALS}/*/{OUTPUT}. They are not tried "
+        "again in this search: mend what is wrong, and begin anew with another --name."
+    )
+
+
+def resume_command(folder: Path, jobs: int) -> str:
+    """
+    >>> resume_command(Path("searches/a b"), 4)
+    "fullbatch search --resume 'searches/a b' --jobs 4"
+    """
+    return f"fullbatch search --resume {shlex.quote(str(folder))}{f' --jobs {jobs}' if jobs > 1 else ''}"
+
+
+@contextmanager
+def how_to_go_on(folder: Path, storage: str, jobs: int = 1) -> Iterator[None]:
+    """What stops a search though nothing is wrong with its plan: the message ends with the way on."""
+    way = f"Once that is mended, go on with: {resume_command(folder, jobs)}"
+    try:
+        yield
+    except BrokenPipeError:  # nobody reads on
+        raise
+    except (StorageAway, StorageInternalError) as error:
+        raise StorageAway(f"{without_password(storage)}: {error} {way}") from error
+    except (CannotWork, WorkersDie) as error:
+        raise type(error)(f"{str(error).rstrip('.')}. {way}") from error
+    except OSError as error:
+        raise OSError(f"{error}. {way}") from error
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# one worker: it takes trials as long as there are any, phase by phase, whoever else does the same
+
+# Trains the trial of a lease with these params and tells of its evaluations; asked of the last: is it to be given up?
+Train = Callable[[PhaseName, Lease, Mapping[str, Any], Report, Callable[[], bool]], Score]
+
+
+@dataclass(frozen=True)
+class PhaseQueues:
+    """The phases of a search in its storage.
+
+    evaluations   of a whole run of each phase
+    folder        of the search on this machine, for what its trials printed before they died; None: not known
+    """
+
+    storage: BaseStorage
+    plan: SearchPlan
+    evaluations: Mapping[PhaseName, int]
+    folder: Path | None = None
+
+    def queue(self, phase: PhaseName, before: Mapping[PhaseName, Sequence[Ended]]) -> SlotQueue:
+        return SlotQueue(
+            self.storage,
+            f"{self.plan.name}/{phase}",
+            ["maximize" if more else "minimize" for more in self.plan.maximise],
+            slots_of(phase, self.plan, before),
+            pruner=pruner_of(self.plan, phase, self.evaluations[phase]),
+            last_line=partial(self._last_line, phase),
+        )
+
+    def _last_line(self, phase: PhaseName, slot: Slot) -> str:
+        trial = trial_name(phase, slot.number)
+        return "" if self.folder is None else last_line(self.folder / TRIALS / trial / OUTPUT)
+
+
+def work_off(
+    queues: PhaseQueues, train: Train, stopping: Callable[[], bool] = lambda: False, until: float | None = None
+) -> None:
+    """To the end of the last phase, or until it is told to stop; the trial under way is then saved and released.
+
+    until   the time, by this machine's monotonic clock, after which no trial is begun; None: there is none
+    """
+    ended: dict[PhaseName, Sequence[Ended]] = {}
+    for phase in phases_of(queues.plan):
+        queue = queues.queue(phase, ended)
+        while not queue.complete:
+            if stopping() or (until is not None and time.monotonic() > until):
+                return
+            lease = queue.take(partial(sampler_of, queues.plan, phase))
+            if lease is None:
+                time.sleep(POLL)
+            else:
+                _train_leased(queues.plan, phase, queue, lease, train, stopping)
+        ended[phase] = queue.ended()
+
+
+def _train_leased(
+    plan: SearchPlan, phase: PhaseName, queue: SlotQueue, lease: Lease, train: Train, stopping: Callable[[], bool]
+) -> None:
+    """What it raises beside these ends the process, and so the trial counts as one whose process died."""
+    try:
+        params = lease.begin(lambda trial: plan.suggest(phase, trial, lease.slot.params))
+        if params is None:
+            return
+        score = _known(queue, lease, params)
+        if score is None:
+            score = train(phase, lease, params, lease.report, lambda: lease.lost or stopping())
+    except Abandoned:
+        lease.release()
+        return
+    except StorageAway:  # nor can the lease be given back; the others will see it
+        raise
+    except (Interrupted, CannotWork, OSError):
+        lease.release()
+        raise
+    lease.end(score)
+
+
+def _known(queue: SlotQueue, lease: Lease, params: Mapping[str, Any]) -> Score | None:
+    """The same settings and the same seed once more would give the same numbers: a sampler may draw so."""
+    for other in queue.ended():
+        if other.params == params and other.slot.seed == lease.slot.seed and other.status != "failed":
+            number = other.slot.number
+            remark = f"the same settings as slot {number}, not trained again"
+            return Score(other.status, other.values, error=remark, evaluations=other.evaluations, same_as=number)
+    return None
+
+
+@dataclass(frozen=True)
+class InFolder:
+    """Trains a trial as a run in a folder of the search's; ``around`` is called with it before, and what it returns
+    entered."""
+
+    plan: SearchPlan
+    folder: Path
+    around: Callable[[Path], AbstractContextManager[None]] = lambda folder: nullcontext()
+
+    def __call__(
+        self,
+        phase: PhaseName,
+        lease: Lease,
+        params: Mapping[str, Any],
+        report: Report,
+        given_up: Callable[[], bool],
+    ) -> Score:
+        plan, runs, name = self.plan, self.folder / TRIALS, trial_name(phase, lease.slot.number)
+        with self.around(runs / name):
+            try:
+                config = plan.config(phase, params, lease.slot.seed, str(runs), name)
+            except ValueError as error:  # two settings that do not go together
+                return Score("failed", error=str(error))
+            measures = plan.measures_in(phase)
+            return run_trial(config, measures, report, plan.patience, plan.take, lambda: lease.lost, given_up)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# a worker's process
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What a worker is sent off with; the rest is in the storage."""
+
+    storage: str
+    name: str
+    folder: Path
+    evaluations: Mapping[PhaseName, int]
+    lost_after: float
+    until: float | None
+    jobs: int = 1
+
+
+def work(worker: WorkerContext, terms: Terms) -> None:
+    with how_to_go_on(terms.folder, terms.storage, terms.jobs):
+        opened = open_storage(terms.storage, terms.lost_after)
+        plan = kept_plan(opened, terms.name)
+        train = InFolder(plan, terms.folder, partial(_in_its_file, worker, terms.folder))
+        queues = PhaseQueues(opened, plan, terms.evaluations, terms.folder)
+        work_off(queues, train, lambda: worker.stopping, terms.until)
+
+
+@contextmanager
+def _in_its_file(worker: WorkerContext, search: Path, trial: Path) -> Iterator[None]:
+    """What is printed in a trial stands in the trial's folder, also why its process dies; else in the search's."""
+    worker.say(trial.name)
+    print_to(trial / OUTPUT)
+    try:
+        yield
+    except (Abandoned, Interrupted):
+        raise
+    except Exception:
+        traceback.print_exc()
+        raise
+    finally:
+        print_to(search / OUTPUT)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# the parent's view
+
+
+@dataclass
+class Board:
+    """Reads the storage now and then, shows what has changed, and keeps the files up to date."""
+
+    queues: PhaseQueues
+    folder: Path
+    pace: Pace
+    steps: Mapping[PhaseName, int] = field(default_factory=dict)  # of a phase's longest trial
+    summary: dict[str, Any] | None = None
+    no_winner: NoWinner | None = None  # why the phases end early
+    _opened: dict[PhaseName, SlotQueue] = field(default_factory=dict)
+    _count: int = -1  # trials ended, at the last look
+    _looked: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.display = SearchDisplay(self.pace.quiet)
+
+    def begin(self) -> None:
+        """What ended before is not news."""
+        self.display.known(self._look())
+
+    def tick(self) -> None:
+        if time.monotonic() - self._looked >= LOOK_EVERY:
+            self.display.show(self._look(), self._steps)
+
+    def end(self) -> dict[str, Any]:
+        summary = self._look(importance=True)
+        self.display.show(summary)
+        return summary
+
+    def _steps(self, phase: PhaseName, slot: int) -> str:
+        """How far a trial under way is; empty where it has not begun, or on another machine."""
+        line = last_metrics(Folder(self.folder / TRIALS / trial_name(phase, slot)).metrics)
+        total = f" of up to {self.steps[phase]:,}" if phase in self.steps else ""
+        return "" if line is None else f"step {line['step']:,}{total}, {words_of(line)}"
+
+    def _look(self, importance: bool = False) -> dict[str, Any]:
+        """A phase whose turn has not come has no slots yet."""
+        plan = self.queues.plan
+        ended: dict[PhaseName, Sequence[Ended]] = {}
+        running: dict[PhaseName, Sequence[Running]] = {}
+        for phase in phases_of(plan):
+            if phase not in self._opened:
+                try:
+                    self._opened[phase] = self.queues.queue(phase, ended)
+                except NoWinner as error:
+                    self.no_winner = error
+                    break
+            ended[phase], running[phase] = self._opened[phase].progress()
+            if len(ended[phase]) < len(self._opened[phase].slots):
+                break
+        count = sum(map(len, ended.values()))
+        due = {**owed(plan), **{phase: len(queue.slots) for phase, queue in self._opened.items()}}
+        self.summary = summarize(
+            plan, ended, running, due, importance=importance, before=self.summary, jobs=self.pace.jobs
+        )
+        if importance or count != self._count:
+            write_files(plan, self.summary, self.folder)
+        self._count, self._looked = count, time.monotonic()
+        return self.summary

@@ -1,0 +1,360 @@
+"""What is searched: methods x optimizers x a space of settings, in phases, from one base config.
+
+A plan is a YAML file, a frozen tree, and JSON in the study's storage, so that other machines need no file.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import product
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from fullbatch.config.checks import require, require_choice, require_count
+from fullbatch.config.messages import listed, nearest
+from fullbatch.config.methods import Method, named_method
+from fullbatch.config.optimization import OPTIMIZERS, Optimizer
+from fullbatch.config.run import RunConfig, layered
+from fullbatch.config.tree import from_dict, merged
+from fullbatch.evaluation.metric_names import Metric, parse_metrics
+from fullbatch.evaluation.tasks import tasks_of
+from fullbatch.trials.comparison_plan import read_plan_file
+from fullbatch.trials.slots import CHOSEN, PHASES, Choices, Finals, Fine, Grid, Phase, PhaseName, Take, all_different
+from fullbatch.trials.space import (
+    Choice,
+    Dimension,
+    Place,
+    Whole,
+    dimension_as_dict,
+    dimension_from,
+    known_to_one,
+    place_of,
+    resolved,
+    searched_place,
+    value_in,
+)
+
+if TYPE_CHECKING:
+    from optuna.trial import BaseTrial
+
+Pruner = Literal["asha", "hyperband", "median", "none"]
+_NAME = re.compile(r"\w([\w .+=@,-]*[\w+=@-])?")
+PRUNED: tuple[PhaseName, ...] = ("choices", "fine")  # a grid and finals compare whole runs
+
+
+@dataclass(frozen=True)
+class SearchPlan:
+    """A search.
+
+    name            of the study and of its folder
+    base            the config all trials share, in the groups of config.yaml
+    metrics         what is looked for: METRIC, "TASK METRIC", "mean(A, B, ...)" or "seconds"; several: a Pareto front
+    methods         the candidates
+    optimizers      the candidates
+    space           dimensions by the names of flags and of methods' settings; tried only where they count
+    defaults        values of candidates, by names as in the space, wherever neither a phase nor the sampler says
+                    otherwise; not of baselines
+    choices         phase 1
+    grid            phase 2; None: none
+    fine            phase 3; None: none
+    finals          phase 4; None: none, and no spread
+    pruner          what ends bad trials of phases 1 and 3 early, by their evaluations: asha, hyperband, median or none
+    pruner_start    evaluations of a trial before it may act
+    pruner_factor   of asha and hyperband: one in so many goes on at each rung
+    patience        evaluations without improvement after which a trial ends; None: it does not
+    take            a trial's value: of its "best" evaluation, or of its "last"
+    seed            of the samplers, and of the runs but for the finals
+    """
+
+    name: str
+    base: Mapping[str, Any]
+    metrics: tuple[str, ...]
+    methods: tuple[str, ...]
+    optimizers: tuple[str, ...]
+    space: Mapping[str, Dimension] = field(default_factory=dict)
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    choices: Choices = Choices()
+    grid: Grid | None = Grid()
+    fine: Fine | None = Fine()
+    finals: Finals | None = Finals()
+    pruner: Pruner = "none"
+    pruner_start: int = 1
+    pruner_factor: int = 3
+    patience: int | None = None
+    take: Take = "best"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        named = isinstance(self.name, str) and _NAME.fullmatch(self.name) is not None
+        require(named, self, "name", "be a plain folder name of letters, digits, spaces and . _ + = @ , -")
+        for names in ("metrics", "methods", "optimizers"):
+            require(bool(getattr(self, names)), self, names, "name at least one")
+            require(all_different(getattr(self, names)), self, names, "all be different")
+        for method in self.methods:
+            named_method(method)
+        for optimizer in self.optimizers:
+            if optimizer not in OPTIMIZERS:
+                guess = nearest(str(optimizer).lower(), OPTIMIZERS)
+                raise ValueError(f"Unknown optimizer {optimizer!r}{guess} The optimizers are {listed(OPTIMIZERS)}.")
+        require_choice(self, "pruner", get_args(Pruner))
+        require_count(self, "pruner_start", 1)
+        require_count(self, "pruner_factor", 2)
+        if self.patience is not None:
+            require_count(self, "patience", 1)
+        require_choice(self, "take", get_args(Take))
+        require_count(self, "seed", 0)
+        self._check_names()
+        self._check_over()
+
+    # -----------------------------------------------------------------------------------------------------------------
+    # what there is to choose
+
+    @property
+    def candidates(self) -> Iterator[tuple[str, str]]:
+        return product(self.methods, self.optimizers)
+
+    def phases(self) -> Iterator[tuple[PhaseName, Phase]]:
+        """Those that the plan has, in their order."""
+        for name in PHASES:
+            phase: Phase | None = getattr(self, name)
+            if phase is not None:
+                yield name, phase
+
+    def phase(self, name: PhaseName) -> Phase:
+        phase: Phase | None = getattr(self, name)
+        assert phase is not None, f"the plan has no phase {name!r}"
+        return phase
+
+    def dimensions(self, phase: PhaseName, method: str, optimizer: str) -> dict[str, Dimension]:
+        """What the sampler chooses for this method and this optimizer in this phase, by Optuna's names.
+
+        What the phase's changes say is not searched in it.
+        """
+        part = self.phase(phase)
+        if not isinstance(part, Choices | Fine):
+            return {}
+        who = (method, self._built(method), optimizer)
+        fixed = {place.plain for place in resolved(part.changes, f"{phase}.changes", *who)}
+        places = resolved(self.space, "space", *who)
+        return {
+            place.key: dimension
+            for place, dimension in places.items()
+            if place.plain not in fixed and (part.over is None or not {place.key, place.plain}.isdisjoint(part.over))
+        }
+
+    def suggest(self, phase: PhaseName, trial: BaseTrial, given: Mapping[str, Any]) -> dict[str, Any]:
+        """All of a trial's params, by Optuna's names: ``given`` ones as they are, the others by the sampler.
+
+        A given one that is a dimension is asked for as well, so that the sampler learns from it; the trial, which was
+        enqueued with it, gives it back.
+        """
+        chosen = dict(given)
+        if phase in ("grid", "finals"):
+            return chosen  # a baseline has no optimizer of its own
+        if phase == "choices":
+            for name, among in zip(CHOSEN, (self.methods, self.optimizers), strict=True):
+                chosen[name] = Choice(among).suggest(trial, name) if len(among) > 1 else among[0]
+        for name, dimension in self.dimensions(phase, chosen["method"], chosen["optimizer"]).items():
+            chosen[name] = dimension.suggest(trial, name)
+        return chosen
+
+    def params_of(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        """Params by their plain names: "lr" for "sgd.lr"."""
+        return {key if key in CHOSEN else place_of(key, "params").plain: value for key, value in params.items()}
+
+    def carried(self, phase: PhaseName, params: Mapping[str, Any]) -> dict[str, Any]:
+        """Of a candidate's params what a trial of the phase has as well: not what the phase's changes settle, nor what
+        says in another unit what they settle or what the phase searches."""
+        method, optimizer = params["method"], params["optimizer"]
+        settled = resolved(self.phase(phase).changes, f"{phase}.changes", method, self._built(method), optimizer)
+        searched = [place_of(key, "space") for key in self.dimensions(phase, method, optimizer)]
+        gone = {place.plain for place in settled} | {rival for place in (*settled, *searched) for rival in place.rivals}
+        gone -= {place.plain for place in searched}
+        return {
+            key: value for key, value in params.items() if key in CHOSEN or place_of(key, "params").plain not in gone
+        }
+
+    def values_at(self, phase: PhaseName, params: Mapping[str, Any]) -> dict[str, Any]:
+        """What a run with these params has on the phase's dimensions, by Optuna's names, where it lies in the range."""
+        method, optimizer = params["method"], params["optimizer"]
+        config = self.config(phase, params, None, "", "")
+        found = {}
+        for key, dimension in self.dimensions(phase, method, optimizer).items():
+            value = value_in(config, place_of(key, "space"))
+            if dimension.holds(value):
+                found[key] = int(value) if isinstance(dimension, Whole) else value
+        return found
+
+    # -----------------------------------------------------------------------------------------------------------------
+    # from params to a run
+
+    def config(
+        self, phase: PhaseName, params: Mapping[str, Any], seed: int | None, runs: str | Path, name: str
+    ) -> RunConfig:
+        """The config of a trial in the folder ``runs``/``name``.  Params without an optimizer are a baseline's."""
+        values: Mapping[str, Any] = layered(self.base, {"objective": {"method": params["method"]}})
+        if "optimizer" in params:
+            values = merged(values, {"optimizer": {"optimizer": params["optimizer"]}})
+        usual = values.get("optimizer", {}).get("optimizer", Optimizer().optimizer)
+        who = (params["method"], self._built(params["method"]), usual)
+        if "optimizer" in params:
+            values = _over(values, resolved(self.defaults, "defaults", *who))
+        values = _over(values, resolved(self.phase(phase).changes, f"{phase}.changes", *who))
+        searched = {key: value for key, value in params.items() if key not in CHOSEN}
+        values = _over(values, {place_of(key, "params"): value for key, value in searched.items()})
+        config = from_dict(RunConfig, values)
+        training = replace(config.training, seed=self.seed if seed is None else seed)
+        return replace(config, training=training, run=replace(config.run, runs=str(runs), name=name))
+
+    def _built(self, method: str) -> Method:
+        """With the parts that the base has in place of the method's own."""
+        return self._methods[method]
+
+    @cached_property
+    def _methods(self) -> dict[str, Method]:
+        names = dict.fromkeys((*self.methods, *(self.finals.baselines if self.finals else ())))
+        overs = {name: layered(self.base, {"objective": {"method": name}}) for name in names}
+        return {name: from_dict(RunConfig, values).objective.build() for name, values in overs.items()}
+
+    # -----------------------------------------------------------------------------------------------------------------
+    # what is measured
+
+    @cached_property
+    def tasks(self) -> tuple[str, ...]:
+        return tasks_of(from_dict(RunConfig, self.base))
+
+    @cached_property
+    def measures(self) -> tuple[Metric, ...]:
+        return parse_metrics(self.metrics, self.tasks)
+
+    def measures_in(self, phase: PhaseName) -> tuple[Metric, ...]:
+        """The same where the phase measures on other tasks: finals on data that nothing was chosen by."""
+        tasks = tasks_of(self.config(phase, {"method": self.methods[0]}, None, "", ""))
+        return self.measures if tasks == self.tasks else parse_metrics(self.metrics, tasks)
+
+    @property
+    def maximise(self) -> tuple[bool, ...]:
+        return tuple(metric.maximise for metric in self.measures)
+
+    # -----------------------------------------------------------------------------------------------------------------
+    # checks
+
+    def _check_names(self) -> None:
+        """Every name is known, counts for somebody, and means one thing for everybody."""
+        pairs = [(method, self._built(method), optimizer) for method, optimizer in self.candidates]
+        for key in self.space:
+            searched_place(key)
+        if "evaluate" in self.defaults:
+            raise ValueError("defaults.evaluate cannot be set there: baselines are measured too; name it under `base`.")
+        known_to_one(self.space, "space", pairs)
+        known_to_one(self.defaults, "defaults", pairs)
+        extra = []
+        if self.finals is not None:
+            usual = from_dict(RunConfig, self.base).optimizer.optimizer
+            extra = [(method, self._built(method), usual) for method in self.finals.baselines]
+        for name, phase in self.phases():
+            known_to_one(phase.changes, f"{name}.changes", [*pairs, *extra] if name == "finals" else pairs)
+        for who in pairs:
+            resolved(self.space, "space", *who)
+            resolved(self.defaults, "defaults", *who)
+            for name, phase in self.phases():
+                resolved(phase.changes, f"{name}.changes", *who)
+
+    def _check_over(self) -> None:
+        """`over` names dimensions, and there is something to choose for whoever may win."""
+        places = [searched_place(key) for key in self.space]
+        known = dict.fromkeys(name for place in places for name in (place.key, place.plain))
+        for name, phase in self.phases():
+            if not isinstance(phase, Choices | Fine):
+                continue
+            allowed = (*CHOSEN, *known) if name == "choices" else tuple(known)
+            for asked in phase.over or ():
+                if asked not in allowed:
+                    more = " The winner keeps its method and its optimizer." if asked in CHOSEN else ""
+                    raise ValueError(
+                        f"{name}.over: the space has no {asked!r}{nearest(asked, allowed)} It has "
+                        f"{listed(allowed) or 'no dimension'}.{more}"
+                    )
+                self._check_not_fixed(name, phase, asked)
+        self._check_something_to_choose()
+
+    def _check_not_fixed(self, name: PhaseName, phase: Choices | Fine, asked: str) -> None:
+        plain = asked if asked in CHOSEN else searched_place(asked).plain
+        if plain in [place_of(key, f"{name}.changes").plain for key in phase.changes]:
+            raise ValueError(f"{name}.over has {asked!r}, which {name}.changes sets; leave one out.")
+
+    def _check_something_to_choose(self) -> None:
+        over = self.choices.over
+        for one, names in zip(CHOSEN, (self.methods, self.optimizers), strict=True):
+            if over is not None and one not in over and len(names) > 1:
+                raise ValueError(f"choices.over must have {one!r}, since there are several: {listed(names)}.")
+        most = max(len(self.methods), len(self.optimizers))
+        if self.choices.cover and self.choices.trials < most:
+            raise ValueError(
+                f"choices.trials must be at least {most} to try each method and each optimizer once, got "
+                f"{self.choices.trials}; or set `cover: false`."
+            )
+        pairs = list(self.candidates)
+        if len(pairs) == 1 and not self.dimensions("choices", *pairs[0]):
+            raise ValueError(
+                "The space of the phase 'choices' is empty: there is one method, one optimizer and no dimension in "
+                "choices.over; name more `methods` or `optimizers`, or dimensions of the `space`."
+            )
+        if self.fine is None:
+            return
+        for method, optimizer in pairs:
+            if not self.dimensions("fine", method, optimizer):
+                raise ValueError(
+                    f"The space of the phase 'fine' is empty for {method} with {optimizer}, which may win; add a "
+                    "dimension that they have, such as lr, or leave the phase out with `fine: null`."
+                )
+
+    # -----------------------------------------------------------------------------------------------------------------
+
+    def as_dict(self) -> dict[str, Any]:
+        """As the YAML file has it."""
+        plain = {one.name: _plain(getattr(self, one.name)) for one in dataclasses.fields(self)}
+        return {**plain, "space": {key: dimension_as_dict(one) for key, one in self.space.items()}}
+
+
+def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {one.name: _plain(getattr(value, one.name)) for one in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, tuple | list) else value
+
+
+def _over(values: Mapping[str, Any], over: Mapping[Place, Any]) -> dict[str, Any]:
+    """All at once, so that two lengths of one kind are refused and do not hide each other."""
+    grouped: dict[str, Any] = {}
+    for place, value in over.items():
+        grouped = merged(grouped, place.grouped(value))
+    return layered(values, grouped)
+
+
+def read_search(path: Path) -> dict[str, Any]:
+    return read_plan_file(path, SearchPlan, "a search")
+
+
+def search_from(values: Mapping[str, Any]) -> SearchPlan:
+    """The plan of a YAML file's values, once ``base`` is whole (a `recipe` is part of it by then)."""
+    for name in ("name", "base", "metrics", "methods", "optimizers"):
+        if values.get(name) is None:
+            raise ValueError(f"A search needs `{name}`; the plan has none.")
+    if not isinstance(values["base"], Mapping):
+        raise ValueError(f"base must map names to values, as config.yaml does, got {values['base']!r}.")
+    space = values.get("space") or {}
+    if not isinstance(space, Mapping):
+        raise ValueError(f"space must map names to dimensions, got {space!r}.")
+    made = {}
+    for key, dimension in space.items():
+        made[searched_place(str(key)).key] = dimension_from(str(key), dimension)
+    if "choices" in values and values["choices"] is None:
+        raise ValueError("The phase `choices` cannot be left out: the others start from it.")
+    own = {key: value for key, value in values.items() if key != "recipe"}
+    return from_dict(SearchPlan, {**own, "space": made})

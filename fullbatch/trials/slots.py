@@ -1,0 +1,190 @@
+"""The phases of a search as a plan has them, and the slots they owe: each a trial that must end once, however often its
+process dies."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from fullbatch.config.checks import is_whole, require, require_choice, require_count
+from fullbatch.config.methods import named_method
+
+PhaseName = Literal["choices", "grid", "fine", "finals"]
+PHASES: tuple[PhaseName, ...] = ("choices", "grid", "fine", "finals")
+
+# done      trained to its end
+# stopped   it had not improved for a while; its value stands
+# pruned    others were better at the same point; its value is the last one
+# diverged  the loss ran away: a result, the worst there is
+# failed    it could not be trained (memory, a setting that does not fit the data); no value
+Status = Literal["done", "stopped", "pruned", "diverged", "failed"]
+
+
+@dataclass(frozen=True)
+class Slot:
+    """number   its place in the phase
+    params   what is not left to the sampler: method, optimizer, and settings by their names in the space
+    seed     of the run; None: the plan's
+    label    of a finalist or a baseline, for tables; "": none
+    """
+
+    number: int
+    params: Mapping[str, Any] = field(default_factory=dict)
+    seed: int | None = None
+    label: str = ""
+
+
+@dataclass(frozen=True)
+class Score:
+    """How a trial ended.
+
+    values        by the metrics; of a diverged one the worst there is, None where there is none, and of a failed one
+    seconds       of training
+    device_hours  of training and of measuring, over all ranks
+    evaluations   (number, values), oldest first
+    same_as       the slot with the same settings whose numbers these are; None: it was trained itself
+    """
+
+    status: Status
+    values: tuple[float, ...] | None = None
+    seconds: float = 0.0
+    device_hours: float = 0.0
+    error: str = ""
+    evaluations: tuple[tuple[int, tuple[float, ...]], ...] = ()
+    same_as: int | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        return {name: value for name, value in asdict(self).items() if name != "same_as" or value is not None}
+
+    @classmethod
+    def read(cls, stored: Mapping[str, Any]) -> Score:
+        values = None if stored["values"] is None else tuple(stored["values"])
+        evaluations = tuple((int(step), tuple(found)) for step, found in stored["evaluations"])
+        return cls(**{**stored, "values": values, "evaluations": evaluations})
+
+
+@dataclass(frozen=True)
+class Running:
+    """A slot that somebody works on; ``since`` as the storage has it."""
+
+    slot: Slot
+    params: Mapping[str, Any]
+    worker: str
+    since: str
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a slot ended, as the storage has it: a ``Score``, and what it is of.
+
+    params   all of them, sampled ones too
+    number   Optuna's, of the trial that ended it
+    """
+
+    slot: Slot
+    status: Status
+    params: Mapping[str, Any]
+    values: tuple[float, ...] | None
+    seconds: float = 0.0
+    device_hours: float = 0.0
+    error: str = ""
+    attempts: int = 1
+    number: int = -1
+    evaluations: tuple[tuple[int, tuple[float, ...]], ...] = ()
+    same_as: int | None = None
+    started: str = ""
+    ended: str = ""
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# the phases
+
+CHOSEN = ("method", "optimizer")
+Take = Literal["best", "last"]  # which evaluation's values are a trial's
+
+
+def all_different(values: Sequence[Any]) -> bool:
+    return len(set(values)) == len(values)
+
+
+@dataclass(frozen=True)
+class Choices:
+    """Phase 1, Bayesian: which method and which optimizer, in short trials.
+
+    trials    how many
+    over      what is chosen: "method", "optimizer", dimensions of the space; None: all of it
+    changes   what its trials have otherwise than the base, by names as in the space: epochs, data_share, sgd.lr, gamma
+    cover     each method and each optimizer is tried once before the sampler chooses
+    """
+
+    trials: int = 30
+    over: tuple[str, ...] | None = CHOSEN
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    cover: bool = True
+
+    def __post_init__(self) -> None:
+        require_count(self, "trials", 1)
+        require_choice(self, "cover", (True, False))
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Phase 2: the best few methods x the best few optimizers of phase 1.
+
+    methods      how many
+    optimizers   how many
+    changes      what its trials have otherwise than the base
+    """
+
+    methods: int = 3
+    optimizers: int = 3
+    changes: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        require_count(self, "methods", 1)
+        require_count(self, "optimizers", 1)
+
+
+@dataclass(frozen=True)
+class Fine:
+    """Phase 3, Bayesian: the settings of the winner, which is the first to be tried.
+
+    trials    how many
+    over      dimensions of the space; None: all that the winner's method and optimizer have
+    changes   what its trials have otherwise than the base
+    """
+
+    trials: int = 30
+    over: tuple[str, ...] | None = None
+    changes: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        require_count(self, "trials", 1)
+
+
+@dataclass(frozen=True)
+class Finals:
+    """Phase 4: the best few again, with several seeds, beside methods as they come.
+
+    best        how many of the last phase
+    seeds       of each
+    baselines   methods with their defaults and the base's optimizer
+    changes     what its trials have otherwise than the base
+    """
+
+    best: int = 3
+    seeds: tuple[int, ...] = (0, 1, 2)
+    baselines: tuple[str, ...] = ()
+    changes: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        require_count(self, "best", 1)
+        good = bool(self.seeds) and all(is_whole(seed, 0) for seed in self.seeds)
+        require(good and all_different(self.seeds), self, "seeds", "be different whole numbers of at least 0")
+        for method in self.baselines:
+            named_method(method)
+        require(all_different(self.baselines), self, "baselines", "be different methods")
+
+
+Phase = Choices | Grid | Fine | Finals

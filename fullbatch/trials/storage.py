@@ -1,0 +1,343 @@
+"""Where a search is kept: SQLite or a data base server, which all its workers share; and the plan in it.
+
+Optuna asks two things of a storage that SQLite, as Optuna opens it, does not give: that taking a waiting trial and
+ending a running one look and write in one act.  (A data base server locks the row.)  So every transaction on SQLite
+takes the write lock at its beginning.
+
+The plan is an attribute of a study that has the search's name, so that a worker on another machine needs nothing but
+the storage's name.  The phases are studies of their own beside it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import time
+import warnings
+from collections.abc import Callable, Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, TypeVar
+
+import optuna
+from optuna.exceptions import ExperimentalWarning, StorageInternalError
+from optuna.storages import BaseStorage, RDBStorage
+from optuna.trial import TrialState, create_trial
+
+from fullbatch.config.messages import HIDDEN, listed, nearest, without_password
+from fullbatch.training.run_folder import replace_text
+from fullbatch.trials.checks import first_difference
+from fullbatch.trials.search_plan import SearchPlan, read_search, search_from
+
+T = TypeVar("T")
+LOST_AFTER = 180.0  # seconds without a heartbeat
+BEAT_EVERY = 10.0  # seconds, or less where a worker is soon taken for dead
+PATIENCE = 60.0  # seconds that a storage may be away
+_DRIVERS = {"psycopg2": "postgresql+psycopg2", "psycopg": "postgresql+psycopg"}
+
+
+class StorageAway(ConnectionError):
+    """For longer than anyone waits: a server that is down, a disk that is full or gone."""
+
+
+def open_storage(where: str, lost_after: float = LOST_AFTER) -> BaseStorage:
+    """``where``: the path of an SQLite file, or the URL of a data base.
+
+    lost_after   seconds without a heartbeat after which a worker counts as dead
+    """
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    if not where.strip():
+        raise ValueError("The study's place is empty; it is a file, sqlite:///FILE or postgresql://USER@HOST/NAME.")
+    if "://" not in where:
+        _check_file(Path(where))
+        where = f"sqlite:///{Path(where).absolute()}"
+    return _data_base(where, lost_after)
+
+
+def _check_file(path: Path) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("ab"):
+            pass
+        with path.open("rb") as file:
+            first = file.read(16)
+    except OSError as error:
+        raise ValueError(f"The study cannot be kept in {path}: {error.strerror or error}.") from error
+    if first.startswith(b'{"op_code"'):
+        raise ValueError(
+            f"{path} is a journal file, in which earlier versions kept a search; begin it anew, with its search.yaml "
+            "as --plan and another --name."
+        )
+
+
+def heartbeat_every(storage: BaseStorage) -> float | None:
+    """Seconds; None: the storage has no heartbeats."""
+    lost_after = getattr(storage, "grace_period", None)
+    return None if lost_after is None else min(BEAT_EVERY, lost_after / 6)
+
+
+def patiently(act: Callable[[], T], patience: float = PATIENCE) -> T:
+    """Try again while the storage is away; the act must be one that may be done twice."""
+    until = time.monotonic() + patience
+    pause = 0.1
+    while True:
+        try:
+            return act()
+        except (StorageInternalError, OSError) as error:
+            if time.monotonic() + pause > until:
+                cause = error.__cause__
+                said = " ".join(str(getattr(cause, "orig", None) or cause or error).split()).rstrip(".")
+                raise StorageAway(f"The study's storage was away for {patience:.0f} seconds: {said}.") from error
+        time.sleep(pause)
+        pause = min(2 * pause, 5.0)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# data bases
+
+
+def _data_base(url: str, lost_after: float) -> BaseStorage:
+    from sqlalchemy.engine import make_url
+    from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, SQLAlchemyError
+
+    try:
+        shown, parts = without_password(url), make_url(url)
+        kind = parts.get_backend_name()
+    except (ArgumentError, ValueError) as error:
+        raise ValueError(
+            f"{without_password(url)!r} is not a URL of a data base; one is postgresql://USER:PASSWORD@HOST/NAME."
+        ) from error
+    if parts.host and "@" in f"{parts.host}{parts.database}":
+        raise ValueError(f"{shown}: in a password write %40 for an @.")
+    logging.getLogger("alembic").setLevel(logging.WARNING)
+    for wait in (0.05, 0.2, 0.5, 1.0, 2.0, None):
+        try:
+            return _opened(url, kind, lost_after)
+        except (NoSuchModuleError, ImportError) as error:
+            raise ValueError(f"{shown}: {_without_driver(kind)}") from error
+        except (SQLAlchemyError, StorageInternalError, RuntimeError) as error:
+            cause = error if isinstance(error, SQLAlchemyError) else error.__cause__
+            said = str(cause.orig) if isinstance(cause, DBAPIError) else str(cause or error)
+            if wait is None or not _of_two_at_once(cause, said):
+                raise ValueError(f"The study's data base {shown} cannot be used: {' '.join(said.split())}") from error
+            time.sleep(wait)
+    raise AssertionError("unreachable")
+
+
+def _opened(url: str, kind: str, lost_after: float) -> RDBStorage:
+    options: dict[str, Any] = {"pool_pre_ping": True}
+    if kind == "sqlite":
+        options = {"connect_args": {"timeout": PATIENCE}}
+    if kind == "postgresql":
+        url, options = _with_driver(url), {**options, "connect_args": {"connect_timeout": 10}}
+    grace = max(1, round(lost_after))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ExperimentalWarning)
+        storage = RDBStorage(url, options, heartbeat_interval=max(1, grace // 6), grace_period=grace)
+    if kind == "sqlite":
+        _lock_at_the_beginning(storage)
+    return storage
+
+
+def _lock_at_the_beginning(storage: RDBStorage) -> None:
+    from sqlalchemy import event
+
+    def connected(connection: Any, record: object) -> None:
+        connection.isolation_level = None  # sqlite3 must not begin by itself
+
+    def begun(connection: Any) -> None:
+        connection.exec_driver_sql("BEGIN IMMEDIATE")
+
+    event.listen(storage.engine, "connect", connected)
+    event.listen(storage.engine, "begin", begun)
+    storage.engine.dispose()  # connections from before do not know
+
+
+def _of_two_at_once(error: BaseException | None, said: str) -> bool:
+    """Two processes that make the tables at the same time: one of them has to look again."""
+    from sqlalchemy.exc import IntegrityError
+
+    return isinstance(error, IntegrityError) or "already exists" in said or "locked" in said
+
+
+def _with_driver(url: str) -> str:
+    """SQLAlchemy's default driver has changed over its versions; take the one that is installed."""
+    scheme, rest = url.split("://", 1)
+    if scheme != "postgresql":
+        return url
+    for module, named in _DRIVERS.items():
+        if find_spec(module) is not None:
+            return f"{named}://{rest}"
+    raise ImportError("psycopg2")
+
+
+def _without_driver(kind: str) -> str:
+    match kind:
+        case "postgresql":
+            return "the driver is missing: pip install 'fullbatch[postgresql]'."
+        case "postgres":
+            return "write postgresql:// in place of postgres://."
+        case _:
+            return f"there is no driver for {kind!r} here; known are sqlite:///FILE and postgresql://…"
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# the plan in the storage
+
+PLAN = "plan"
+
+
+def keep_plan(storage: BaseStorage, plan: SearchPlan) -> SearchPlan:
+    """Put it there; one that is there already must be the same, or trials of two searches would be mixed.  The one that
+    is there: what does not touch the results may differ.
+
+    Of several who bring a plan at once the first counts.  An attribute has the last writer's value, but trials are
+    numbered in the order in which they were made: so each makes one that says its plan, and the lowest number is it.
+    """
+    study = patiently(lambda: optuna.create_study(storage=storage, study_name=plan.name, load_if_exists=True))
+    if PLAN not in study.user_attrs:
+        ours = create_trial(state=TrialState.FAIL, user_attrs={PLAN: json.dumps(plan.as_dict(), sort_keys=True)})
+        patiently(lambda: study.add_trial(ours))
+        brought = [trial for trial in patiently(study.get_trials) if PLAN in trial.user_attrs]
+        first = min(brought, key=lambda trial: trial.number).user_attrs[PLAN]
+        patiently(lambda: study.set_user_attr(PLAN, first))
+    kept = kept_plan(storage, plan.name)
+    if change := difference(kept, plan):
+        raise ValueError(
+            f"The search {plan.name!r} was begun with another plan ({change}). Go on with `--resume`, or give this one "
+            "another --name."
+        )
+    return kept
+
+
+def difference(before: SearchPlan, now: SearchPlan) -> str:
+    """The first, in words; "" where the two make the same trials."""
+    return first_difference(_telling(before), _telling(now))
+
+
+def _telling(plan: SearchPlan) -> dict[str, Any]:
+    """The plan without what does not touch the results: how a run is written down, and who loads its data."""
+    values = plan.as_dict()
+    base = {group: fields for group, fields in values["base"].items() if group != "run"}
+    if isinstance(data := base.get("data"), Mapping):
+        base["data"] = {name: value for name, value in data.items() if name != "workers"}
+    return {**values, "base": base}
+
+
+def kept_plan(storage: BaseStorage, name: str | None) -> SearchPlan:
+    """By its name; without one, the only one there is."""
+    there = searches_in(storage)
+    if name is None and len(there) == 1:
+        name = there[0]
+    if name is None:
+        raise ValueError(
+            f"The storage holds the searches {listed(there)}; say which with --name."
+            if there
+            else "There is no search in this storage yet; bring one with --plan or --recipe."
+        )
+    if name not in there:
+        known = f" It holds {listed(there)}." if there else " It holds none; bring a plan with --plan or --recipe."
+        raise ValueError(f"There is no search {name!r} in this storage{nearest(name, there)}{known}")
+    study = patiently(lambda: optuna.load_study(storage=storage, study_name=name))
+    return search_from(json.loads(study.user_attrs[PLAN]))
+
+
+def searches_in(storage: BaseStorage) -> list[str]:
+    found = patiently(lambda: optuna.get_all_study_summaries(storage, include_best_trial=False))
+    return sorted(one.study_name for one in found if PLAN in one.user_attrs)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# A search's folder: which storage it belongs to, wherever it is looked at from and wherever it is moved to.  Its own
+# data base needs no word.  Another storage is named in storage.txt, so that the folder goes on with that one and no
+# other: by a path from the root, and without its password.
+
+PLAN_FILE, STUDY, STORAGE = "search.yaml", "study.db", "storage.txt"
+_JOURNAL = "study.journal"  # of earlier versions
+_SQLITE_FILE = re.compile(r"(sqlite(?:\+\w+)?:///)(?!file:|:memory:)([^?]+)(.*)")
+
+
+def storage_of(folder: Path, given: str | None) -> str:
+    """The folder's, once it has one; until then the one that is ``given``, else a data base of its own."""
+    own = str(folder / STUDY)
+    if not (folder / PLAN_FILE).is_file():
+        return own if given is None else absolute(given)
+    kept = _kept(folder)
+    if kept is None and (folder / _JOURNAL).is_file():
+        raise ValueError(
+            f"{folder} holds a search of an earlier version ({_JOURNAL}), which cannot be gone on with; begin it anew "
+            f"with --plan {folder / PLAN_FILE} and another --name."
+        )
+    if given is None:
+        if kept is not None and HIDDEN in kept:
+            raise ValueError(
+                f"{folder} goes on with the storage {kept}; give it again, with its password: --study URL."
+            )
+        return kept or own
+    if _bare(absolute(given)) != _bare(absolute(own) if kept is None else kept):
+        raise ValueError(
+            f"{folder} belongs to the storage {kept or own}, and --study names {without_password(given)}; leave --study"
+            " out, or take another --name or --searches."
+        )
+    return own if kept is None else absolute(given)
+
+
+def remember(folder: Path, storage: str) -> None:
+    """Where the storage is another one than the folder's own."""
+    if absolute(storage) != absolute(str(folder / STUDY)):
+        replace_text(folder / STORAGE, without_password(absolute(storage)) + "\n")
+
+
+def plan_to_go_on_with(folder: Path, storage: str) -> SearchPlan:
+    """The one in the storage, which search.yaml says as well."""
+    written = search_from(read_search(folder / PLAN_FILE))
+    shown = without_password(storage)
+    missing = (
+        f"{folder} belongs to the storage {shown}, which has no search {written.name!r}{{}}. If the storage was moved, "
+        f"put it back or correct {folder / STORAGE}; else begin anew with --plan {folder / PLAN_FILE} and another "
+        "--name."
+    )
+    file = _file_of(storage)
+    if file is not None and not file.is_file():
+        raise ValueError(missing.format(": there is no such file"))
+    opened = open_storage(storage)
+    there = searches_in(opened)
+    if written.name not in there:
+        raise ValueError(missing.format(f" (it has {listed(there)})" if there else " and no other"))
+    plan = kept_plan(opened, written.name)
+    if change := difference(plan, written):
+        raise ValueError(
+            f"{folder / PLAN_FILE} was changed after the search began: {change}. A search keeps its plan: undo that, "
+            f"or begin another with --plan {folder / PLAN_FILE} --name ANOTHER."
+        )
+    return plan
+
+
+def _kept(folder: Path) -> str | None:
+    file = folder / STORAGE
+    return file.read_text(encoding="utf-8").strip() if file.is_file() else None
+
+
+def absolute(storage: str) -> str:
+    """A file by its path from the root.
+
+    >>> absolute("postgresql://me@host/db"), absolute("sqlite:////a/b.db?timeout=3")
+    ('postgresql://me@host/db', 'sqlite:////a/b.db?timeout=3')
+    """
+    if "://" not in storage:
+        return str(Path(storage).absolute())
+    found = _SQLITE_FILE.fullmatch(storage)
+    return storage if found is None else f"{found[1]}{Path(found[2]).absolute()}{found[3]}"
+
+
+def _file_of(storage: str) -> Path | None:
+    if "://" not in storage:
+        return Path(storage)
+    found = _SQLITE_FILE.fullmatch(storage)
+    return None if found is None else Path(found[2])
+
+
+def _bare(storage: str) -> str:
+    """Without a password, whether there was one or not."""
+    return without_password(storage).replace(f":{HIDDEN}@", "@")

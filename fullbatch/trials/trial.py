@@ -1,0 +1,328 @@
+"""One trial of a search: a run whose evaluations are reported, and which may be ended early for what they say.
+
+trial.json in the run's folder has every evaluation and what followed from it, and at the end how the trial ended.  A
+trial whose process dies goes on from there, in another process, and ends as if nothing had happened: what was decided
+stays decided, even if by now the pruner would say otherwise.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import logging
+import shutil
+import sys
+import traceback
+from collections.abc import Callable, Collection, Sequence
+from contextlib import nullcontext, suppress
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from fullbatch import distributed
+from fullbatch.assembly import pick_device
+from fullbatch.config.run import RunConfig
+from fullbatch.config.tree import to_dict
+from fullbatch.data.loader import open_pool
+from fullbatch.evaluation.metric_names import Metric, worst_of
+from fullbatch.evaluation.tasks import check_tasks, tasks_of
+from fullbatch.models.build import build_model
+from fullbatch.training import checkpoint
+from fullbatch.training.interruption import Abandoned
+from fullbatch.training.run_folder import LOCK, Folder, alone_in, read_lines, replace_text
+from fullbatch.training.stages import cost_of
+from fullbatch.training.trainer import Diverged
+from fullbatch.training_run import Evaluated, train
+from fullbatch.trials.checks import first_difference
+from fullbatch.trials.processes import OUTPUT
+from fullbatch.trials.slots import Score, Status, Take
+
+log = logging.getLogger("fullbatch")
+
+FILE = "trial.json"
+
+
+class CannotWork(ValueError):
+    """Nothing is wrong with the trial, but this machine cannot train it: a disk is full or gone, there is no GPU."""
+
+
+Verdict = Literal["", "pruned", "stopped"]  # of an evaluation; "": the run goes on
+
+# Told the number of an evaluation, from 1, and its value; whether the trial is to be pruned there.
+Report = Callable[[int, float], bool]
+
+
+@dataclass(frozen=True)
+class Look:
+    """One evaluation, after ``seconds`` of training, and what followed from it."""
+
+    step: int
+    seconds: float
+    values: tuple[float, ...]
+    verdict: Verdict = ""
+
+
+def run_trial(
+    config: RunConfig,
+    metrics: Sequence[Metric],
+    report: Report = lambda number, value: False,
+    patience: int | None = None,
+    take: Take = "best",
+    lost: Callable[[], bool] = lambda: False,
+    stopping: Callable[[], bool] = lambda: False,
+) -> Score:
+    """Train in the folder that ``config`` names, going on where it stands.  On several ranks, all call it.
+
+    report     is told each evaluation, those that the folder has already first; only with a single metric
+    patience   evaluations without a better one after which the run ends; None: it never does for that
+    take       which evaluation's values are the trial's
+    lost       asked every few steps: whether the trial was given to another process; then ``Abandoned`` is raised
+    stopping   likewise: whether this process was told to stop; of a trial that is over it is not asked any more
+
+    ``Interrupted`` goes through, as does what ``report`` raises: the trial has not ended then.  Nor has it when
+    ``CannotWork`` is raised.
+    """
+    assert config.run.name, "a trial has a folder of its own"
+    config = replace(config, run=replace(config.run, keep=1))
+    try:
+        device = pick_device(config)
+    except ValueError as error:
+        raise CannotWork(str(error)) from None
+    with distributed.ranks(device) as world:
+        first, folder = world.rank == 0, Folder.of(config)
+        trial = _Trial(config, folder, metrics, report, patience, take, lost, stopping, first)
+        with alone_in(folder.path, trial.given_up) if first else nullcontext():
+            score: Score | None = distributed.from_first_rank(distributed.together(trial.open))
+            trial.check_ours(trial.given_up)
+            if score is None:
+                found: Score | CannotWork = distributed.from_first_rank(trial.go_on())
+                trial.check_ours(lost)
+                if isinstance(found, CannotWork):
+                    raise found
+                score = found
+            distributed.together(lambda: trial.close(score))
+            return score
+
+
+@dataclass
+class _Trial:
+    config: RunConfig
+    folder: Folder
+    metrics: Sequence[Metric]
+    report: Report
+    patience: int | None
+    take: Take
+    lost: Callable[[], bool]
+    stopping: Callable[[], bool]
+    first: bool
+    looks: list[Look] = field(default_factory=list)
+    untold: Exception | None = None  # what the report raised
+
+    # -- before and after -------------------------------------------------------------------------------------------
+
+    def open(self) -> Score | None:
+        """Read what is there and report it; the score, if the trial had ended already or cannot be reported."""
+        if not self.first:
+            return None
+        self._clear_if_another()
+        self.looks, score = _read(self.folder.path / FILE)
+        try:
+            for number, look in enumerate(self.looks, 1):
+                self._tell(number, look.values)  # whatever the answer: what was decided stays decided
+        except OSError as error:
+            return self._score("failed", str(error))
+        killed = self.looks and self.looks[-1].verdict == "pruned"  # before it could say so
+        return self._score() if score is None and killed else score
+
+    def _clear_if_another(self) -> None:
+        """A run that was begun with other settings, by a search that is gone, is nothing to go on with."""
+        if not self.folder.config.is_file():
+            return
+        try:
+            change = first_difference(to_dict(self.folder.read_config()), to_dict(self.config))
+        except ValueError as error:
+            change = str(error)
+        if change:
+            log.warning("%s is trained anew: it is of another trial (%s)", self.folder.path, change)
+            clear(self.folder.path, but=[OUTPUT])  # where this process writes just now
+
+    def given_up(self) -> bool:
+        return self.lost() or self.stopping()
+
+    def check_ours(self, lost: Callable[[], bool]) -> None:
+        """Whether it is for us to go on with the trial or to end it, and can be told."""
+        untold, given_away = distributed.any_rank(self.untold is not None, lost())
+        if untold:
+            raise self.untold or Abandoned(f"The first rank could not report on {self.folder.path}.")
+        if given_away:
+            raise Abandoned(f"The trial in {self.folder.path} is left to another process.")
+
+    def close(self, score: Score) -> None:
+        """Write the score, but for a failure, which another try may not meet; then drop what nobody needs again."""
+        if not self.first:
+            return
+        if score.status == "failed":
+            (self.folder.path / FILE).unlink(missing_ok=True)
+        else:
+            self._write(score)
+        kept = self._counting() if score.status in ("done", "stopped") else None
+        for path in self.folder.checkpoints.glob("*"):
+            if path != kept:
+                shutil.rmtree(path, ignore_errors=True)
+
+    def _counting(self) -> Path | None:
+        """The checkpoint of the evaluation that counts; of a trial that was not measured, the last one."""
+        there = checkpoint.checkpoints(self.folder.checkpoints)
+        if self.take == "best" and self.looks:
+            best = checkpoint.folder_of(self.folder.checkpoints, self.looks[self._best(self.looks)].step)
+            there = [best] if best in there else there
+        return there[-1] if there else None
+
+    def _write(self, score: Score | None = None) -> None:
+        said = {"evaluations": list(map(asdict, self.looks)), "score": None if score is None else score.as_dict()}
+        replace_text(self.folder.path / FILE, json.dumps(said, indent=1))
+
+    # -- training ---------------------------------------------------------------------------------------------------
+
+    def go_on(self) -> Score | CannotWork:
+        """From wherever it stands to its end."""
+        forget_earlier_runs()
+        place = distributed.from_first_rank(self.folder.begun if self.first else None)
+        try:
+            train(self.config, place, self.watch, command="train", abandoned=self.given_up)
+            return self._score()
+        except Diverged as error:
+            return self._score("diverged", str(error))
+        except (torch.OutOfMemoryError, MemoryError) as error:
+            return self._score("failed", out_of_memory(error))
+        except ValueError as error:
+            unseen = _unseen(self.config)
+            return CannotWork(f"{self.folder.path}: {unseen}") if unseen else self._score("failed", str(error))
+        except OSError as error:
+            return CannotWork(f"{self.folder.path}: {error}")
+        except RuntimeError as error:
+            if "CUDA" in str(error):
+                raise  # the device is of no use to this process any more; another one will try
+            traceback.print_exc()
+            return self._score("failed", f"{type(error).__name__}: {' '.join(str(error).split())[:300]}")
+
+    def watch(self, seen: Evaluated) -> bool:
+        """Whether the run ends here.  An evaluation that is done again, after a kill, keeps what followed from it."""
+        if not self.first or not seen.parts.stages.trained(seen.step):
+            return False
+        if self.lost():
+            raise OSError("The trial was given to another process.")  # so that this evaluation is not noted as done
+        look = next((look for look in self.looks if look.step == seen.step), None)
+        if look is None:
+            results = seen.measured.as_dict()
+            values = tuple(metric.of(results, seen.seconds) for metric in self.metrics)
+            last = seen.step == seen.parts.stages.total
+            look = Look(seen.step, seen.seconds, values)
+            look = replace(look, verdict=self._verdict(look, last))
+            self.looks.append(look)
+            self._write()
+        place = self.looks.index(look)
+        if self.take == "best" and self._best(self.looks[: place + 1]) == place:
+            seen.keep()
+        return bool(look.verdict)
+
+    def _verdict(self, look: Look, last: bool) -> Verdict:
+        """At its last step a run has ended, whatever anyone says."""
+        pruned = self._tell(len(self.looks) + 1, look.values)
+        if last:
+            return ""
+        if pruned:
+            return "pruned"
+        looks = [*self.looks, look]
+        waited = len(looks) - 1 - self._best(looks)
+        return "stopped" if self.patience is not None and waited >= self.patience else ""
+
+    def _tell(self, number: int, values: tuple[float, ...]) -> bool:
+        """A study of several metrics knows no intermediate values."""
+        if len(values) > 1:
+            return False
+        try:
+            return bool(self.report(number, values[0]))
+        except Exception as error:
+            self.untold = error
+            raise OSError(f"The evaluation could not be reported: {error}") from error
+
+    # -- the score --------------------------------------------------------------------------------------------------
+
+    def _best(self, looks: Sequence[Look]) -> int:
+        """By the first metric that is measured: the first one that none beats."""
+        which = next((place for place, metric in enumerate(self.metrics) if metric.parts), None)
+        if which is None:
+            return len(looks) - 1
+        sign = -1.0 if self.metrics[which].maximise else 1.0
+        return min(range(len(looks)), key=lambda place: sign * looks[place].values[which])
+
+    def _score(self, status: Status | None = None, error: str = "") -> Score:
+        """Of other ranks than the first it says nothing."""
+        lines = read_lines(self.folder.metrics) if self.folder.metrics.is_file() else []
+        trained = [float(line.get("seconds") or 0.0) for line in lines if "kind" not in line]
+        seconds = max([*trained[-1:], *(look.seconds for look in self.looks[-1:])], default=0.0)
+        stages = cost_of(lines, distributed.world().size)["stages"]
+        hours = sum(stage["device_hours"] for stage in stages)
+        seen = tuple((number, look.values) for number, look in enumerate(self.looks, 1))
+        if status is None:
+            status = self.looks[-1].verdict or "done" if self.looks else "done"
+        return Score(status, self._values(status, seconds), seconds, hours, error, seen)
+
+    def _values(self, status: Status, seconds: float) -> tuple[float, ...] | None:
+        if status == "failed" or not self.first:
+            return None
+        if status == "diverged":
+            return worst_of(self.metrics)
+        if not self.looks:
+            return tuple(metric.of({"results": []}, seconds) for metric in self.metrics)
+        best = self.take == "best" and status != "pruned"
+        return self.looks[self._best(self.looks) if best else -1].values
+
+
+def out_of_memory(error: Exception) -> str:
+    advice = "; the same gradient in less memory: --micro-batch, and fewer runs side by side: --jobs"
+    return str(error).split(".")[0] + advice
+
+
+def clear(run: Path, but: Collection[str] = ()) -> None:
+    """All but the lock, which is the caller's, and the files of these names."""
+    for path in run.iterdir():
+        if path.is_dir():
+            shutil.rmtree(path)
+        elif path.name != LOCK and path.name not in but:
+            path.unlink()
+
+
+def forget_earlier_runs() -> None:
+    gc.collect()
+    if "torch._dynamo" in sys.modules:
+        torch._dynamo.reset()  # else a later model would meet the limit on recompilations
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+    with suppress(OSError):  # Linux: the high-water mark falls to what is held now
+        Path("/proc/self/clear_refs").write_text("5")
+
+
+def _unseen(config: RunConfig) -> str:
+    """Which of the things that every trial needs this machine does not have, though it had when the search began."""
+    model = config.model
+    try:
+        open_pool(replace(config.data, data_share=1.0))
+        check_tasks(tasks_of(config))
+        if model.pretrained or model.image_weights or model.text_weights:
+            build_model(model, config.data.image_size)
+    except (ValueError, OSError) as error:
+        return str(error)
+    return ""
+
+
+def _read(path: Path) -> tuple[list[Look], Score | None]:
+    if not path.is_file():
+        return [], None
+    said: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    looks = [Look(**{**one, "values": tuple(one["values"])}) for one in said["evaluations"]]
+    return looks, None if said["score"] is None else Score.read(said["score"])

@@ -1,0 +1,347 @@
+"""The queue in one process: order, retries, endings; who is taken for dead, and who is not."""
+
+import os
+import subprocess
+import sys
+import time
+from dataclasses import asdict
+from datetime import datetime, timedelta
+
+import optuna
+import pytest
+from optuna.samplers import TPESampler
+from optuna.storages import InMemoryStorage
+from optuna.trial import TrialState
+
+from fullbatch.trials.processes import Identity, is_gone, this_process
+from fullbatch.trials.queue import MOST_DEATHS, WORKER, SlotQueue
+from fullbatch.trials.samplers import SLOT
+from fullbatch.trials.slots import Score, Slot
+from fullbatch.trials.storage import heartbeat_every, open_storage
+
+
+class World:
+    """One storage, a clock, and who is dead."""
+
+    def __init__(self, slots=3, directions=("maximize",), storage=None):
+        self.storage = storage or InMemoryStorage()
+        self.slots = [Slot(number, {"c": "b"}) for number in range(slots)]
+        self.directions, self.now, self.dead = list(directions), 0.0, set()
+
+    def queue(self, name="one", **more):
+        return SlotQueue(
+            self.storage,
+            "study",
+            self.directions,
+            self.slots,
+            worker=Identity("here", 1, "now", name),
+            is_gone=lambda identity: identity.name in self.dead,
+            clock=lambda: datetime.now() + timedelta(seconds=self.now),
+            **more,
+        )
+
+
+def sampler(slot):
+    return TPESampler(seed=slot.number, n_startup_trials=2)
+
+
+def choose(trial):
+    return {"x": trial.suggest_float("x", 0, 1), "c": trial.suggest_categorical("c", ["a", "b"])}
+
+
+def taken(queue):
+    lease = queue.take(sampler)
+    assert lease is not None
+    return lease
+
+
+def test_slots_end_in_their_order():
+    queue = World().queue()
+    for number in range(3):
+        assert not queue.complete
+        lease = taken(queue)
+        params = lease.begin(choose)
+        assert params["c"] == "b", "what the slot has is not left to the sampler"
+        assert [(one.slot.number, one.params, one.worker) for one in queue.progress()[1]] == [(number, params, "one")]
+        assert lease.end(Score("done", (params["x"],), 2.0, 0.5, evaluations=((1, (0.0,)), (2, (params["x"],)))))
+    assert queue.complete and queue.take(sampler) is None and not queue.progress()[1]
+    found = queue.ended()[2]
+    assert (found.status, found.values, found.params) == ("done", (params["x"],), params)
+    assert (found.seconds, found.device_hours, found.attempts) == (2.0, 0.5, 1)
+    assert found.evaluations == ((1, (0.0,)), (2, (params["x"],)))
+    assert len(queue.study.trials) == 3
+
+
+def test_killed_and_resumed_it_tries_the_same():
+    def search(die):
+        world, tried = World(slots=8), []
+        queue = world.queue("0")
+        while not queue.complete:
+            lease = taken(queue)
+            if len(tried) in die:  # once before it has chosen, once after
+                die.discard(len(tried))
+                if len(tried) % 2:
+                    lease.begin(choose)
+                world.dead.add(queue.worker.name)
+                queue = world.queue(f"{len(world.dead)}")
+                continue
+            params = lease.begin(choose)
+            tried.append(params)
+            assert lease.end(Score("done", (params["x"],)))
+        return tried
+
+    assert search({2, 3, 6, 7}) == search(set())
+
+
+@pytest.mark.parametrize(
+    ("status", "values", "state", "kept", "directions"),
+    [
+        ("done", [0.5], TrialState.COMPLETE, (0.5,), 1),
+        ("stopped", [0.5], TrialState.COMPLETE, (0.5,), 1),
+        ("pruned", [0.25], TrialState.PRUNED, (0.25,), 1),
+        ("diverged", [0.0], TrialState.COMPLETE, (0.0,), 1),
+        ("diverged", None, TrialState.PRUNED, None, 1),
+        ("failed", None, TrialState.FAIL, None, 1),
+        ("done", [0.5, 2.0], TrialState.COMPLETE, (0.5, 2.0), 2),
+        ("diverged", [0.0, 9.0], TrialState.COMPLETE, (0.0, 9.0), 2),
+        ("diverged", None, TrialState.FAIL, None, 2),
+        ("failed", None, TrialState.FAIL, None, 2),
+    ],
+)
+def test_endings(status, values, state, kept, directions):
+    queue = World(1, ["maximize", "minimize"][:directions]).queue()
+    lease = taken(queue)
+    lease.begin(choose)
+    lease.report(1, 0.25)
+    assert lease.end(Score(status, values, error="why"))
+    (found,) = queue.ended()
+    assert (found.status, found.values, found.error, found.attempts) == (status, kept, "why", 1)
+    assert found.number == 0 and queue.study.trials[0].state is state
+    assert queue.complete and queue.take(sampler) is None
+    with pytest.raises(AssertionError):
+        lease.end(Score(status, values))
+
+
+def test_a_value_that_is_no_number_is_a_divergence():
+    queue = World(1).queue()
+    lease = taken(queue)
+    lease.begin(choose)
+    assert lease.end(Score("done", (float("nan"),)))
+    assert (queue.ended()[0].status, queue.ended()[0].values) == ("diverged", None)
+
+
+def test_let_go_it_is_no_death():
+    queue = World(1).queue()
+    for attempt in range(1, 6):
+        lease = taken(queue)
+        assert lease.attempt == attempt
+        params = lease.begin(choose)
+        if attempt == 5:
+            assert lease.end(Score("done", (1.0,)))
+        elif attempt % 2:
+            lease.release()
+        else:
+            with pytest.raises(KeyboardInterrupt), lease:
+                raise KeyboardInterrupt
+    (found,) = queue.ended()
+    assert (found.status, found.attempts, found.params) == ("done", 5, params)
+
+
+def test_after_too_many_deaths_it_has_failed():
+    world = World(2)
+    for death in range(MOST_DEATHS):
+        lease = taken(world.queue(f"victim {death}"))
+        assert (lease.slot.number, lease.attempt) == (0, death + 1)
+        lease.begin(choose)
+        world.dead.add(f"victim {death}")
+    queue = world.queue(last_line=lambda slot: f"KeyError: 'slot {slot.number}'")
+    lease = taken(queue)
+    assert lease.slot.number == 1
+    (found,) = queue.ended()
+    assert (found.status, found.attempts, found.values) == ("failed", MOST_DEATHS, None)
+    assert f"died {MOST_DEATHS} times (out of memory? its output ends with: KeyError: 'slot 0')" in found.error
+
+
+@pytest.mark.parametrize(("lost_after", "every"), [(180.0, 10.0), (30.0, 5.0), (6.0, 1.0)])
+def test_who_is_soon_taken_for_dead_says_often_that_it_lives(tmp_path, lost_after, every):
+    assert heartbeat_every(open_storage(str(tmp_path / "study.db"), lost_after)) == pytest.approx(every)
+
+
+def test_two_who_find_a_death_try_again_once():
+    world = World(1)
+    taken(world.queue("victim")).begin(choose)
+    one, two = world.queue("one"), world.queue("two")
+    world.dead.add("victim")
+    first = taken(one)
+    assert two.take(sampler) is None
+    assert (first.slot.number, first.attempt) == (0, 2)
+
+
+def test_who_was_taken_for_dead_changes_nothing():
+    for late in ("begin", "report", "beat", "end", "fail", "release"):
+        world = World(1)
+        lease = taken(world.queue("sleeper"))
+        if late != "begin":
+            lease.begin(choose)
+        world.dead.add("sleeper")
+        queue = world.queue()
+        other = taken(queue)
+        match late:
+            case "begin":
+                assert lease.begin(choose) is None
+            case "report":
+                assert lease.report(1, 0.5) is False
+            case "beat":
+                lease.beat()
+            case "end":
+                assert not lease.end(Score("done", (7.0,)))
+            case "fail":
+                assert not lease.end(Score("failed", error="late"))
+            case "release":
+                lease.release()
+        assert lease.lost
+        other.begin(choose)
+        assert other.end(Score("done", (1.0,)))
+        assert [found.values for found in queue.ended()] == [(1.0,)]
+
+
+def test_a_sign_of_life_is_enough(tmp_path):
+    storage = open_storage(str(tmp_path / "study.db"), lost_after=1.0)
+    lease = taken(World(1, storage=storage).queue("elsewhere"))
+    queue = World(1, storage=storage).queue()
+    for _ in range(3):
+        time.sleep(1.0)
+        queue.fail_dead()
+    assert not queue.study.trials[0].state.is_finished() and not lease.lost
+    lease._over.set()  # no heartbeats any more
+    time.sleep(3.0)
+    queue.fail_dead()
+    assert queue.study.trials[0].state is TrialState.FAIL
+
+
+def test_a_trial_taken_by_nobody_knows_whom():
+    """Its process died before it wrote its name; that is no death of the slot's."""
+    world = World(1)
+    for _ in range(MOST_DEATHS + 1):
+        queue = world.queue()
+        queue.study.enqueue_trial({"c": "b"}, user_attrs={SLOT: 0, "attempt": 1, "given": {"c": "b"}})
+        stray = queue.study.ask()
+        assert queue.take(sampler) is None
+        world.now += 31.0
+        queue.fail_dead()
+        assert queue.study.trials[stray.number].state is TrialState.FAIL
+        world.now = 0.0
+    lease = taken(queue)
+    assert lease.attempt == 1
+
+
+def test_a_trial_without_a_slot_is_put_away():
+    world = World(1)
+    queue = world.queue()
+    stray = queue.study.ask()
+    lease = taken(queue)
+    assert lease.slot.number == 0
+    world.now += 31.0
+    queue.fail_dead()
+    assert queue.study.trials[stray.number].state is TrialState.FAIL
+    lease.begin(choose)
+    assert lease.end(Score("done", (1.0,)))
+    assert len(queue.ended()) == 1
+
+
+def test_made_twice_the_first_counts():
+    world = World(1)
+    queue = world.queue()
+    for _ in range(3):
+        queue.study.enqueue_trial({"c": "b"}, user_attrs={SLOT: 0, "attempt": 1, "given": {"c": "b"}})
+    lease = taken(queue)
+    assert lease.trial.number == 0
+    assert world.queue("two").take(sampler) is None
+    lease.begin(choose)
+    lease.end(Score("done", (1.0,)))
+    assert queue.take(sampler) is None and len(queue.ended()) == 1
+
+
+def test_who_was_taken_for_dead_notices_by_itself(monkeypatch):
+    monkeypatch.setattr("fullbatch.trials.queue.BEAT_EVERY", 0.001)
+    queue = World(1).queue()
+    lease = taken(queue)
+    queue.study.tell(0, state=TrialState.FAIL)  # as somebody else would
+    deadline = time.monotonic() + 60
+    while not lease.lost:
+        assert time.monotonic() < deadline
+
+
+def test_another_direction_is_another_search():
+    world = World(1)
+    world.queue()
+    world.directions = ["minimize"]
+    with pytest.raises(ValueError, match="another name"):
+        world.queue()
+
+
+def test_dead_attempts_do_not_compete():
+    """A lost attempt's evaluations would count twice in a pruner that looks at all trials."""
+    world = World(4)
+    pruner = optuna.pruners.SuccessiveHalvingPruner(min_resource=1, reduction_factor=2)
+    for name in ("a", "b"):
+        lost = taken(world.queue(name, pruner=pruner))
+        lost.begin(choose)
+        lost.report(1, 0.9)
+        world.dead.add(name)
+    queue = world.queue("c", pruner=pruner)
+    lease = taken(queue)
+    lease.begin(choose)
+    assert not lease.report(1, 0.9)
+    lease.end(Score("done", (0.9,)))
+    lease = taken(queue)
+    lease.begin(choose)
+    assert lease.report(1, 0.5)
+    lease.end(Score("pruned", (0.5,)))
+    lease = taken(queue)
+    lease.begin(choose)
+    assert lease.report(1, 0.8), "half of three is one"
+    lease.end(Score("pruned", (0.8,)))
+    lease = taken(queue)
+    lease.begin(choose)
+    assert not lease.report(1, 0.85), "half of four is two; with the dead ones it would be the fourth of six"
+    lease.end(Score("done", (0.85,)))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# processes
+
+
+def test_a_process_is_known_by_more_than_its_number():
+    me = this_process()
+    assert me.pid == os.getpid() and not is_gone(me)
+    assert Identity.read(asdict(me)) == me and Identity.read(None) is None
+    assert is_gone(Identity(me.place, me.pid, "before", "reused")), "the number was used again"
+    assert not is_gone(Identity("another machine", me.pid, "before", "far")), "nobody can know"
+    assert not is_gone(Identity("", me.pid, "", "?"))
+
+
+def test_a_process_that_ended_is_gone_before_its_parent_asks():
+    code = """
+from fullbatch.trials.processes import this_process
+print(*vars(this_process()).values(), sep="|", flush=True)
+input()"""
+    process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    place, pid, began, name = process.stdout.readline().strip().split("|")
+    child = Identity(place, int(pid), began, name)
+    assert not is_gone(child)
+    process.kill()
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # dead, and still in the table
+    assert is_gone(child)
+    process.communicate()
+    assert is_gone(child)
+
+
+def test_the_holders_name_is_kept():
+    world = World(1)
+    queue = SlotQueue(world.storage, "study", ["maximize"], world.slots)
+    with taken(queue) as lease:
+        assert Identity.read(queue.study.trials[0].user_attrs[WORKER]) == this_process()
+        assert queue.progress()[1][0].worker.endswith(f":{os.getpid()}")
+        lease.begin(choose)
+        assert lease.end(Score("done", (1.0,)))
