@@ -44,7 +44,7 @@ from torch.utils.data import Dataset
 
 from fullbatch.config.data import Data
 from fullbatch.data.images import TrainTransform
-from fullbatch.data.loader import Batch, TrainingBatches, load, open_pool
+from fullbatch.data.loader import LoadedBatch, TrainingBatches, load, open_pool
 from fullbatch.models.tokenizers import clip_tokenizer
 
 SHARDS = 8
@@ -101,12 +101,12 @@ def write_shards(folder: Path, samples: int) -> float:
 
 
 @dataclass(frozen=True)
-class Normalised(Dataset[Batch]):
+class Normalised(Dataset[LoadedBatch]):
     """Our batches as open_clip's loader gives them: float, normalised in the worker."""
 
     batches: TrainingBatches
 
-    def __getitem__(self, step: int) -> Batch:
+    def __getitem__(self, step: int) -> LoadedBatch:
         batch = self.batches[step]
         mean, std = (
             255.0 * torch.tensor(values).view(3, 1, 1)

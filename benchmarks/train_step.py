@@ -46,7 +46,7 @@ from fullbatch.config.model import Model
 from fullbatch.config.run import RunConfig
 from fullbatch.config.training import RunFolder, Training
 from fullbatch.data.images import TrainTransform
-from fullbatch.data.loader import Batch, Pool, TrainingBatches
+from fullbatch.data.loader import LoadedBatch, SamplePool, TrainingBatches
 from fullbatch.data.order import Order
 from fullbatch.data.sample import RawSample
 from fullbatch.models.build import build_model
@@ -79,13 +79,13 @@ class Nothing:
         raise AssertionError("the batches lie on the device")
 
 
-def random_batches(model: TwoTowers, size: int, device: torch.device) -> list[Batch]:
+def random_batches(model: TwoTowers, size: int, device: torch.device) -> list[LoadedBatch]:
     generator = torch.Generator(device).manual_seed(0)
     draw = partial(torch.randint, generator=generator, device=device)
     assert isinstance(model.tokenize, Tokenizer)  # two towers
     side, vocabulary = model.image_size, model.tokenize.vocabulary
     return [
-        Batch(
+        LoadedBatch(
             ids=draw(SAMPLES, (size,)),
             images=draw(256, (size, 3, side, side), dtype=torch.uint8),
             tokens=draw(vocabulary, (size, model.context_length)),
@@ -98,7 +98,9 @@ def random_batches(model: TwoTowers, size: int, device: torch.device) -> list[Ba
 # the two sides
 
 
-def our_steps(method: str, model: TwoTowers, batches: list[Batch], compiled: bool, graphs: bool, folder: Path) -> Steps:
+def our_steps(
+    method: str, model: TwoTowers, batches: list[LoadedBatch], compiled: bool, graphs: bool, folder: Path
+) -> Steps:
     """The trainer of a run, without its loader, log and checkpoints."""
     size, device = len(batches[0].ids), batches[0].ids.device
     config = RunConfig(
@@ -107,7 +109,7 @@ def our_steps(method: str, model: TwoTowers, batches: list[Batch], compiled: boo
         run=RunFolder(log_every=10**9),
     )
     source = TrainingBatches(
-        Pool([Nothing()]), Order((SAMPLES,), (1.0,), 0), size, TrainTransform(model.image_size), model.tokenize
+        SamplePool([Nothing()]), Order((SAMPLES,), (1.0,), 0), size, TrainTransform(model.image_size), model.tokenize
     )
     state, wrapped = make_state(config, model, source.pool, device)
     trainer = Trainer(

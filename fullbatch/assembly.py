@@ -21,7 +21,7 @@ from fullbatch.config.temperature import Constant, LearnedScale, RobustGlobal
 from fullbatch.data.decoded import decode_all, decoded_key
 from fullbatch.data.images import EvalTransform, TrainTransform
 from fullbatch.data.in_memory import InMemoryBatches, resident
-from fullbatch.data.loader import EvaluationBatches, Pool, TrainingBatches, load, open_pool
+from fullbatch.data.loader import EvaluationBatches, SamplePool, TrainingBatches, load, open_pool
 from fullbatch.data.order import Order
 from fullbatch.data.two_views import ViewMaker, WholeSquare, no_tokens
 from fullbatch.distributed import towers
@@ -149,7 +149,9 @@ def view_maker(config: RunConfig, model: TwoTowers) -> ViewMaker | None:
     return ViewMaker(config.views, config.training.seed) if isinstance(model, TwoViews) else None
 
 
-def _in_memory(config: RunConfig, model: TwoTowers, pool: Pool, order: Order, device: torch.device) -> InMemoryBatches:
+def _in_memory(
+    config: RunConfig, model: TwoTowers, pool: SamplePool, order: Order, device: torch.device
+) -> InMemoryBatches:
     data = config.data
     transform = EvalTransform(model.image_size, data.max_pixels)
     key = distributed.together(lambda: decoded_key(pool, data.sources, transform))
@@ -170,7 +172,7 @@ def _in_memory(config: RunConfig, model: TwoTowers, pool: Pool, order: Order, de
     return InMemoryBatches(pool, order, config.training.batch_size, kept, data.crop, data.flip, world, views=views)
 
 
-def build_objective(config: RunConfig, model: TwoTowers, pool: Pool) -> Objective:
+def build_objective(config: RunConfig, model: TwoTowers, pool: SamplePool) -> Objective:
     """With pretrained weights the temperature starts, or stays, where theirs ended, unless the user sets it."""
     described = config.objective
     method, settings = described.build(), dict(described.settings)
@@ -192,14 +194,14 @@ def build_objective(config: RunConfig, model: TwoTowers, pool: Pool) -> Objectiv
     return Objective(replace(described, settings=settings).build(), context)
 
 
-def fresh_objective(config: RunConfig, model: TwoTowers, pool: Pool) -> Objective:
+def fresh_objective(config: RunConfig, model: TwoTowers, pool: SamplePool) -> Objective:
     """One that remembers nothing, to take the memory of another away; it has no table in a shared place."""
     alone = replace(config.objective, table_storage="rank")
     return build_objective(replace(config, objective=alone), model, pool)
 
 
 def make_state(
-    config: RunConfig, model: TwoTowers, pool: Pool, device: torch.device
+    config: RunConfig, model: TwoTowers, pool: SamplePool, device: torch.device
 ) -> tuple[TrainingState, torch.nn.Module]:
     """What the run remembers, and the model as the ranks call it."""
     training = config.training
@@ -256,7 +258,7 @@ def make_embedder(
     )
 
 
-def evaluation_batches(embedder: Embedder, pool: Pool, rows: int | None = None) -> EvaluationBatches:
+def evaluation_batches(embedder: Embedder, pool: SamplePool, rows: int | None = None) -> EvaluationBatches:
     """A pool's samples as ``embedder`` wants them, uncropped, with their first captions; this rank's share."""
     transform = EvalTransform(embedder.image_size, embedder.max_pixels)
     rows, world = rows or embedder.batch_size, distributed.world()

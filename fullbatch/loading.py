@@ -67,6 +67,6 @@ def _temperature(config: RunConfig, model: TwoTowers, parts: Mapping[str, Any]) 
 
 
 def export_run(run: Path, output: Path, format: Format, average: bool = True, overwrite: bool = False) -> Path:
-    """Write a trained model for other programs; see ``fullbatch.models.export``."""
+    """Write a trained model for other programs; see ``fullbatch.models.saved``."""
     loaded = load_trained(run, average)
     return export(loaded.model, output, format, loaded.temperature, loaded.bias, overwrite)

@@ -71,17 +71,12 @@ def test_one_room_imports_torch_distributed():
 
 
 def test_no_two_public_classes_have_one_name():
-    # Each pair has still to be told apart by name.
-    twice = {
-        "Anchors", "Batch", "Block", "Crew", "Grid", "Identity", "Measure", "Member", "Objective", "Outcome", "Pace",
-        "Pairs", "Pool", "Row", "Rows", "Scale", "Walked",
-    }  # fmt: skip
     places = defaultdict(list)
     for path, tree in FILES.items():
         for node in tree.body:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 places[node.name].append(str(path.relative_to(ROOT)))
-    wrong = {name: files for name, files in places.items() if len(files) > 1 and name not in twice}
+    wrong = {name: files for name, files in places.items() if len(files) > 1}
     assert not wrong
 
 

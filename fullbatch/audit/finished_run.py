@@ -22,7 +22,7 @@ from fullbatch.config import NoNormalizer
 from fullbatch.config.data import Data
 from fullbatch.config.run import RunConfig
 from fullbatch.config.training import Precision
-from fullbatch.data.loader import Batch, Pool, load, open_pool
+from fullbatch.data.loader import LoadedBatch, SamplePool, load, open_pool
 from fullbatch.data.sources import open_source
 from fullbatch.evaluation.embed import Embedder, Tables
 from fullbatch.models.build import rebuild_model
@@ -197,7 +197,7 @@ def _chosen(run: Path, wanted: str | None) -> tuple[Folder, list[Path]]:
     return folder, good
 
 
-def _open(data: Data, folder: Folder) -> Pool:
+def _open(data: Data, folder: Folder) -> SamplePool:
     for source in data.sources:
         try:
             open_source(source)
@@ -209,7 +209,7 @@ def _open(data: Data, folder: Folder) -> Pool:
     return open_pool(data)[0]
 
 
-def _check_same_data(trained_on: str, data: Data, pool: Pool, folder: Folder) -> None:
+def _check_same_data(trained_on: str, data: Data, pool: SamplePool, folder: Folder) -> None:
     """The memory per sample, and the exact normalizers, are those of the very samples of the training."""
     if pool.fingerprint == trained_on:
         return
@@ -227,15 +227,15 @@ def _check_same_data(trained_on: str, data: Data, pool: Pool, folder: Folder) ->
 class _Images:
     """The whole training set in this rank's batches; kept in memory after the first pass where they fit."""
 
-    def __init__(self, pool: Pool, embedder: Embedder) -> None:
+    def __init__(self, pool: SamplePool, embedder: Embedder) -> None:
         self.batches, self.workers = evaluation_batches(embedder, pool), embedder.workers
         self.fit = len(pool) * 3 * embedder.image_size**2 <= KEPT * distributed.world().size
-        self.kept: list[Batch] | None = None
+        self.kept: list[LoadedBatch] | None = None
 
-    def __iter__(self) -> Iterator[Batch]:
+    def __iter__(self) -> Iterator[LoadedBatch]:
         if self.kept is not None:
             return iter(self.kept)
-        read: Iterable[Batch] = load(self.batches, range(len(self.batches)), self.workers, torch.device("cpu"))
+        read: Iterable[LoadedBatch] = load(self.batches, range(len(self.batches)), self.workers, torch.device("cpu"))
         if self.fit:
             read = self.kept = list(read)
         return iter(read)

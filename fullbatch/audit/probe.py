@@ -25,7 +25,7 @@ from fullbatch.assembly import Batches, evaluation_batches
 from fullbatch.audit.errors import normalizer_audit
 from fullbatch.config.training import Evaluation
 from fullbatch.data.in_memory import InMemoryBatches
-from fullbatch.data.loader import Batch, Part, Pool, load
+from fullbatch.data.loader import LoadedBatch, Part, SamplePool, load
 from fullbatch.data.order import key_of, shuffled
 from fullbatch.evaluation.embed import Embedder
 from fullbatch.objective.objective import Objective
@@ -91,7 +91,7 @@ class Probe:
         self.seed = batches.order.seed
         ids = np.sort(shuffled(np.arange(plan.samples), len(batches.pool), key_of(self.seed, 3)))
         self.samples = Part(batches.pool, tuple(ids.tolist()))
-        self._kept: list[Batch] | None = None
+        self._kept: list[LoadedBatch] | None = None
 
     def due(self, step: int) -> bool:
         return self.plan.due(step)
@@ -115,13 +115,13 @@ class Probe:
         del line["by_direction"]
         return {**line, "seconds": time.monotonic() - start}
 
-    def _read(self) -> Iterable[Batch]:
+    def _read(self) -> Iterable[LoadedBatch]:
         embedder = self.embedder
         if isinstance(self.batches, InMemoryBatches):
             return self.batches.chosen(self.samples.ids, embedder.batch_size)
         if self._kept is None:
             rows = min(embedder.batch_size, -(-len(self.samples) // distributed.world().size))
-            batches = evaluation_batches(embedder, Pool([self.samples]), rows)
+            batches = evaluation_batches(embedder, SamplePool([self.samples]), rows)
             small = len(batches) * rows * 3 * embedder.image_size**2 <= ON_DEVICE
             place = embedder.device if small else torch.device("cpu")
             self._kept = list(load(batches, range(len(batches)), embedder.workers, place))

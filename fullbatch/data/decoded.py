@@ -19,7 +19,7 @@ from torch.utils.data import Dataset
 
 from fullbatch.config.data import Source
 from fullbatch.data.images import EvalTransform
-from fullbatch.data.loader import Pool
+from fullbatch.data.loader import SamplePool
 from fullbatch.data.sample import BadSample
 from fullbatch.data.sources import fingerprint_of_samples
 from fullbatch.data.tar_index import cache_folder, write_atomically
@@ -45,14 +45,14 @@ class Decoded:
     bad: tuple[str, ...]
 
 
-def decoded_key(pool: Pool, sources: Sequence[Source | None], transform: EvalTransform) -> str:
+def decoded_key(pool: SamplePool, sources: Sequence[Source | None], transform: EvalTransform) -> str:
     """Changes with the samples, their pictures and how they are decoded; ``sources`` are where the pool's come from."""
     contents = [fingerprint_of_samples(*pair) for pair in zip(pool.sources, sources, strict=True)]
     parts = (contents, len(pool), transform, _VERSION)
     return hashlib.blake2b(repr(parts).encode(), digest_size=16).hexdigest()
 
 
-def decode_all(pool: Pool, key: str, transform: EvalTransform, workers: int) -> Decoded:
+def decode_all(pool: SamplePool, key: str, transform: EvalTransform, workers: int) -> Decoded:
     """From the cache folder if it was done before under this key, else by ``workers`` processes."""
     folder = cache_folder()
     name = f"decoded-{key}"
@@ -69,7 +69,7 @@ def decode_all(pool: Pool, key: str, transform: EvalTransform, workers: int) -> 
 
 @dataclass(frozen=True)
 class _Pieces(Dataset[tuple[Tensor, list[list[str]], list[str]]]):
-    pool: Pool
+    pool: SamplePool
     transform: EvalTransform
 
     def __len__(self) -> int:
@@ -92,7 +92,7 @@ class _Pieces(Dataset[tuple[Tensor, list[list[str]], list[str]]]):
         return pixels, captions, bad
 
 
-def _decode(pool: Pool, transform: EvalTransform, workers: int) -> Decoded:
+def _decode(pool: SamplePool, transform: EvalTransform, workers: int) -> Decoded:
     pieces = _Pieces(pool, transform)
     size = transform.size
     pixels = np.empty((len(pool), 3, size, size), np.uint8)

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from fullbatch.data.decoded import Decoded, Pixels
 from fullbatch.data.images import Floats, cropped, random_boxes
-from fullbatch.data.loader import Batch, Pool, Tokenize
+from fullbatch.data.loader import LoadedBatch, SamplePool, Tokenize
 from fullbatch.data.order import BatchPlans, Ints, Order, PeriodPlan, key_of, uniforms
 from fullbatch.data.two_views import EVALUATION, ViewMaker
 from fullbatch.distributed import World
@@ -86,7 +86,7 @@ class _Drawn:
 class InMemoryBatches:
     """Batch number ``step`` of a run, or rather this rank's share of it; stands where ``TrainingBatches`` stands."""
 
-    pool: Pool
+    pool: SamplePool
     order: Order
     batch_size: int
     resident: Resident
@@ -101,12 +101,12 @@ class InMemoryBatches:
     def steps_per_epoch(self) -> int:
         return self.order.epoch_size // self.batch_size
 
-    def stream(self, ranges: Iterable[range], workers: int, device: torch.device) -> Generator[Batch, None, None]:
+    def stream(self, ranges: Iterable[range], workers: int, device: torch.device) -> Generator[LoadedBatch, None, None]:
         """These batches in this order, as ``TrainingBatches`` has them; there is nothing for workers to do."""
         for step in itertools.chain.from_iterable(ranges):
             yield self[step]
 
-    def chosen(self, ids: Sequence[int], rows: int) -> Iterator[Batch]:
+    def chosen(self, ids: Sequence[int], rows: int) -> Iterator[LoadedBatch]:
         """These samples as evaluation sees them, uncropped and with their first captions, but for the bad ones.
 
         The batches' ids are places in ``ids``; ranks take turns, and have equally many batches.
@@ -122,10 +122,10 @@ class InMemoryBatches:
             images = data.images_nCSS[torch.from_numpy(samples).to(device)]
             if self.views is not None:
                 images, tokens = self.views(images, EVALUATION, places)
-            yield Batch(torch.from_numpy(places).to(device), images, tokens)
+            yield LoadedBatch(torch.from_numpy(places).to(device), images, tokens)
 
     @torch.no_grad()
-    def __getitem__(self, step: int) -> Batch:
+    def __getitem__(self, step: int) -> LoadedBatch:
         plan = self.plans.of(step) if self.plans is not None else self._epoch(step)
         if self._drawn is None or self._drawn.period != plan.number:
             self._drawn = self._draw(plan)
@@ -134,9 +134,9 @@ class InMemoryBatches:
         here = slice(first, first + rows)
         ids = drawn.ids_P[here]
         if self.views is not None and drawn.views_2PK is not None:
-            return Batch(ids, *self.views.made(self.resident.images_nCSS[ids], drawn.views_2PK[:, here]))
+            return LoadedBatch(ids, *self.views.made(self.resident.images_nCSS[ids], drawn.views_2PK[:, here]))
         images = cropped(self.resident.images_nCSS[ids], drawn.boxes_P4[here], drawn.mirrored_P[here])
-        return Batch(ids, images, self.resident.tokens_mL[drawn.captions_P[here]])
+        return LoadedBatch(ids, images, self.resident.tokens_mL[drawn.captions_P[here]])
 
     def _epoch(self, step: int) -> PeriodPlan:
         """Where nothing is planned an epoch is the period, in its own order."""

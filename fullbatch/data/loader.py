@@ -1,8 +1,8 @@
-"""(seed, epoch, step) -> Batch: the same on any number of workers, and on any number of ranks put together.
+"""(seed, epoch, step) -> LoadedBatch: the same on any number of workers, and on any number of ranks put together.
 
 A worker makes a whole batch of its rank by itself; what it draws (crop, caption) depends on the place in the epoch
 alone.  A sample that cannot be read is replaced by another one, drawn by the same rule, so that too is the same on
-every machine; it is reported in ``Batch.bad``.
+every machine; it is reported in ``LoadedBatch.bad``.
 """
 
 # B: rows on this rank
@@ -34,7 +34,7 @@ Tokenize = Callable[[list[str]], Tensor]
 
 
 @dataclass(frozen=True)
-class Batch:
+class LoadedBatch:
     """ids      which samples these are, of all sources together
     images   uint8, channels first
     tokens   of one caption each; for a model of two views the second view, as images are
@@ -50,23 +50,23 @@ class Batch:
     captions: tuple[str, ...] = ()
     every_caption: tuple[tuple[str, ...], ...] = ()
 
-    def pin_memory(self) -> Batch:
+    def pin_memory(self) -> LoadedBatch:
         ids, images, tokens = (tensor.pin_memory() for tensor in (self.ids, self.images, self.tokens))
-        return Batch(ids, images, tokens, self.bad, self.captions, self.every_caption)
+        return LoadedBatch(ids, images, tokens, self.bad, self.captions, self.every_caption)
 
-    def to(self, device: torch.device) -> Batch:
+    def to(self, device: torch.device) -> LoadedBatch:
         ids, images, tokens = (tensor.to(device, non_blocking=True) for tensor in (self.ids, self.images, self.tokens))
-        return Batch(ids, images, tokens, self.bad, self.captions, self.every_caption)
+        return LoadedBatch(ids, images, tokens, self.bad, self.captions, self.every_caption)
 
-    def split(self, rows: int | None) -> list[Batch]:
+    def split(self, rows: int | None) -> list[LoadedBatch]:
         """In pieces of at most ``rows`` rows; None: in one."""
         if rows is None or rows >= len(self.ids):
             return [self]
         pieces = zip(*(torch.split(part, rows) for part in (self.ids, self.images, self.tokens)), strict=True)
-        return [Batch(*piece) for piece in pieces]
+        return [LoadedBatch(*piece) for piece in pieces]
 
 
-class Pool:
+class SamplePool:
     """The samples of several sources under one numbering: a sample's id is its place in the concatenation."""
 
     def __init__(self, sources: Sequence[Samples]) -> None:
@@ -89,7 +89,7 @@ class Pool:
 class Part:
     """Some samples of a pool under numbers of their own; ``Samples`` again."""
 
-    def __init__(self, pool: Pool, ids: Sequence[int]) -> None:
+    def __init__(self, pool: SamplePool, ids: Sequence[int]) -> None:
         self.pool, self.ids = pool, ids
         self.name, self.fingerprint = "part", pool.fingerprint
 
@@ -100,9 +100,9 @@ class Part:
         return self.pool.read(self.ids[index])
 
 
-def open_pool(config: Data) -> tuple[Pool, Order]:
+def open_pool(config: Data) -> tuple[SamplePool, Order]:
     """The training samples and, for seed 0, their order."""
-    pool = Pool([share_of(open_source(source), config.data_share) for source in config.sources])
+    pool = SamplePool([share_of(open_source(source), config.data_share) for source in config.sources])
     order = Order(pool.lengths, tuple(source.weight for source in config.sources), seed=0)
     for source, length, slots in zip(config.sources, pool.lengths, order.slots, strict=True):
         if length == 0:
@@ -113,10 +113,10 @@ def open_pool(config: Data) -> tuple[Pool, Order]:
 
 
 @dataclass(frozen=True)
-class TrainingBatches(Dataset[Batch]):
+class TrainingBatches(Dataset[LoadedBatch]):
     """Batch number ``step`` of a run, or rather this rank's share of it."""
 
-    pool: Pool
+    pool: SamplePool
     order: Order
     batch_size: int
     transform: TrainTransform | WholeSquare
@@ -139,14 +139,14 @@ class TrainingBatches(Dataset[Batch]):
         first = step % self.steps_per_epoch * self.batch_size
         return step // self.steps_per_epoch, np.arange(first + here.start, first + here.stop)
 
-    def stream(self, ranges: Iterable[range], workers: int, device: torch.device) -> Generator[Batch, None, None]:
+    def stream(self, ranges: Iterable[range], workers: int, device: torch.device) -> Generator[LoadedBatch, None, None]:
         """These batches in this order; each range is asked for when its turn has come."""
         return read_ahead(self, ranges, workers, device)
 
     def ids(self, step: int) -> list[int]:
         return [int(sample) for sample in self.order.ids(*self.places(step))]
 
-    def __getitem__(self, step: int) -> Batch:
+    def __getitem__(self, step: int) -> LoadedBatch:
         epoch, places = self.places(step)
         bad: list[BadSample] = []
         samples = []
@@ -155,8 +155,8 @@ class TrainingBatches(Dataset[Batch]):
             samples.append(self._sample(epoch, sample, rng, bad))
         ids, images, captions = zip(*samples, strict=True)
         if self.views is not None:
-            return Batch(torch.tensor(ids), *self.views(torch.stack(images), epoch, places), tuple(bad))
-        return Batch(torch.tensor(ids), torch.stack(images), self.tokenize(list(captions)), tuple(bad))
+            return LoadedBatch(torch.tensor(ids), *self.views(torch.stack(images), epoch, places), tuple(bad))
+        return LoadedBatch(torch.tensor(ids), torch.stack(images), self.tokenize(list(captions)), tuple(bad))
 
     def _sample(self, epoch: int, sample: int, rng: random.Random, bad: list[BadSample]) -> tuple[int, Tensor, str]:
         """One pair; in place of a bad one, others that ``rng`` draws from the epoch."""
@@ -174,14 +174,14 @@ class TrainingBatches(Dataset[Batch]):
 
 
 @dataclass(frozen=True)
-class EvaluationBatches(Dataset[Batch]):
+class EvaluationBatches(Dataset[LoadedBatch]):
     """Batch number ``index`` of a pass over a source in its own order: every sample once, with its first caption.
 
     Ranks take turns, batch by batch, and have equally many; a rank's last may be empty.  What cannot be read is left
     out.  ``views``: two views of each image, the same in every pass, in place of image and caption.
     """
 
-    pool: Pool
+    pool: SamplePool
     batch_size: int
     transform: EvalTransform
     tokenize: Tokenize
@@ -191,7 +191,7 @@ class EvaluationBatches(Dataset[Batch]):
     def __len__(self) -> int:
         return -(-len(self.pool) // (self.batch_size * self.world.size))
 
-    def __getitem__(self, index: int) -> Batch:
+    def __getitem__(self, index: int) -> LoadedBatch:
         first = (self.world.rank + index * self.world.size) * self.batch_size
         ids, images, captions, bad = [], [], [], []
         every: list[tuple[str, ...]] = []
@@ -210,11 +210,13 @@ class EvaluationBatches(Dataset[Batch]):
             first_view, second = self.views(stacked, EVALUATION, np.array(ids, np.int64))
         else:
             first_view, second = stacked, self.tokenize(captions or [""])[: len(captions)]
-        return Batch(
+        return LoadedBatch(
             torch.tensor(ids, dtype=torch.int64), first_view, second, tuple(bad), tuple(captions), tuple(every)
         )
 
 
-def load(batches: Dataset[Batch], steps: range, workers: int, device: torch.device) -> Generator[Batch, None, None]:
+def load(
+    batches: Dataset[LoadedBatch], steps: range, workers: int, device: torch.device
+) -> Generator[LoadedBatch, None, None]:
     """These batches in this order, read ahead by ``workers`` processes and moved to the device."""
     return read_ahead(batches, [steps], min(workers, len(steps)), device)

@@ -20,7 +20,7 @@ from fullbatch import distributed
 from fullbatch.config.data import Source
 from fullbatch.config.training import Precision
 from fullbatch.data.images import EvalTransform
-from fullbatch.data.loader import Batch, EvaluationBatches, Pool, load
+from fullbatch.data.loader import EvaluationBatches, LoadedBatch, SamplePool, load
 from fullbatch.data.sample import Samples, fingerprint_of
 from fullbatch.data.sources import fingerprint_of_samples, open_source
 from fullbatch.data.tar_index import cache_folder, write_atomically
@@ -99,7 +99,7 @@ class Embedder:
         return EmbeddedPairs(images.ids, images.image_ND, self.captions(captions), captions)
 
     @torch.no_grad()
-    def tables(self, batches: Iterable[Batch]) -> Tables:
+    def tables(self, batches: Iterable[LoadedBatch]) -> Tables:
         """Every rank brings equally many batches, some of which may be empty."""
         columns: tuple[list[Tensor], ...] = ([], [], [])
         with _evaluating(self.model):
@@ -160,11 +160,13 @@ class Embedder:
         return Images(walked.ids, walked.tables[0], walked.captions, walked.left_out)
 
     @torch.no_grad()
-    def walk(self, samples: Samples, source: Source | str, rows: Callable[[Batch], tuple[Tensor, ...]]) -> SourceRows:
+    def walk(
+        self, samples: Samples, source: Source | str, rows: Callable[[LoadedBatch], tuple[Tensor, ...]]
+    ) -> SourceRows:
         """Whatever ``rows`` makes of a batch, one row per sample, over all samples; the model is in evaluation mode.
         Every rank calls ``rows`` equally often: with a batch of one black image where its share is used up."""
         transform = EvalTransform(self.image_size, self.max_pixels)
-        batches = EvaluationBatches(Pool([samples]), self.batch_size, transform, no_tokens, distributed.world())
+        batches = EvaluationBatches(SamplePool([samples]), self.batch_size, transform, no_tokens, distributed.world())
         ids: list[Tensor] = []
         parts: list[tuple[Tensor, ...]] = []
         captions: dict[int, tuple[str, ...]] = {}
@@ -208,13 +210,13 @@ class Embedder:
             features_BF: Tensor = bare.features(images_BCSS)
         return features_BF
 
-    def _present(self, batch: Batch, tokenize: Callable[[list[str]], Tensor]) -> Batch:
+    def _present(self, batch: LoadedBatch, tokenize: Callable[[list[str]], Tensor]) -> LoadedBatch:
         """Sharded towers need every rank's presence at every batch, also when its share is used up."""
         if len(batch.ids):
             return batch
         images = torch.zeros((1, 3, self.image_size, self.image_size), dtype=torch.uint8)
         second = images if batch.tokens.ndim == images.ndim else tokenize([""])
-        return Batch(torch.zeros(1, dtype=torch.int64), images, second).to(self.device)
+        return LoadedBatch(torch.zeros(1, dtype=torch.int64), images, second).to(self.device)
 
     def _embed(self, images: Tensor | None, tokens: Tensor | None) -> tuple[Tensor, Tensor]:
         with in_precision(self.precision, self.device):

@@ -29,7 +29,7 @@ from torch import Tensor
 
 from fullbatch import distributed
 from fullbatch.config.data import Source, Views
-from fullbatch.data.loader import Batch
+from fullbatch.data.loader import LoadedBatch
 from fullbatch.data.sample import BadSample, RawSample, Samples
 from fullbatch.data.sources import open_source
 from fullbatch.data.tar_index import cache_folder, write_atomically
@@ -85,7 +85,7 @@ def corrupted_views(task: str, source: Source, embedder: Embedder) -> Result:
     samples = distributed.together(lambda: open_source(source))
     keep = len(samples) * len(CORRUPTIONS) * 3 * embedder.image_size**2 <= _KEPT
 
-    def rows(batch: Batch) -> tuple[Tensor, Tensor]:
+    def rows(batch: LoadedBatch) -> tuple[Tensor, Tensor]:
         kinds = enumerate(every_corruption(batch, keep))
         return _hits([_embedded(embedder, images, _epoch(kind), batch.ids) for kind, images in kinds])
 
@@ -150,7 +150,7 @@ def _result(task: str, metrics: dict[str, float], chance: float, size: int, walk
 # corrupted batches
 
 
-def every_corruption(batch: Batch, keep: bool) -> list[Tensor]:
+def every_corruption(batch: LoadedBatch, keep: bool) -> list[Tensor]:
     """The batch's images after each corruption, on their device; K of (B, C, S, S)."""
     images_NHWC = np.ascontiguousarray(batch.images.cpu().permute(0, 2, 3, 1).numpy())
     every_KNHWC = corrupted_squares(images_NHWC, batch.ids.tolist(), keep)

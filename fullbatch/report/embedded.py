@@ -24,7 +24,7 @@ from fullbatch.config.model import Model
 from fullbatch.config.run import RunConfig
 from fullbatch.config.training import Precision
 from fullbatch.data.images import EvalTransform, decode
-from fullbatch.data.loader import EvaluationBatches, Part, Pool, load, open_pool
+from fullbatch.data.loader import EvaluationBatches, Part, SamplePool, load, open_pool
 from fullbatch.data.sample import BadSample, RawSample
 from fullbatch.finetuning.record import BASE, TUNED
 from fullbatch.loading import load_trained
@@ -51,7 +51,7 @@ class Embedded:
     of        how many samples the pool has
     """
 
-    pool: Pool
+    pool: SamplePool
     ids: list[int]
     image_ND: Tensor
     text_ND: Tensor
@@ -116,13 +116,13 @@ class RunModel:
         return SAMPLES_ON_GPU if self.device.type == "cuda" else SAMPLES_ON_CPU
 
     @torch.no_grad()
-    def embed(self, pool: Pool, most: int) -> Embedded:
+    def embed(self, pool: SamplePool, most: int) -> Embedded:
         """Embed the pool, or ``most`` samples drawn from it, always the same ones; bad samples are left out."""
         ids: Sequence[int] = range(len(pool))
         if len(pool) > most:
             ids = sorted(random.Random(0).sample(ids, most))
         transform = EvalTransform(self.model.image_size, self.config.data.max_pixels)
-        part = Pool([Part(pool, ids)])
+        part = SamplePool([Part(pool, ids)])
         batches = EvaluationBatches(part, self.config.evaluation.eval_batch, transform, self.model.tokenize)
         workers = self.config.data.workers if len(ids) > _MANY else 0
         places, images, texts, tiny, captions = [], [], [], [], []
@@ -150,7 +150,7 @@ class RunModel:
         return "fp32" if wanted == "fp16" and self.device.type == "cpu" else wanted
 
 
-def training_pool(config: Data) -> Pool:
+def training_pool(config: Data) -> SamplePool:
     return open_pool(config)[0]
 
 

@@ -357,6 +357,7 @@
   const shared = new Map([...document.querySelectorAll(".legend.shared")].map((place) => [place.closest("section"), { place, all: [] }]));
   for (const figure of document.querySelectorAll("figure[data-chart]")) {
     const chart = byKey.get(figure.dataset.chart);
+    if (!chart) continue;
     plots.push(new Plot(figure, chart));
     const together = data.shared && shared.get(figure.closest("section"));
     if (together) together.all.push(...chart.series);

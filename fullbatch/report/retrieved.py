@@ -18,7 +18,7 @@ from fullbatch.config.data import Source
 from fullbatch.config.messages import plain
 from fullbatch.config.run import RunConfig
 from fullbatch.config.tasks import Retrieval, ZeroShot, parse_task
-from fullbatch.data.loader import Pool
+from fullbatch.data.loader import SamplePool
 from fullbatch.data.sources import open_source
 from fullbatch.evaluation.tasks import tasks_of
 from fullbatch.report.blocks import Section, note, notices
@@ -67,8 +67,8 @@ def sources_to_show(config: RunConfig) -> list[tuple[str, Source]]:
     return (retrieval or zero_shot)[:_MOST_TASKS]
 
 
-def open_task(source: Source) -> Pool:
-    return Pool([open_source(source)])
+def open_task(source: Source) -> SamplePool:
+    return SamplePool([open_source(source)])
 
 
 def examples_section(tasks: Sequence[tuple[str, Embedded]], pictures: Pictures, gaps: Sequence[str]) -> Section:

@@ -10,6 +10,7 @@ affair and stays as it is; so a plan that rearranges an epoch shows the same sam
 from __future__ import annotations
 
 import json
+import logging
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -22,6 +23,8 @@ from typing_extensions import assert_never
 
 from fullbatch.config.selection import Selection
 from fullbatch.data.order import Ints, PeriodPlan
+
+log = logging.getLogger("fullbatch")
 
 _UNFINISHED = ".writing-"
 
@@ -150,6 +153,11 @@ def _write_whole(path: Path, write: Callable[[IO[bytes]], Any]) -> None:
         file.flush()
         os.fsync(file.fileno())
     unfinished.replace(path)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)  # the name too
+    finally:
+        os.close(folder)
 
 
 def remove_unfinished(folder: Path) -> None:
@@ -165,11 +173,17 @@ def numbered(folder: Path, prefix: str) -> dict[int, Path]:
 
 
 def loss_lines(path: Path) -> list[dict[str, Any]]:
-    """Of losses.jsonl, but for one that was cut off."""
-    lines = []
-    for text in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else ():
+    """Of losses.jsonl, without those that cannot be read."""
+    lines: list[dict[str, Any]] = []
+    texts = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else []
+    for text in texts:
         try:
-            lines.append(dict(json.loads(text)))
-        except (ValueError, TypeError):
+            line = dict(json.loads(text))
+        except (ValueError, TypeError, RecursionError):
             continue
-    return [line for line in lines if isinstance(line.get("period"), int)]
+        if isinstance(line.get("period"), int):
+            lines.append(line)
+    if len(lines) < len(texts):
+        left_out = len(texts) - len(lines)
+        log.warning("%s: %d of %d lines cannot be read and are left out", path, left_out, len(texts))
+    return lines

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from fullbatch import distributed
 from fullbatch.config.training import Precision
-from fullbatch.data.loader import Batch
+from fullbatch.data.loader import LoadedBatch
 from fullbatch.data.order import key_of
 from fullbatch.distributed import towers
 from fullbatch.models.execution import being_recorded, in_precision
@@ -45,7 +45,7 @@ class GradientRule:
     table: EmbeddingTable | None = None
 
     def __call__(
-        self, model: nn.Module, objective: Objective, batch: Batch, step: int, scaler: torch.amp.GradScaler
+        self, model: nn.Module, objective: Objective, batch: LoadedBatch, step: int, scaler: torch.amp.GradScaler
     ) -> Output:
         """Add the step's gradient, times the scaler's scale, to ``.grad`` of what the model and the objective learn."""
         if self.apart == 1:
@@ -60,7 +60,7 @@ class GradientRule:
         self,
         model: nn.Module,
         objective: Objective,
-        batch: Batch,
+        batch: LoadedBatch,
         step: int,
         scaler: torch.amp.GradScaler,
         number: int = 0,
@@ -86,7 +86,7 @@ class GradientRule:
                 _backward(self._embed(model, piece, step, first + place), gradient)
         return _finished(output)
 
-    def _judged(self, objective: Objective, image_BD: Tensor, text_BD: Tensor, batch: Batch) -> Output:
+    def _judged(self, objective: Objective, image_BD: Tensor, text_BD: Tensor, batch: LoadedBatch) -> Output:
         if self.table is not None:
             self.table.put(batch.ids, image_BD, text_BD)
         output: Output = objective(image_BD, text_BD, batch.ids)
@@ -95,7 +95,7 @@ class GradientRule:
     def seed_dropout(self, step: int, place: int = 0) -> None:
         torch.manual_seed(key_of(self.seed, step, distributed.world().rank, place))
 
-    def _embed(self, model: nn.Module, piece: Batch, step: int, place: int) -> tuple[Tensor, Tensor]:
+    def _embed(self, model: nn.Module, piece: LoadedBatch, step: int, place: int) -> tuple[Tensor, Tensor]:
         if not being_recorded(piece.images):
             self.seed_dropout(step, place)
         with in_precision(self.precision, piece.images.device):

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fullbatch.data.loader import Batch
+from fullbatch.data.loader import LoadedBatch
 from fullbatch.objective.objective import Objective, Output
 from fullbatch.training.layerwise import Lars
 
@@ -47,7 +47,7 @@ class StepGraphs:
 
     def __init__(
         self,
-        compute: Callable[[Batch], Computed],
+        compute: Callable[[LoadedBatch], Computed],
         seed: Callable[[int], None],
         objective: Objective,
         optimizers: Iterable[torch.optim.Optimizer],
@@ -56,13 +56,13 @@ class StepGraphs:
         self.compute, self.seed, self.objective = compute, seed, objective
         self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self.rehearsed = 0
-        self.inputs: Batch | None = None
+        self.inputs: LoadedBatch | None = None
         self.recorded: dict[Hashable, _Recorded] = {}
         self.counters = [(module, name) for module in objective.modules() for name in getattr(module, "counters", ())]
         for optimizer in optimizers:
             make_capturable(optimizer, device)
 
-    def __call__(self, batch: Batch, step: int) -> Computed:
+    def __call__(self, batch: LoadedBatch, step: int) -> Computed:
         """On a stream of its own, as recording demands; what comes before and after waits its turn."""
         here = torch.cuda.current_stream()
         self.stream.wait_stream(here)
@@ -71,7 +71,7 @@ class StepGraphs:
         here.wait_stream(self.stream)
         return computed
 
-    def _step(self, batch: Batch, step: int) -> Computed:
+    def _step(self, batch: LoadedBatch, step: int) -> Computed:
         key = self.objective.replay_key()
         if key is None or self.rehearsed < REHEARSALS:
             self.rehearsed += 1
@@ -90,10 +90,10 @@ class StepGraphs:
         self.objective.replayed(recorded.computed.output.metrics)
         return recorded.computed
 
-    def _take(self, batch: Batch) -> None:
+    def _take(self, batch: LoadedBatch) -> None:
         """Into the memory that recordings read from."""
         if self.inputs is None:
-            self.inputs = Batch(batch.ids.clone(), batch.images.clone(), batch.tokens.clone())
+            self.inputs = LoadedBatch(batch.ids.clone(), batch.images.clone(), batch.tokens.clone())
             return
         for name in ("ids", "images", "tokens"):
             getattr(self.inputs, name).copy_(getattr(batch, name), non_blocking=True)

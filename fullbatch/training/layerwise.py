@@ -58,6 +58,7 @@ class Lars(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
+        assert closure is None, "the gradient is there before the step"
         for group in self.param_groups:
             weights = [weight for weight in group["params"] if weight.grad is not None]
             if weights:
@@ -119,6 +120,7 @@ class NovoGrad(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
+        assert closure is None, "the gradient is there before the step"
         for group in self.param_groups:
             for weight in group["params"]:
                 if weight.grad is None:

@@ -17,7 +17,7 @@ from torch import nn
 from fullbatch.config.run import RunConfig
 from fullbatch.config.training import Evaluation
 from fullbatch.data.in_memory import InMemoryBatches
-from fullbatch.data.loader import Batch, TrainingBatches
+from fullbatch.data.loader import LoadedBatch, TrainingBatches
 from fullbatch.training.run_folder import AUDIT, EVALUATION
 
 RECOVERY, TUNING, TRAINING = "recovery", "tuning", "training"
@@ -116,7 +116,7 @@ class Stages:
         workers: int,
         device: torch.device,
         ranges: Callable[[range], Iterable[range]] = lambda numbers: [numbers],
-    ) -> Generator[Batch, None, None]:
+    ) -> Generator[LoadedBatch, None, None]:
         """A batch a step, from ``step`` to the end; ``ranges`` cuts them up, and says when each part may be read."""
         numbers = range(self.place(step), self.place(self.total))
         single = batches.stream(ranges(numbers), min(workers, len(numbers)), device)
@@ -131,12 +131,12 @@ class Stages:
             single.close()
 
 
-def joined(batches: list[Batch]) -> Batch:
+def joined(batches: list[LoadedBatch]) -> LoadedBatch:
     """Several batches as one; on several ranks its rows come in another order than on one."""
     if len(batches) == 1:
         return batches[0]
     ids, images, tokens = (torch.cat([getattr(part, name) for part in batches]) for name in ("ids", "images", "tokens"))
-    return Batch(ids, images, tokens, tuple(bad for part in batches for bad in part.bad))
+    return LoadedBatch(ids, images, tokens, tuple(bad for part in batches for bad in part.bad))
 
 
 @contextmanager

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from fullbatch import distributed
 from fullbatch.config.run import RunConfig
 from fullbatch.data.in_memory import InMemoryBatches
-from fullbatch.data.loader import Batch, TrainingBatches
+from fullbatch.data.loader import LoadedBatch, TrainingBatches
 from fullbatch.data.workers import WorkerDied
 from fullbatch.distributed import towers
 from fullbatch.training import checkpoint
@@ -118,7 +118,7 @@ class Trainer:
                     self.hooks.selector.close()
                 self.writer.finish_quietly()
 
-    def _stream(self) -> Generator[Batch, None, None]:
+    def _stream(self) -> Generator[LoadedBatch, None, None]:
         """A batch a step, from where the run stands to its end; of a plan's batches each when the plan is there."""
         source = self.batches, self.state.position.step, self.config.data.workers, self.device
         selector = self.hooks.selector
@@ -130,7 +130,7 @@ class Trainer:
 
     # -- one step ---------------------------------------------------------------------------------------------------
 
-    def train_step(self, batch: Batch) -> dict[str, Any] | None:
+    def train_step(self, batch: LoadedBatch) -> dict[str, Any] | None:
         """One update; the line for the log if it is this step's turn."""
         state, position, config, stages = self.state, self.state.position, self.config, self.stages
         recovers, stage = stages.recovers(position.step), stages.name(position.step)
@@ -201,7 +201,7 @@ class Trainer:
     def _samples_read(self) -> int:
         return self.stages.batches_read(self.state.position.step) * self.config.training.batch_size
 
-    def _compute(self, batch: Batch, measured: bool = True) -> Computed:
+    def _compute(self, batch: LoadedBatch, measured: bool = True) -> Computed:
         """Gradient and update: all that the device does in a step, but for the averaged weights."""
         state = self.state
         output = self.gradient(self.model, state.objective, batch, state.position.step, state.scaler)

@@ -288,7 +288,7 @@ def in_brackets(text: str) -> str:
 
 
 @dataclass(frozen=True)
-class Identity:
+class ProcessIdentity:
     """A process number alone says little: numbers are used again, and mean another process on another machine, in
     another container, after a restart.  With these the answer "it is gone" is certain.
 
@@ -304,19 +304,19 @@ class Identity:
     name: str
 
     @classmethod
-    def read(cls, values: object) -> Identity | None:
+    def read(cls, values: object) -> ProcessIdentity | None:
         """None: nobody that could be asked for."""
         if not isinstance(values, Mapping) or set(values) != {field.name for field in fields(cls)}:
             return None
         return cls(**values)
 
 
-def this_process() -> Identity:
+def this_process() -> ProcessIdentity:
     pid = os.getpid()
-    return Identity(_place(), pid, _began(pid) or "", f"{socket.gethostname()}:{pid}")
+    return ProcessIdentity(_place(), pid, _began(pid) or "", f"{socket.gethostname()}:{pid}")
 
 
-def is_gone(identity: Identity) -> bool:
+def is_gone(identity: ProcessIdentity) -> bool:
     """True only if it is certain; a process that is stopped, or that another user runs, is there."""
     if not identity.place or not identity.began or identity.place != _place():
         return False

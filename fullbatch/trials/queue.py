@@ -37,7 +37,7 @@ from optuna.storages import BaseStorage
 from optuna.trial import FrozenTrial, TrialState, create_trial
 from typing_extensions import assert_never
 
-from fullbatch.trials.processes import Identity, is_gone, this_process
+from fullbatch.trials.processes import ProcessIdentity, is_gone, this_process
 from fullbatch.trials.samplers import SLOT, SamplerBySlot, without_failed
 from fullbatch.trials.slots import Ended, Running, Score, Slot
 from fullbatch.trials.storage import BEAT_EVERY, heartbeat_every, patiently
@@ -70,9 +70,9 @@ class SlotQueue:
     directions: Sequence[Direction]
     slots: Sequence[Slot]
     pruner: BasePruner | None = None
-    worker: Identity = field(default_factory=this_process)
+    worker: ProcessIdentity = field(default_factory=this_process)
     last_line: Callable[[Slot], str] = lambda slot: ""
-    is_gone: Callable[[Identity], bool] = is_gone
+    is_gone: Callable[[ProcessIdentity], bool] = is_gone
     clock: Callable[[], datetime] = datetime.now
 
     def __post_init__(self) -> None:
@@ -113,7 +113,7 @@ class SlotQueue:
             if trial is not None and trial.state.is_finished():
                 ended.append(_ended(slot, trial, trials))
             elif trial is not None and trial.state is TrialState.RUNNING:
-                holder = Identity.read(trial.user_attrs.get(WORKER))
+                holder = ProcessIdentity.read(trial.user_attrs.get(WORKER))
                 params = trial.user_attrs.get(PARAMS, {**slot.params, **trial.params})
                 running.append(Running(slot, params, holder.name if holder else "", _iso(trial.datetime_start)))
         return ended, running
@@ -199,7 +199,7 @@ class SlotQueue:
                 self.tell(trial.number, TrialState.FAIL)
 
     def _is_dead(self, trial: FrozenTrial) -> bool:
-        holder = Identity.read(trial.user_attrs.get(WORKER))
+        holder = ProcessIdentity.read(trial.user_attrs.get(WORKER))
         if holder is not None:
             return self.is_gone(holder)
         started = trial.datetime_start  # by the holder's clock, which may be ahead of ours

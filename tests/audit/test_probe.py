@@ -11,7 +11,7 @@ from fullbatch.assembly import assemble
 from fullbatch.audit.errors import normalizer_audit
 from fullbatch.audit.probe import FORWARD, SHARE, AuditPlan, Probe, plan_audits
 from fullbatch.config.training import Evaluation
-from fullbatch.data.loader import Batch
+from fullbatch.data.loader import LoadedBatch
 from fullbatch.evaluation.embed import Embedder
 from fullbatch.training_run import train
 from tests.training.small import differences, renamed, saved_state, small_config
@@ -122,7 +122,7 @@ def test_a_probe_that_cannot_be_read(tmp_path, monkeypatch):
 
 
 def _nothing(self, index):
-    return Batch(
+    return LoadedBatch(
         torch.empty(0, dtype=torch.int64), torch.empty((0, 3, 16, 16), dtype=torch.uint8), self.tokenize([""])[:0]
     )
 
@@ -144,7 +144,7 @@ def test_the_towers_are_left_as_they_were():
     model.drop.eval()
     model.train()
     before, random = {k: v.clone() for k, v in model.state_dict().items()}, torch.random.get_rng_state()
-    batch = Batch(
+    batch = LoadedBatch(
         torch.arange(6), torch.randint(256, (6, 3, 4, 4), generator=torch.Generator()).byte(), torch.zeros(6, 1)
     )
     Embedder(model, lambda words: torch.zeros(len(words), 1), 4, torch.device("cpu")).tables([batch])

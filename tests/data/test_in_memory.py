@@ -11,7 +11,7 @@ from fullbatch.config.data import Data
 from fullbatch.data.decoded import decode_all, decoded_key
 from fullbatch.data.images import EvalTransform, TrainTransform
 from fullbatch.data.in_memory import InMemoryBatches, Resident, cropped, random_boxes, resident
-from fullbatch.data.loader import Pool, open_pool
+from fullbatch.data.loader import SamplePool, open_pool
 from fullbatch.data.order import Order, uniforms
 from fullbatch.data.sample import BadSample, RawSample
 from fullbatch.distributed import World
@@ -45,7 +45,7 @@ def cache(tmp_path, monkeypatch):
 
 
 def make(samples=None, world=World(), seed=3, batch_size=8, crop=(0.5, 1.0)):
-    pool = Pool([samples or Pictures()])
+    pool = SamplePool([samples or Pictures()])
     key = decoded_key(pool, [None], EvalTransform(8))
     pool.sources[0].reads = 0
     decoded = decode_all(pool, key, EvalTransform(8), workers=0)
@@ -130,7 +130,7 @@ def test_pictures_replaced_under_their_old_names_are_decoded_again(tmp_path):
 
 
 def test_an_epoch_in_which_nothing_can_be_read():
-    pool = Pool([Pictures(8, bad=range(8))])
+    pool = SamplePool([Pictures(8, bad=range(8))])
     decoded = decode_all(pool, "nothing", EvalTransform(8), workers=0)
     kept = Resident(torch.from_numpy(decoded.pixels_nCHW), torch.zeros(0, 12), np.zeros(8, int), np.zeros(8, int))
     with pytest.raises(ValueError, match="Hardly a sample of the epoch can be read"):
@@ -138,7 +138,7 @@ def test_an_epoch_in_which_nothing_can_be_read():
 
 
 def test_workers_change_nothing():
-    pool = Pool([Pictures(600, bad=(7,), fingerprint="many")])
+    pool = SamplePool([Pictures(600, bad=(7,), fingerprint="many")])
     alone = decode_all(pool, "alone", EvalTransform(8), workers=0)
     shared = decode_all(pool, "shared", EvalTransform(8), workers=2)
     assert np.array_equal(alone.pixels_nCHW, shared.pixels_nCHW) and alone.captions == shared.captions

@@ -6,7 +6,7 @@ import torch
 
 from fullbatch.config.data import Data
 from fullbatch.data.images import EvalTransform, TrainTransform
-from fullbatch.data.loader import EvaluationBatches, Pool, TrainingBatches, load, open_pool
+from fullbatch.data.loader import EvaluationBatches, SamplePool, TrainingBatches, load, open_pool
 from fullbatch.data.sample import BadSample, RawSample
 from fullbatch.distributed import World
 from tests.data.making import captioned, write_shard
@@ -115,7 +115,7 @@ class Blank(EvalTransform):
 
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_evaluation_sees_each_sample_once(size):
-    pool = Pool([Numbers(10)])
+    pool = SamplePool([Numbers(10)])
     parts = [EvaluationBatches(pool, 4, Blank(8), tokenize, World(rank, size)) for rank in range(size)]
     assert len({len(part) for part in parts}) == 1
     ids = [sample for part in parts for index in range(len(part)) for sample in part[index].ids.tolist()]
@@ -123,7 +123,7 @@ def test_evaluation_sees_each_sample_once(size):
 
 
 def test_ids_of_several_sources_do_not_collide():
-    pool = Pool([Numbers(5), Numbers(7), Numbers(2)])
+    pool = SamplePool([Numbers(5), Numbers(7), Numbers(2)])
     assert len(pool) == 14
     names = []
     for sample in np.arange(14):

@@ -8,7 +8,7 @@ import torch
 from torch.nn.functional import normalize
 
 from fullbatch.config.data import Source
-from fullbatch.data.loader import Pool
+from fullbatch.data.loader import SamplePool
 from fullbatch.data.sources import open_source
 from fullbatch.report.charts import Series, thin
 from fullbatch.report.embedded import (
@@ -163,7 +163,7 @@ def test_extreme_temperatures():
 def test_tables_mean_nothing_for_other_data(runs, found, tmp_path):
     from tests.data.making import captioned, write_shard
 
-    other = Pool([open_source(Source(str(write_shard(tmp_path / "other.tar", captioned(40)))))])
+    other = SamplePool([open_source(Source(str(write_shard(tmp_path / "other.tar", captioned(40)))))])
     memory = read_memory(runs[1], type(found.embedded)(**{**vars_of(found.embedded), "pool": other}))
     assert memory.log_u_N is None and "changed" in memory.gap
     assert read_memory(runs[0], found.embedded).log_u_N is None  # openclip keeps nothing per sample

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 import fullbatch as fb
 from fullbatch.config.run import RunConfig
-from fullbatch.data.loader import Batch
+from fullbatch.data.loader import LoadedBatch
 from fullbatch.training.display import Display
 from fullbatch.training.hooks import Hooks
 from fullbatch.training.optimizer import make_optimizer, make_temperature_optimizer
@@ -58,12 +58,12 @@ class LinearBatches:
         )
         return image_nF, image_nF + noise_nF
 
-    def batch(self, number: int) -> Batch:
+    def batch(self, number: int) -> LoadedBatch:
         epoch, place = divmod(number, self.steps_per_epoch)
         order = torch.randperm(self.samples, generator=torch.Generator().manual_seed(10_000 * self.seed + epoch))
         ids = order[place * self.batch_size : (place + 1) * self.batch_size]
         image_nF, text_nF = self.features()
-        return Batch(ids, image_nF[ids], text_nF[ids])
+        return LoadedBatch(ids, image_nF[ids], text_nF[ids])
 
 
 def linear_trainer(folder: Path, batches: LinearBatches, **settings: Any) -> Trainer:

@@ -7,7 +7,7 @@ from torch.nn.functional import normalize
 
 import fullbatch as fb
 from fullbatch.config.model import Model
-from fullbatch.data.loader import Batch
+from fullbatch.data.loader import LoadedBatch
 from fullbatch.models.build import build_model
 from fullbatch.training.gradient import GradientRule
 from tests.combinations import COMBINATIONS, SAMPLES, WIDTH, make, tiered
@@ -52,7 +52,7 @@ def train(rule, name, dropout):
         ids = torch.randperm(SAMPLES, generator=noise)[:BATCH]
         inputs = (torch.randn(BATCH, 5, generator=noise, dtype=torch.float64) for _ in range(2))
         optimizer.zero_grad()
-        output = rule(model, objective, Batch(ids, *inputs), step, scaler)
+        output = rule(model, objective, LoadedBatch(ids, *inputs), step, scaler)
         found.append([output.loss.detach(), *(w.grad.clone() for w in weights if w.grad is not None)])
         optimizer.step()
     return found, objective.state_dict()
@@ -77,7 +77,7 @@ def test_with_dropout_too(name):
 
 def test_dropout_differs_from_piece_to_piece_and_step_to_step():
     rule, model = GradientRule(seed=1), Towers(0.5)
-    piece = Batch(torch.arange(4), *(torch.ones(4, 5, dtype=torch.float64) for _ in range(2)))
+    piece = LoadedBatch(torch.arange(4), *(torch.ones(4, 5, dtype=torch.float64) for _ in range(2)))
     draws = [rule._embed(model, piece, step, place)[0] for step, place in ((0, 0), (0, 1), (1, 0), (0, 0))]
     assert torch.equal(draws[0], draws[3])
     assert not torch.equal(draws[0], draws[1])
@@ -92,7 +92,7 @@ def test_with_real_towers(tmp_path, locked):
         torch.manual_seed(0)
         model = build_model(Model(model=path, **locked))
         images = torch.randint(0, 256, (8, 3, 16, 16), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
-        batch = Batch(torch.arange(8), images, model.tokenize([f"picture {i}" for i in range(8)]))
+        batch = LoadedBatch(torch.arange(8), images, model.tokenize([f"picture {i}" for i in range(8)]))
         objective = fb.make_objective("neuclip", width=model.width, prototypes=16, num_samples=40, rho=1.0)
         rule = GradientRule(micro_batch=micro_batch)
         rule(model, objective, batch, 0, torch.amp.GradScaler("cpu", enabled=False))

@@ -10,7 +10,7 @@ from optuna.storages import BaseStorage, InMemoryStorage
 from optuna.storages._heartbeat import BaseHeartbeat
 from optuna.trial import TrialState
 
-from fullbatch.trials.processes import Identity
+from fullbatch.trials.processes import ProcessIdentity
 from fullbatch.trials.queue import SlotQueue
 from fullbatch.trials.slots import Ended, Score
 
@@ -134,7 +134,7 @@ class Actor:
             "study",
             ["maximize"],
             self.slots,
-            worker=Identity("here", 1, "now", self.name),
+            worker=ProcessIdentity("here", 1, "now", self.name),
             is_gone=lambda identity: identity.name in self.stage.dead,
             clock=lambda: self.stage.began + timedelta(seconds=self.stage.now),
         )

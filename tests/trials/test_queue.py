@@ -13,7 +13,7 @@ from optuna.samplers import TPESampler
 from optuna.storages import InMemoryStorage
 from optuna.trial import TrialState
 
-from fullbatch.trials.processes import Identity, is_gone, this_process
+from fullbatch.trials.processes import ProcessIdentity, is_gone, this_process
 from fullbatch.trials.queue import MOST_DEATHS, WORKER, SlotQueue
 from fullbatch.trials.samplers import SLOT
 from fullbatch.trials.slots import Score, Slot
@@ -34,7 +34,7 @@ class World:
             "study",
             self.directions,
             self.slots,
-            worker=Identity("here", 1, "now", name),
+            worker=ProcessIdentity("here", 1, "now", name),
             is_gone=lambda identity: identity.name in self.dead,
             clock=lambda: datetime.now() + timedelta(seconds=self.now),
             **more,
@@ -315,10 +315,10 @@ def test_dead_attempts_do_not_compete():
 def test_a_process_is_known_by_more_than_its_number():
     me = this_process()
     assert me.pid == os.getpid() and not is_gone(me)
-    assert Identity.read(asdict(me)) == me and Identity.read(None) is None
-    assert is_gone(Identity(me.place, me.pid, "before", "reused")), "the number was used again"
-    assert not is_gone(Identity("another machine", me.pid, "before", "far")), "nobody can know"
-    assert not is_gone(Identity("", me.pid, "", "?"))
+    assert ProcessIdentity.read(asdict(me)) == me and ProcessIdentity.read(None) is None
+    assert is_gone(ProcessIdentity(me.place, me.pid, "before", "reused")), "the number was used again"
+    assert not is_gone(ProcessIdentity("another machine", me.pid, "before", "far")), "nobody can know"
+    assert not is_gone(ProcessIdentity("", me.pid, "", "?"))
 
 
 def test_a_process_that_ended_is_gone_before_its_parent_asks():
@@ -328,7 +328,7 @@ print(*vars(this_process()).values(), sep="|", flush=True)
 input()"""
     process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     place, pid, began, name = process.stdout.readline().strip().split("|")
-    child = Identity(place, int(pid), began, name)
+    child = ProcessIdentity(place, int(pid), began, name)
     assert not is_gone(child)
     process.kill()
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # dead, and still in the table
@@ -341,7 +341,7 @@ def test_the_holders_name_is_kept():
     world = World(1)
     queue = SlotQueue(world.storage, "study", ["maximize"], world.slots)
     with taken(queue) as lease:
-        assert Identity.read(queue.study.trials[0].user_attrs[WORKER]) == this_process()
+        assert ProcessIdentity.read(queue.study.trials[0].user_attrs[WORKER]) == this_process()
         assert queue.progress()[1][0].worker.endswith(f":{os.getpid()}")
         lease.begin(choose)
         assert lease.end(Score("done", (1.0,)))

@@ -14,7 +14,7 @@ from fullbatch.config.data import Views
 from fullbatch.data.decoded import decode_all, decoded_key
 from fullbatch.data.images import EvalTransform
 from fullbatch.data.in_memory import InMemoryBatches, resident
-from fullbatch.data.loader import EvaluationBatches, Pool, TrainingBatches
+from fullbatch.data.loader import EvaluationBatches, SamplePool, TrainingBatches
 from fullbatch.data.order import Order
 from fullbatch.data.sample import BadSample, RawSample
 from fullbatch.data.two_views import (
@@ -186,7 +186,7 @@ class Pictures:
 
 def both_kinds(tmp_path, monkeypatch, world=World(), bad=()):
     monkeypatch.setenv("FULLBATCH_CACHE", str(tmp_path / "cache"))
-    pool, views = Pool([Pictures(bad)]), ViewMaker(ALL, 3)
+    pool, views = SamplePool([Pictures(bad)]), ViewMaker(ALL, 3)
     order = Order(pool.lengths, (1.0,), 3)
     read = TrainingBatches(pool, order, 8, WholeSquare(16), no_tokens, world, views=views)
     key = decoded_key(pool, [None], EvalTransform(16))
