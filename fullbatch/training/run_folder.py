@@ -160,6 +160,17 @@ def alone_in(run: Path, given_up: Callable[[], bool] = lambda: False) -> Iterato
         lock.close()
 
 
+def can_be_locked(folder: Path) -> bool:
+    """Whether its file system has locks."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / LOCK).open("w") as lock:
+        try:
+            fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            return error.errno in (errno.EACCES, errno.EAGAIN)
+    return True
+
+
 def _here(run: Path) -> tuple[Path, int, int]:
     return run.resolve(), os.getpid(), threading.get_ident()
 

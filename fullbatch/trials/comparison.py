@@ -67,9 +67,12 @@ def race(plan: Plan, folder: Path, pace: Pace) -> dict[str, Any]:
                 (job.folder / OUTCOME).unlink()
 
     def write_summary() -> dict[str, Any]:
-        summary = summarize(plan, jobs, budget, tasks, metric)
-        replace_text(folder / SUMMARY, json.dumps(summary, indent=1))
-        write_csv(summary, folder / "comparison.csv")
+        """Of the plan in the folder: another command may have added runs."""
+        with alone_in(folder):
+            latest = plan if plan.equal_time is not None else planned_in(folder)
+            summary = summarize(latest, jobs if latest == plan else _jobs(latest, folder), budget, tasks, metric)
+            replace_text(folder / SUMMARY, json.dumps(summary, indent=1))
+            write_csv(summary, folder / "comparison.csv")
         return summary
 
     def ending(job: Job, outcome: Outcome) -> str:

@@ -23,7 +23,7 @@ import torch
 from fullbatch.config.run import RunConfig
 from fullbatch.config.tree import from_dict, to_dict
 from fullbatch.training.interruption import Abandoned, Interrupted
-from fullbatch.training.run_folder import Folder, alone_in, replace_text
+from fullbatch.training.run_folder import Folder, alone_in, can_be_locked, replace_text
 from fullbatch.training_run import train
 from fullbatch.trials.comparison_plan import Job
 from fullbatch.trials.processes import OUTPUT, Member, WorkerContext, WorkerPool, in_brackets, last_line, print_to
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 Status = Literal["done", "failed", "open"]
 OUTCOME = "outcome.json"
 TRIES = 2  # of a run whose process dies
+LOOK_EVERY = 1.0  # seconds between looks for a run that others have left
 
 
 @dataclass(frozen=True)
@@ -106,11 +107,12 @@ def train_runs(jobs: Sequence[Job], side_by_side: int, watch: RunsDisplay, until
         outcome = Outcome("open", f"{why}; it is tried again")
         if deaths[name] >= TRIES:
             outcome = Outcome("failed", f"{why}, {TRIES} times", again=True)
-            outcome.write(job.folder)
+            with suppress(Abandoned), alone_in(job.folder, lambda: True):  # unless another command trains it
+                outcome.write(job.folder)
         watch.ended(job, outcome)
 
     pool = WorkerPool(side_by_side, len(is_open), hear, died, watch.tick)
-    pool.run(_work, _Terms({job.name: to_dict(job.config) for job in is_open}, until))
+    pool.run(_work, _Terms({job.name: to_dict(job.config) for job in is_open}, side_by_side, until))
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -120,14 +122,21 @@ def train_runs(jobs: Sequence[Job], side_by_side: int, watch: RunsDisplay, until
 @dataclass(frozen=True)
 class _Terms:
     configs: Mapping[str, dict[str, Any]]
+    side_by_side: int
     until: float | None
 
 
 def _work(worker: WorkerContext, terms: _Terms) -> None:
+    """Until all runs have ended: another process that works on one may be about to stop, or to die."""
     jobs = [Job(name, from_dict(RunConfig, values)) for name, values in terms.configs.items()]
+    if not can_be_locked(jobs[0].folder.parent):  # then each worker has runs of its own
+        jobs = jobs[worker.place :: terms.side_by_side]
     while not worker.stopping and (terms.until is None or time.monotonic() < terms.until):
-        if not any(_tried(worker, job) for job in jobs):
+        if any(_tried(worker, job) for job in jobs):
+            continue
+        if all(outcome_of(job.folder).status != "open" for job in jobs):
             return
+        time.sleep(LOOK_EVERY)
 
 
 def _tried(worker: WorkerContext, job: Job) -> bool:

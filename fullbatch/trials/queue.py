@@ -21,13 +21,14 @@ So a search in one process, killed and resumed, tries the same.
 
 from __future__ import annotations
 
+import math
 import threading
+import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
-from math import isfinite
 from typing import Any, Literal
 
 import optuna
@@ -49,6 +50,7 @@ UNNAMED_SECONDS = 30.0  # that a trial may be held by nobody knows whom
 ATTEMPT, GIVEN = "attempt", "given"
 ENDED, OF = "ended", "of"
 WORKER, PARAMS, OUTCOME, RELEASED = "worker", "params", "outcome", "released"
+BEFORE_HEARTBEATS = "died"  # every trial of version 0.6 had it
 
 Direction = Literal["maximize", "minimize"]
 
@@ -85,6 +87,8 @@ class SlotQueue:
                 f"{list(self.directions)}; give the search another name."
             )
         self.held: set[int] = set()  # trials of this very process
+        self._looked = time.time(), time.monotonic()
+        self._trusted_from = -math.inf  # by the monotonic clock: from when heartbeats that are missing tell something
 
     def _study(self) -> optuna.Study:
         return optuna.create_study(
@@ -192,16 +196,25 @@ class SlotQueue:
 
     def fail_dead(self) -> None:
         """Fail the trials of workers that are gone."""
-        with _without_warnings():
-            patiently(lambda: optuna.storages.fail_stale_trials(self.study))
+        if not self._just_woke():
+            with _without_warnings():
+                patiently(lambda: optuna.storages.fail_stale_trials(self.study))
         for trial in self.trials():
             if trial.state is TrialState.RUNNING and trial.number not in self.held and self._is_dead(trial):
                 self.tell(trial.number, TrialState.FAIL)
 
+    def _just_woke(self) -> bool:
+        """Whether this machine slept or its clock was set: its other workers have had no time for a heartbeat yet."""
+        (wall, monotonic), self._looked = self._looked, (time.time(), time.monotonic())
+        every = heartbeat_every(self.storage) or BEAT_EVERY
+        if abs((self._looked[0] - wall) - (self._looked[1] - monotonic)) > every:
+            self._trusted_from = self._looked[1] + 2 * every
+        return self._looked[1] < self._trusted_from
+
     def _is_dead(self, trial: FrozenTrial) -> bool:
         holder = ProcessIdentity.read(trial.user_attrs.get(WORKER))
         if holder is not None:
-            return self.is_gone(holder)
+            return self.is_gone(holder) or BEFORE_HEARTBEATS in trial.user_attrs
         started = trial.datetime_start  # by the holder's clock, which may be ahead of ours
         return started is not None and abs((self.clock() - started).total_seconds()) > UNNAMED_SECONDS
 
@@ -367,7 +380,7 @@ class Lease:
 
 def _finite(score: Score) -> Score:
     """A value that is no number is a divergence."""
-    finite = score.values is not None and all(map(isfinite, score.values))
+    finite = score.values is not None and all(map(math.isfinite, score.values))
     values = tuple(map(float, score.values or ())) if finite and score.status != "failed" else None
     status = "diverged" if values is None and score.status in ("done", "stopped") else score.status
     return Score(**{**vars(score), "status": status, "values": values})

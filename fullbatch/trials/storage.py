@@ -51,8 +51,15 @@ def open_storage(where: str, lost_after: float = LOST_AFTER) -> BaseStorage:
         raise ValueError("The study's place is empty; it is a file, sqlite:///FILE or postgresql://USER@HOST/NAME.")
     if "://" not in where:
         _check_file(Path(where))
-        where = f"sqlite:///{Path(where).absolute()}"
+        where = _url_of(Path(where).absolute())
     return _data_base(where, lost_after)
+
+
+def _url_of(path: Path) -> str:
+    from sqlalchemy.engine import URL
+
+    url = URL.create("sqlite", database=str(path)).render_as_string(hide_password=False)
+    return url.replace("{", "{{").replace("}", "}}")  # Optuna formats it
 
 
 def _check_file(path: Path) -> None:
@@ -69,6 +76,8 @@ def _check_file(path: Path) -> None:
             f"{path} is a journal file, in which earlier versions kept a search; begin it anew, with its search.yaml "
             "as --plan and another --name."
         )
+    if first and not first.startswith(b"SQLite format 3"):
+        raise ValueError(f"{path} is not an SQLite file; name a new file for the study, or the URL of a data base.")
 
 
 def heartbeat_every(storage: BaseStorage) -> float | None:

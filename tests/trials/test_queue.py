@@ -14,7 +14,7 @@ from optuna.storages import InMemoryStorage
 from optuna.trial import TrialState
 
 from fullbatch.trials.processes import ProcessIdentity, is_gone, this_process
-from fullbatch.trials.queue import MOST_DEATHS, WORKER, SlotQueue
+from fullbatch.trials.queue import BEFORE_HEARTBEATS, MOST_DEATHS, WORKER, SlotQueue
 from fullbatch.trials.samplers import SLOT
 from fullbatch.trials.slots import Score, Slot
 from fullbatch.trials.storage import heartbeat_every, open_storage
@@ -345,3 +345,33 @@ def test_the_holders_name_is_kept():
         assert queue.progress()[1][0].worker.endswith(f":{os.getpid()}")
         lease.begin(choose)
         assert lease.end(Score("done", (1.0,)))
+
+
+def test_a_machine_that_slept_gives_its_workers_time_for_a_heartbeat(tmp_path, monkeypatch):
+    world = World(slots=2, storage=open_storage(str(tmp_path / "study.db"), 30.0))
+    first, other = world.queue("one"), world.queue("two")
+    lease = taken(first)
+    stale = []
+    monkeypatch.setattr(optuna.storages, "fail_stale_trials", lambda study: stale.append(study))
+    other.fail_dead()
+    assert len(stale) == 1
+    slept, wall = [0.0], time.time
+    monkeypatch.setattr(time, "time", lambda: wall() + slept[0])
+    slept[0] = 3600.0
+    other.fail_dead()
+    other.fail_dead()
+    assert len(stale) == 1, "not at once after the pause"
+    other._trusted_from = 0.0
+    other.fail_dead()
+    assert len(stale) == 2
+    lease.release()
+
+
+def test_a_trial_of_a_version_without_heartbeats_is_tried_again():
+    """Its worker may have been on another machine, of which nothing can be seen."""
+    world = World(slots=1)
+    lease = taken(world.queue("elsewhere"))
+    queue = world.queue("here")
+    assert queue.take(sampler) is None
+    world.storage.set_trial_user_attr(lease.trial._trial_id, BEFORE_HEARTBEATS, 0)
+    assert taken(queue).slot.number == 0

@@ -15,7 +15,7 @@ def test_clear_errors(tmp_path):
     (tmp_path / "notes.db").write_bytes(b"not a data base at all, but long enough" * 100)
     for where, said in [
         ("", "empty"),
-        (str(tmp_path / "notes.txt"), "not a database"),
+        (str(tmp_path / "notes.txt"), "not an SQLite file; name a new file"),
         (
             str(tmp_path / "old.journal"),
             "earlier versions kept a search; begin it anew, with its search.yaml",
@@ -99,3 +99,12 @@ def test_a_waiting_trial_is_taken_once(storage_url, tmp_path):
     for thread in threads:
         thread.join()
     assert sorted(taken) == list(range(trials))
+
+
+@pytest.mark.parametrize("name", ["{x}", "a{}b", "50%20", "a?b", "a#b", "ü b"])
+def test_a_file_may_have_any_name(tmp_path, name):
+    folder = tmp_path / name
+    storage = open_storage(str(folder / "study.db"))
+    optuna.create_study(storage=storage, study_name="one")
+    assert (folder / "study.db").stat().st_size > 0 and not (tmp_path / "a").exists()
+    assert optuna.get_all_study_names(open_storage(str(folder / "study.db"))) == ["one"]
