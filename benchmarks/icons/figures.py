@@ -2,8 +2,8 @@
 
     python benchmarks/icons/figures.py docs/studies/icons       # writes tables.md and batch_sizes.svg there
 
-Needs matplotlib.  What is not run yet is not in the tables; while there is no race, the plot shows the best of the runs
-that tuned the learning rates.
+Needs matplotlib.  What is not run yet is not in the tables; until the race has two batch sizes, the plot shows the best
+of the runs that tuned the learning rates.
 """
 
 from __future__ import annotations
@@ -286,6 +286,11 @@ def main() -> None:
     edges = ", ".join(at_the_edge(grids, scores))
     note = f"\n\nThe best rate is at the edge of its grid: {edges}." if edges else ""
     parts = [("Learning rates", rates_table(grids, scores) + note)]
+    points = {
+        arm: {size: [100 * max(scores[arm, size, rate] for rate in rates)] for size, rates in sizes.items()}
+        for arm, sizes in grids.items()
+    }
+    title = "R@1 among the 5,295 icons of the tuning shard, %, 1.25 M samples seen, one seed"
     if (folder / "race").is_dir():
         cells = read_race(folder / "race")
         parts += [
@@ -294,17 +299,12 @@ def main() -> None:
             ("Matches", matches_table(cells)),
             ("Normalizer error at the end", error_table(cells)),
         ]
-        points = {
-            arm: {size: [run.score for run in runs.values()] for (name, size), runs in cells.items() if name == arm}
-            for arm in dict.fromkeys(arm for arm, _ in cells)
-        }
-        title = "R@1 among 3,000 held-out icons, %, 2.5 M samples seen, three seeds"
-    else:
-        points = {
-            arm: {size: [100 * max(scores[arm, size, rate] for rate in rates)] for size, rates in sizes.items()}
-            for arm, sizes in grids.items()
-        }
-        title = "R@1 among the 5,295 icons of the tuning shard, %, 1.25 M samples seen, one seed"
+        if len({size for _, size in cells}) > 1:
+            points = {
+                arm: {size: [run.score for run in runs.values()] for (name, size), runs in cells.items() if name == arm}
+                for arm in dict.fromkeys(arm for arm, _ in cells)
+            }
+            title = "R@1 among 3,000 held-out icons, %, 2.5 M samples seen, three seeds"
     (folder / "tables.md").write_text("\n\n".join(f"## {name}\n\n{text}" for name, text in parts) + "\n")
     plot(points, title, folder / "batch_sizes.svg")
     print((folder / "tables.md").read_text())
