@@ -163,11 +163,14 @@ def alone_in(run: Path, given_up: Callable[[], bool] = lambda: False) -> Iterato
 def can_be_locked(folder: Path) -> bool:
     """Whether its file system has locks."""
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / LOCK).open("w") as lock:
-        try:
+    probe = folder / f"{LOCK}-{os.getpid()}"
+    try:
+        with probe.open("w") as lock:
             fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            return error.errno in (errno.EACCES, errno.EAGAIN)
+    except OSError as error:
+        return error.errno in (errno.EACCES, errno.EAGAIN)
+    finally:
+        probe.unlink(missing_ok=True)
     return True
 
 

@@ -3,7 +3,7 @@
 from collections import Counter
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from optuna.trial import TrialState
 
@@ -59,9 +59,12 @@ def check(stage, seen):
     assert ended[0].status == "failed"
     trials = queue.study.trials
     mine = [t.user_attrs for t in trials if t.user_attrs.get(SLOT) == 1 and t.state is TrialState.FAIL]
-    dead = [attrs for attrs in mine if WORKER in attrs and not {RELEASED, ENDED} & set(attrs)]
-    expected = "failed" if len(dead) >= MOST_DEATHS else "done"
-    assert ended[1].status == expected, "given up after so many deaths, counted here, and never before"
+    begun = [attrs for attrs in mine if WORKER in attrs and ENDED not in attrs]
+    released = sum(RELEASED in attrs for attrs in begun)
+    if ended[1].status == "failed":
+        assert len(begun) - released >= MOST_DEATHS, "given up after so many deaths, and never before"
+    else:  # as they were when it was taken: who slept may write its name on a trial that was failed long before
+        assert ended[1].status == "done" and ended[1].attempts - 1 - released < MOST_DEATHS
     good = Counter(t.user_attrs[SLOT] for t in trials if t.state in (TrialState.COMPLETE, TrialState.PRUNED))
     assert all(number == 1 for number in good.values()), "a result counts once for the sampler too"
     for found in ended:
@@ -70,6 +73,9 @@ def check(stage, seen):
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@example(
+    [(0, 1, False, 0), (1, 2, False, 0), (0, 7, False, 0), (0, 37, False, 0), (1, 21, True, 34), (0, 20, False, 0)]
+)
 @given(moves)
 def test_every_slot_ends_once(script):
     check(*play(script))
