@@ -452,44 +452,6 @@ def test_killed_in_the_middle_it_ends_the_same(tmp_path):
     assert plain(run_trial(config, metrics)) == plain(run_trial(*small_trial(tmp_path, "whole")))
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# ranks
-
-
-def on_rank(rank, config, metrics, prune_at):
-    told = Told(prune_at)
-    score = run_trial(config, metrics, told)
-    again = run_trial(config, metrics)
-    return score, again, told.said
-
-
-@pytest.mark.slow
-def test_two_ranks(tmp_path, two_ranks):
-    one = run_trial(*small_trial(tmp_path, "one"), Told(3))
-    (first, again, said), (other, other_again, unsaid) = two_ranks.run(on_rank, *small_trial(tmp_path, "two"), 3)
-    assert first == again == other == other_again
-    assert first.status == one.status == "pruned"
-    assert [(number, (value,)) for number, value in said] == list(first.evaluations)
-    assert unsaid == [], "the first speaks for all"
-    for (_, ours), (_, theirs) in zip(first.evaluations, one.evaluations, strict=True):
-        assert ours == pytest.approx(theirs, abs=0.06), "a place in a ranking of 40 may change by rounding"
-
-
-def raised_on_rank(rank, config, metrics):
-    def fail(number):
-        raise KeyError("gone")
-
-    try:
-        run_trial(config, metrics, Told(action=fail))
-    except Exception as error:
-        return type(error).__name__
-    return run_trial(config, metrics)
-
-
-def test_two_ranks_of_which_the_first_cannot_report(tmp_path, two_ranks):
-    assert two_ranks.run(raised_on_rank, *small_trial(tmp_path)) == ["KeyError", "Abandoned"]
-
-
 @pytest.mark.slow
 def test_training_needs_neither_optuna_nor_scipy():
     code = "import sys, fullbatch.training_run, fullbatch.cli; print({'optuna', 'scipy.ndimage'} & set(sys.modules))"
