@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from scipy.special import stdtrit
 
 SEEDS_TO_TELL = 3  # with fewer, an interval says next to nothing
 
 
-def student_t(degrees: int) -> float:
-    """Student's t, two-sided 95 %."""
-    return float(stdtrit(degrees, 0.975))
-
-
 def half_interval(spread: float, count: int) -> float:
-    """Half the width of the 95 % interval of a mean over so many seeds."""
-    return student_t(count - 1) * spread / math.sqrt(count)
+    """Half the width of the 95 % interval of a mean over so many seeds, by Student's t."""
+    return float(stdtrit(count - 1, 0.975)) * spread / math.sqrt(count)
 
 
 @dataclass(frozen=True)
@@ -36,15 +32,24 @@ class Spread:
     def sd(self) -> float | None:
         return statistics.stdev(self.values) if len(self.values) > 1 else None
 
+    def as_dict(self) -> dict[str, Any]:
+        return {"mean": self.mean, "sd": self.sd, "values": list(self.values)}
+
+
+def with_spread(mean: float, sd: float | None, share: bool, sign: str = "") -> str:
+    """A share in per cent, others in four figures.
+
+    >>> with_spread(0.2, 0.01, True), with_spread(65.0, None, False, "+")
+    ('20.00 ± 1.00', '+65')
+    """
+    scale, form = (100.0, ".2f") if share else (1.0, ".4g")
+    return f"{scale * mean:{sign}{form}}" + ("" if sd is None else f" ± {scale * sd:{form}}")
+
 
 @dataclass(frozen=True)
 class Guessing:
-    """chance  the share of right answers that guessing gives
-    asked   how many answers a run's share is taken over
-    """
-
-    chance: float
-    asked: int
+    chance: float  # the share of right answers that guessing gives
+    asked: int  # how many answers a run's share is taken over
 
     def beaten_by(self, found: Spread) -> bool:
         """Whether the mean lies two standard errors above chance: by the noise of so many guesses, and by the spread
@@ -55,13 +60,8 @@ class Guessing:
 
 @dataclass(frozen=True)
 class Match:
-    """matches  the baseline's batch size whose mean lies nearest, if within one combined standard deviation
-    about    where the baseline's curve, drawn over log2 of the batch size, first reaches the row's mean
-    text     the sentence
-    """
-
-    matches: int | None
-    about: float | None
+    matches: int | None  # the baseline's batch size whose mean lies nearest, if within one combined standard deviation
+    about: float | None  # where the baseline's curve, drawn over log2 of the batch size, first reaches the row's mean
     text: str
 
 
@@ -98,17 +98,17 @@ def match(
         if len(learned) < len(sizes):
             return _neither(subject, baseline, sizes, learned, guessing.chance)
     if len(near) == len(sizes) > 1:
-        every = f"{baseline} at {joined([str(size) for size in sizes])}"
+        every = f"{baseline} at {joined(sizes)}"
         return Match(None, about, f"{subject} cannot be told apart from {every}: the spread is larger")
     if near:
         best = min(near, key=lambda size: (abs(theirs[size].mean - ours.mean), size))
-        others = [str(size) for size in near if size != best]
+        others = [size for size in near if size != best]
         also = f" (and is within the spread of {joined(others)} too)" if others else ""
         return Match(best, about, f"{subject} matches {baseline} at {best}{also}")
 
     def caveat(*held_against: int) -> str:
         """Names those of one seed, among the cells that the sentence rests on."""
-        single = [str(size) for size in held_against if theirs[size].sd is None]
+        single = [size for size in held_against if theirs[size].sd is None]
         cells = [f"of {subject}"] if ours.sd is None else []
         cells += [f"of {baseline} at {joined(single)}"] if single else []
         return f"; one seed {' and '.join(cells)}, so the spread is not known" if cells else ""
@@ -130,8 +130,8 @@ def match(
 
 
 def _neither(subject: str, baseline: str, sizes: Sequence[int], learned: Sequence[int], chance: float) -> Match:
-    idle = joined([str(size) for size in sizes if size not in learned])
-    others = f"; {baseline} at {joined([str(size) for size in learned])} is" if learned else ""
+    idle = joined([size for size in sizes if size not in learned])
+    others = f"; {baseline} at {joined(learned)} is" if learned else ""
     text = f"neither {subject} nor {baseline} at {idle} is above chance ({100 * chance:.3g} %){others}"
     return Match(None, None, text)
 
@@ -154,9 +154,10 @@ def _crossing(sizes: Sequence[int], means: Sequence[float], level: float) -> flo
     return None
 
 
-def joined(words: Sequence[str], last: str = "and") -> str:
+def joined(items: Iterable[object], last: str = "and") -> str:
     """
     >>> joined(["a", "b", "c"], "or")
     'a, b or c'
     """
+    words = list(map(str, items))
     return f" {last} ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
