@@ -24,9 +24,8 @@ from __future__ import annotations
 import math
 import threading
 import time
-import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from typing import Any, Literal
@@ -57,29 +56,28 @@ Direction = Literal["maximize", "minimize"]
 
 @dataclass
 class SlotQueue:
-    """storage      open_storage's
-    name         of the study
-    directions   one a metric: "maximize" or "minimize"
-    slots        what the phase owes; every worker must give the same
-    pruner       Optuna's; None: none
-    worker       this process
-    last_line    the last thing that an attempt at a slot printed, if it can be seen from here; else ""
-    is_gone, clock   how processes and time are seen; tests have their own
-    """
-
-    storage: BaseStorage
-    name: str
-    directions: Sequence[Direction]
-    slots: Sequence[Slot]
+    storage: BaseStorage  # open_storage's
+    name: str  # of the study
+    directions: Sequence[Direction]  # one a metric
+    slots: Sequence[Slot]  # what the phase owes; every worker must give the same
     pruner: BasePruner | None = None
     worker: ProcessIdentity = field(default_factory=this_process)
-    last_line: Callable[[Slot], str] = lambda slot: ""
-    is_gone: Callable[[ProcessIdentity], bool] = is_gone
+    last_line: Callable[[Slot], str] = lambda slot: ""  # that an attempt printed, if it can be seen from here
+    is_gone: Callable[[ProcessIdentity], bool] = is_gone  # tests have their own, and their own clock
     clock: Callable[[], datetime] = datetime.now
 
     def __post_init__(self) -> None:
         self._sampler = SamplerBySlot()
-        self.study = patiently(self._study)
+        self.study = patiently(
+            lambda: optuna.create_study(
+                storage=self.storage,
+                study_name=self.name,
+                directions=list(self.directions),
+                sampler=self._sampler,
+                pruner=without_failed(self.pruner or NopPruner()),
+                load_if_exists=True,
+            )
+        )
         stored = [direction.name.lower() for direction in self.study.directions]
         if stored != list(self.directions):
             raise ValueError(
@@ -89,16 +87,6 @@ class SlotQueue:
         self.held: set[int] = set()  # trials of this very process
         self._looked = time.time(), time.monotonic()
         self._trusted_from = -math.inf  # by the monotonic clock: from when heartbeats that are missing tell something
-
-    def _study(self) -> optuna.Study:
-        return optuna.create_study(
-            storage=self.storage,
-            study_name=self.name,
-            directions=list(self.directions),
-            sampler=self._sampler,
-            pruner=without_failed(self.pruner or NopPruner()),
-            load_if_exists=True,
-        )
 
     # -----------------------------------------------------------------------------------------------------------------
     # looking
@@ -164,8 +152,7 @@ class SlotQueue:
 
     def _ask(self, slots: Mapping[int, Slot]) -> Lease | None:
         """Where no trial waits any more, Optuna makes one without a slot, which is failed like one that came late."""
-        with _without_warnings():
-            trial = patiently(self.study.ask)
+        trial = patiently(self.study.ask)
         attrs, trials = trial.user_attrs, self.trials()
         slot = slots.get(attrs.get(SLOT, -1))
         deciding = None if slot is None else _deciding(slot, trials)
@@ -197,8 +184,7 @@ class SlotQueue:
     def fail_dead(self) -> None:
         """Fail the trials of workers that are gone."""
         if not self._just_woke():
-            with _without_warnings():
-                patiently(lambda: optuna.storages.fail_stale_trials(self.study))
+            patiently(lambda: optuna.storages.fail_stale_trials(self.study))
         for trial in self.trials():
             if trial.state is TrialState.RUNNING and trial.number not in self.held and self._is_dead(trial):
                 self.tell(trial.number, TrialState.FAIL)
@@ -217,14 +203,6 @@ class SlotQueue:
             return self.is_gone(holder) or BEFORE_HEARTBEATS in trial.user_attrs
         started = trial.datetime_start  # by the holder's clock, which may be ahead of ours
         return started is not None and abs((self.clock() - started).total_seconds()) > UNNAMED_SECONDS
-
-
-@contextmanager
-def _without_warnings() -> Iterator[None]:
-    """Optuna's: failing stale trials is experimental, and heartbeats are meant for its own loop."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
 
 
 def _of(slot: Slot, trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:

@@ -3,13 +3,11 @@ attempts."""
 
 from __future__ import annotations
 
-import warnings
 import zlib
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 from optuna.distributions import BaseDistribution
-from optuna.exceptions import ExperimentalWarning
 from optuna.pruners import BasePruner, HyperbandPruner, MedianPruner, NopPruner, SuccessiveHalvingPruner
 from optuna.samplers import BaseSampler, RandomSampler, TPESampler
 from optuna.study import Study
@@ -34,9 +32,7 @@ def sampler_of(plan: SearchPlan, phase: PhaseName, slot: Slot) -> BaseSampler:
         case "choices" | "fine":
             trials = plan.choices.trials if phase == "choices" or plan.fine is None else plan.fine.trials
             random = min(MOST_RANDOM, max(2, trials // 4))
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", ExperimentalWarning)
-                return TPESampler(n_startup_trials=random, multivariate=True, group=True, constant_liar=True, seed=seed)
+            return TPESampler(n_startup_trials=random, multivariate=True, group=True, constant_liar=True, seed=seed)
         case "grid" | "finals":
             return RandomSampler(seed)  # nothing is left to it
         case _:
@@ -54,11 +50,8 @@ def pruner_of(plan: SearchPlan, phase: PhaseName, evaluations: int) -> BasePrune
         case "asha":
             return SuccessiveHalvingPruner(min_resource=first, reduction_factor=factor)
         case "hyperband":
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", ExperimentalWarning)
-                return HyperbandPruner(
-                    min_resource=first, max_resource=max(evaluations, first), reduction_factor=factor
-                )
+            most = max(evaluations, first)
+            return HyperbandPruner(min_resource=first, max_resource=most, reduction_factor=factor)
         case "median":
             return MedianPruner(n_startup_trials=4, n_warmup_steps=first - 1)
         case _:
