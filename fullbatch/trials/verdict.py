@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from fullbatch.evaluation.metric_names import Metric
-from fullbatch.trials.phases import fronts
+from fullbatch.trials.phases import costs_of, fronts
 from fullbatch.trials.slots import CHOSEN, Ended, PhaseName
-from fullbatch.trials.statistics import SEEDS_TO_TELL, Spread, half_interval, joined, paired
+from fullbatch.trials.statistics import SEEDS_TO_TELL, Spread, half_interval, joined, paired, with_spread
 
 MINUS = "\u2212"
 _ORIGIN = re.compile(r"(choices|grid|fine) (\d+)")
@@ -22,21 +22,15 @@ _ORIGIN = re.compile(r"(choices|grid|fine) (\d+)")
 
 @dataclass(frozen=True)
 class Finalist:
-    """One config over seeds.
-
-    values     of each seed that has some, by metric
-    missing    how many of its seeds ended without a value: they failed, or diverged where there is no worst value
-    diverged   how many of its seeds ran away; those with a worst value have it among ``values``
-    trained    how many of its seeds were trained to an end; without any it does not win
-    """
+    """One config over seeds."""
 
     label: str
     kind: Literal["candidate", "baseline"]
     params: Mapping[str, Any]
-    values: Mapping[int, tuple[float, ...]]
-    missing: int = 0
-    diverged: int = 0
-    trained: int = 0
+    values: Mapping[int, tuple[float, ...]]  # of each seed that has some, by metric
+    missing: int = 0  # seeds that ended without a value: they failed, or diverged where there is no worst value
+    diverged: int = 0  # seeds that ran away; those with a worst value have it among ``values``
+    trained: int = 0  # seeds that were trained to an end; without any it does not win
 
     @property
     def seeds(self) -> list[int]:
@@ -51,12 +45,14 @@ class Finalist:
     @property
     def name(self) -> str:
         """The label, with what it stands for."""
-        chosen = [str(self.params[key]) for key in reversed(CHOSEN) if key in self.params]
-        words = " + ".join(chosen)
+        words = " + ".join(str(self.params[key]) for key in reversed(CHOSEN) if key in self.params)
         return f"{self.label} ({words})" if words and words != self.label else self.label
 
+    def of(self, metric: int) -> dict[int, float]:
+        return {seed: self.values[seed][metric] for seed in self.seeds}
+
     def spread(self, metric: int) -> Spread:
-        return Spread(tuple(self.values[seed][metric] for seed in self.seeds))
+        return Spread(tuple(self.of(metric).values()))
 
     def as_dict(self, metrics: int) -> dict[str, Any]:
         spreads = [self.spread(number) for number in range(metrics)] if self.values else []
@@ -78,35 +74,33 @@ def finalists_of(ended: Sequence[Ended], baselines: Sequence[str], metrics: Sequ
     """Best first; a finalist that lacks the value of a seed stands behind those that lack none, and one that ran away
     with every seed behind them all."""
     rows: dict[str, list[Ended]] = {}
-    for one in ended:
-        rows.setdefault(one.slot.label, []).append(one)
-    found = [_finalist(label, ones, baselines) for label, ones in rows.items()]
-    known = [one for one in found if one.values]
-    costs = [_costs(one, metrics) for one in known]
+    for trial in ended:
+        rows.setdefault(trial.slot.label, []).append(trial)
+    finalists = [_finalist(label, trials, baselines) for label, trials in rows.items()]
+    known = [finalist for finalist in finalists if finalist.values]
+    maximise = [metric.maximise for metric in metrics]
+    means = [[finalist.spread(number).mean for number in range(len(metrics))] for finalist in known]
+    costs = [costs_of(values, maximise) for values in means]
     places = zip(fronts(costs), costs, known, strict=True)
     order = sorted(places, key=lambda row: (not row[2].trained, row[2].missing > 0, row[0], row[1]))
-    return [one for _, _, one in order] + [one for one in found if not one.values]
+    return [finalist for _, _, finalist in order] + [finalist for finalist in finalists if not finalist.values]
 
 
-def _finalist(label: str, ones: Sequence[Ended], baselines: Sequence[str]) -> Finalist:
-    params = ones[0].slot.params
+def _finalist(label: str, trials: Sequence[Ended], baselines: Sequence[str]) -> Finalist:
+    params = trials[0].slot.params
     by_default = label in baselines and dict(params) == {"method": label}
+    values = {
+        trial.slot.seed or 0: trial.values for trial in trials if trial.values is not None and trial.status != "failed"
+    }
+    diverged = sum(trial.status == "diverged" for trial in trials)
     return Finalist(
         label=label,
         kind="baseline" if by_default else "candidate",
         params=params,
-        values={one.slot.seed or 0: one.values for one in ones if one.values is not None and one.status != "failed"},
-        missing=sum(one.values is None or one.status == "failed" for one in ones),
-        diverged=sum(one.status == "diverged" for one in ones),
-        trained=sum(one.values is not None and one.status not in ("failed", "diverged") for one in ones),
-    )
-
-
-def _costs(one: Finalist, metrics: Sequence[Metric]) -> tuple[float, ...]:
-    """Its means, signed so that less is better."""
-    return tuple(
-        -one.spread(number).mean if metric.maximise else one.spread(number).mean
-        for number, metric in enumerate(metrics)
+        values=values,
+        missing=sum(trial.values is None or trial.status == "failed" for trial in trials),
+        diverged=diverged,
+        trained=sum(trial.values is not None and trial.status not in ("failed", "diverged") for trial in trials),
     )
 
 
@@ -130,49 +124,34 @@ class Gain:
         return sd is not None and count >= SEEDS_TO_TELL and abs(self.difference.mean) > half_interval(sd, count)
 
     def as_dict(self, metrics: Sequence[str]) -> dict[str, Any]:
-        return {
-            "against": self.against.label,
-            "kind": self.against.kind,
-            "metric": metrics[self.metric],
-            "mean": self.difference.mean,
-            "sd": self.difference.sd,
-            "values": list(self.difference.values),
-            "seen": self.seen,
-        }
+        named = {"against": self.against.label, "kind": self.against.kind, "metric": metrics[self.metric]}
+        return {**named, **self.difference.as_dict(), "seen": self.seen}
 
 
 def gains(winner: Finalist, others: Sequence[Finalist], metrics: Sequence[Metric]) -> list[Gain]:
     """Over the second and over every baseline, where they share seeds."""
-    found = []
-    held = [one for place, one in enumerate(others) if place == 0 or one.kind == "baseline"]
-    for one in held:
+    made = []
+    for other in (other for place, other in enumerate(others) if place == 0 or other.kind == "baseline"):
         for number, metric in enumerate(metrics):
-            ours = {seed: values[number] for seed, values in winner.values.items()}
-            theirs = {seed: values[number] for seed, values in one.values.items()}
-            difference = paired(ours, theirs)
+            difference = paired(winner.of(number), other.of(number))
             if difference is not None:
                 better = difference.mean if metric.maximise else -difference.mean
-                found.append(Gain(one, number, difference, better))
-    return found
+                made.append(Gain(other, number, difference, better))
+    return made
 
 
 # ---------------------------------------------------------------------------------------------------------------------
 # words
 
 
-def with_spread(metric: Metric, mean: float, sd: float | None) -> str:
+def value_said(metric: Metric, mean: float, sd: float | None) -> str:
     """A share as "31.21 ± 0.42 %", others in four figures."""
-    scale, unit = (100.0, " %") if metric.is_share else (1.0, "")
-    form = ".2f" if metric.is_share else ".4g"
-    spread = "" if sd is None else f" ± {scale * sd:{form}}"
-    return f"{scale * mean:{form}}{spread}{unit}".replace("-", MINUS)
+    return f"{with_spread(mean, sd, metric.is_share)}{' %' if metric.is_share else ''}".replace("-", MINUS)
 
 
-def difference_said(metric: Metric, difference: Spread) -> str:
-    scale, form = (100.0, "+.2f") if metric.is_share else (1.0, "+.4g")
-    unit = " points" if metric.is_share else ""
-    spread = "" if difference.sd is None else f" ± {scale * difference.sd:{form[1:]}}"
-    return f"{scale * difference.mean:{form}}{spread}{unit}".replace("-", MINUS)
+def _gain_said(metric: Metric, gain: Gain) -> str:
+    words = with_spread(gain.difference.mean, gain.difference.sd, metric.is_share, "+").replace("-", MINUS)
+    return f"{words}{' points' if metric.is_share else ''} against {gain.against.label}"
 
 
 def said_of_finals(
@@ -180,16 +159,18 @@ def said_of_finals(
 ) -> str:
     """``final``: all that was planned has ended.  ``tried``: how many trials the finalists were picked from.
     ``elsewhere``: the finals are measured on sets that nothing was picked by."""
-    main = metrics[0]
-    spread = winner.spread(0)
+    main, spread = metrics[0], winner.spread(0)
     count = len(spread.values)
-    pieces = [_opening(winner, with_spread(main, spread.mean, spread.sd), main.short, count, final, len(metrics))]
-    found = [one for one in gains(winner, others, metrics) if one.metric == 0]
-    bases = [one for one in found if one.against.kind == "baseline"]
-    if bases:
-        words = [f"{difference_said(main, one.difference)} against {one.against.label}" for one in bases]
+    name = f"{winner.name}, a baseline that no candidate beats," if winner.kind == "baseline" else winner.name
+    among = f" (the first of {len(metrics)} metrics)" if len(metrics) > 1 else ""
+    pieces = [
+        f"{name} {_is_best(final)} with {value_said(main, spread.mean, spread.sd)} {main.short}{among} over "
+        f"{'one seed' if count == 1 else f'{count} seeds'}"
+    ]
+    in_main = [gain for gain in gains(winner, others, metrics) if gain.metric == 0]
+    if words := [_gain_said(main, gain) for gain in in_main if gain.against.kind == "baseline"]:
         pieces.append(f"seed by seed {joined(words)}")
-    pieces += _doubts(found, count)
+    pieces.append(_doubt(in_main, count))
     if winner.diverged:
         pieces.append(f"{winner.diverged} of its seeds diverged")
     if winner.missing:
@@ -201,38 +182,34 @@ def said_of_finals(
     return "; ".join(pieces) + "."
 
 
-def _opening(winner: Finalist, value: str, short: str, count: int, final: bool, metrics: int) -> str:
-    seeds = "one seed" if count == 1 else f"{count} seeds"
-    best = "is best" if final else "is best so far"
-    name = f"{winner.name}, a baseline that no candidate beats," if winner.kind == "baseline" else winner.name
-    among = f" (the first of {metrics} metrics)" if metrics > 1 else ""
-    return f"{name} {best} with {value} {short}{among} over {seeds}"
+def _is_best(final: bool) -> str:
+    return "is best" if final else "is best so far"
 
 
-def _doubts(found: Sequence[Gain], count: int) -> list[str]:
-    """What the seeds do not tell apart; the first of ``found`` is over the second."""
+def _doubt(made: Sequence[Gain], count: int) -> str:
+    """What the seeds do not tell apart; the first of the gains is over the second."""
     if count == 1:
-        return ["one seed has no spread, so nothing is known of how sure this is"]
-    if not found:
-        return ["there is no other finalist to hold it against"]
-    unsure = [place for place, one in enumerate(found) if not (one.seen and one.better > 0)]
+        return "one seed has no spread, so nothing is known of how sure this is"
+    if not made:
+        return "there is no other finalist to hold it against"
+    unsure = [
+        f"{gain.against.label}{'' if place else ' (the second)'}"
+        for place, gain in enumerate(made)
+        if not gain.seen or gain.better <= 0
+    ]
     if not unsure:
-        kinds = {one.against.kind for one in found}
-        apart = [
-            words for kind, words in (("candidate", "the second"), ("baseline", "every baseline")) if kind in kinds
-        ]
-        return [f"the spread separates it from {' and from '.join(apart)}"]
-    names = [f"{found[place].against.label}{'' if place else ' (the second)'}" for place in unsure]
+        kinds = {gain.against.kind for gain in made}
+        words = {"candidate": "the second", "baseline": "every baseline"}
+        return f"the spread separates it from {' and from '.join(words[kind] for kind in words if kind in kinds)}"
     if count < SEEDS_TO_TELL:
-        return [f"{count} seeds are too few to separate it from {joined(names, 'or')}"]
-    return [f"the spread does not separate it from {joined(names, 'or')}"]
+        return f"{count} seeds are too few to separate it from {joined(unsure, 'or')}"
+    return f"the spread does not separate it from {joined(unsure, 'or')}"
 
 
 def said_of_one(name: str, metric: Metric, value: float, phase: str, trials: int, final: bool, why: str) -> str:
     """Of a winner without finals (yet); ``why``."""
-    best = "is best" if final else "is best so far"
     of = "the only trial" if trials == 1 else f"the best of {trials} trials"
     return (
-        f"{name} {best} with {with_spread(metric, value, None)} {metric.short}, {of} of the phase {phase!r}; it is one "
-        f"run and {why}, so its spread is not known and its value is optimistic."
+        f"{name} {_is_best(final)} with {value_said(metric, value, None)} {metric.short}, {of} of the phase {phase!r}; "
+        f"it is one run and {why}, so its spread is not known and its value is optimistic."
     )
