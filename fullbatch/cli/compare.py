@@ -79,7 +79,7 @@ def compare(arguments: list[str]) -> int:
     from fullbatch.trials.comparison import planned_in, race
     from fullbatch.trials.comparison_plan import plan_from
     from fullbatch.trials.processes import Pace
-    from fullbatch.trials.tables import print_comparison
+    from fullbatch.trials.progress import print_comparison
 
     pace = Pace(options.jobs, options.quiet, options.stop_after, options.retry_failed)
     if options.resume is not None:

@@ -85,9 +85,9 @@ def search(arguments: list[str]) -> int:
     _refuse(flags)
     from fullbatch.training.display import print_line
     from fullbatch.trials.processes import Pace
+    from fullbatch.trials.progress import print_search
     from fullbatch.trials.search import resume_command
     from fullbatch.trials.search import search as run_search
-    from fullbatch.trials.tables import print_search
 
     plan, folder, storage = _found(options, flags)
     pace = Pace(options.jobs, options.quiet, options.stop_after, lost_after=options.lost_after)
