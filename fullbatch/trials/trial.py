@@ -63,59 +63,42 @@ class Look:
     verdict: Verdict = ""
 
 
-def run_trial(
-    config: RunConfig,
-    metrics: Sequence[Metric],
-    report: Report = lambda number, value: False,
-    patience: int | None = None,
-    take: Take = "best",
-    lost: Callable[[], bool] = lambda: False,
-    stopping: Callable[[], bool] = lambda: False,
-) -> Score:
-    """Train in the folder that ``config`` names, going on where it stands.
-
-    report     is told each evaluation, those that the folder has already first; only with a single metric
-    patience   evaluations without a better one after which the run ends; None: it never does for that
-    take       which evaluation's values are the trial's
-    lost       asked every few steps: whether the trial was given to another process; then ``Abandoned`` is raised
-    stopping   likewise: whether this process was told to stop; of a trial that is over it is not asked any more
-
-    ``Interrupted`` goes through, as does what ``report`` raises: the trial has not ended then.  Nor has it when
-    ``CannotWork`` is raised.
-    """
-    assert config.run.name, "a trial has a folder of its own"
-    config = replace(config, run=replace(config.run, keep=1))
-    try:
-        pick_device(config)
-    except ValueError as error:
-        raise CannotWork(str(error)) from None
-    folder = Folder.of(config)
-    trial = _Trial(config, folder, metrics, report, patience, take, lost, stopping)
-    with alone_in(folder.path, trial.given_up):
-        score = trial.open()
-        trial.check_ours(trial.given_up)
-        if score is None:
-            ended = trial.go_on()
-            trial.check_ours(lost)
-            if isinstance(ended, CannotWork):
-                raise ended
-            score = ended
-        trial.close(score)
-        return score
-
-
 @dataclass
-class _Trial:
-    config: RunConfig
-    folder: Folder
+class Trial:
+    config: RunConfig  # names the folder
     metrics: Sequence[Metric]
-    report: Report
-    patience: int | None
-    take: Take
-    lost: Callable[[], bool]
-    stopping: Callable[[], bool]
+    report: Report = lambda number, value: False  # only with a single metric; of what the folder has already first
+    patience: int | None = None  # evaluations without a better one after which the run ends; None: it never does so
+    take: Take = "best"  # which evaluation's values are the trial's
+    lost: Callable[[], bool] = lambda: False  # whether the trial was given to another process
+    stopping: Callable[[], bool] = lambda: False  # whether this process was told to stop; not asked of one that is over
     looks: list[Look] = field(default_factory=list)
     untold: Exception | None = None  # what the report raised
+
+    def run(self) -> Score:
+        """Train, going on where the folder stands.  ``Abandoned``: the trial is lost, or the process is to stop.
+
+        ``Interrupted`` goes through, as does what ``report`` raises: the trial has not ended then.  Nor has it when
+        ``CannotWork`` is raised.
+        """
+        assert self.config.run.name, "a trial has a folder of its own"
+        self.config = replace(self.config, run=replace(self.config.run, keep=1))
+        try:
+            pick_device(self.config)
+        except ValueError as error:
+            raise CannotWork(str(error)) from None
+        self.folder = Folder.of(self.config)
+        with alone_in(self.folder.path, self.given_up):
+            score = self.open()
+            self.check_ours(self.given_up)
+            if score is None:
+                ended = self.go_on()
+                self.check_ours(self.lost)
+                if isinstance(ended, CannotWork):
+                    raise ended
+                score = ended
+            self.close(score)
+            return score
 
     # -- before and after -------------------------------------------------------------------------------------------
 

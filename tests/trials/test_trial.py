@@ -26,10 +26,14 @@ from fullbatch.training.run_folder import alone_in
 from fullbatch.training_run import train
 from fullbatch.trials.processes import OUTPUT
 from fullbatch.trials.slots import Score
-from fullbatch.trials.trial import FILE, CannotWork, run_trial
+from fullbatch.trials.trial import FILE, CannotWork, Trial
 from tests.training.small import renamed, small_config
 
 MEAN = "mean(text_to_image_r1, image_to_text_r1)"
+
+
+def run_trial(*given, **more):
+    return Trial(*given, **more).run()
 
 
 def small_trial(folder, name="trial", evaluations=4, metrics=(MEAN,), lr=5e-3):
@@ -397,7 +401,7 @@ def go(config, metrics, prune_at, die_in, output):
         case "report":
             report = counted(report)
         case "write":
-            fullbatch.trials.trial._Trial._write = counted(fullbatch.trials.trial._Trial._write)
+            Trial._write = counted(Trial._write)
         case "step":
             trainer = fullbatch.training.trainer.Trainer
             trainer.train_step = counted(trainer.train_step)
