@@ -23,7 +23,7 @@ from fullbatch.trials.phases import costs_of, fronts, last_won, ranked
 from fullbatch.trials.search_plan import SearchPlan
 from fullbatch.trials.slots import CHOSEN, PHASES, Ended, PhaseName, Running, Slot
 from fullbatch.trials.space import Choice
-from fullbatch.trials.verdict import Finalist, finalists_of, gains, said_of_finals, said_of_one, value_said
+from fullbatch.trials.statistics import Finalist, finalists_of, gains, said_of_finals, said_of_one, value_said
 
 SUMMARY, TABLE, BEST = "search.json", "search.csv", "best.yaml"
 TRIALS = "trials"  # the folder of all trials, in the search's

@@ -261,18 +261,16 @@ def storage_of(folder: Path, given: str | None) -> str:
             f"{folder} holds a search of an earlier version ({_JOURNAL}), which cannot be gone on with; begin it anew "
             f"with --plan {folder / PLAN_FILE} and another --name."
         )
-    if given is None:
-        if kept is not None and HIDDEN in kept:
-            raise ValueError(
-                f"{folder} goes on with the storage {kept}; give it again, with its password: --study URL."
-            )
+    if given is None and HIDDEN in (kept or ""):
+        raise ValueError(f"{folder} goes on with the storage {kept}; give it again, with its password: --study URL.")
+    if given is None or kept is None and absolute(given) == absolute(own):
         return kept or own
-    if _bare(absolute(given)) != _bare(absolute(own) if kept is None else kept):
+    if _bare(absolute(given)) != _bare(kept or absolute(own)):
         raise ValueError(
             f"{folder} belongs to the storage {kept or own}, and --study names {without_password(given)}; leave --study"
             " out, or take another --name or --searches."
         )
-    return own if kept is None else absolute(given)
+    return absolute(given)
 
 
 def remember(folder: Path, storage: str) -> None:

@@ -201,7 +201,7 @@ def full_disk(*args, **kwargs):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("at", ["train", "_Trial._write", "_Trial.close"])
+@pytest.mark.parametrize("at", ["train", "Trial._write", "Trial.close"])
 def test_a_full_disk_is_the_machines_fault(tmp_path, monkeypatch, at):
     config, metrics = small_trial(tmp_path)
     with monkeypatch.context() as patched:
