@@ -128,8 +128,8 @@ class WorkerPool:
             message = member.connection.recv()
         except (EOFError, OSError):
             return False
-        if isinstance(message, _Mistake):
-            raise ValueError(message.text)
+        if isinstance(message, ValueError):  # a mistake of the user's, that only a worker could see
+            raise message
         self._silent_deaths, member.message = 0, message
         self.hear(message)
         return True
@@ -192,13 +192,6 @@ class WorkerContext:
 Work = Callable[[WorkerContext, Any], None]
 
 
-@dataclass(frozen=True)
-class _Mistake:
-    """Of the user's, that only a worker could see, or something that is not there for it."""
-
-    text: str
-
-
 def _main(gpu: int | None, threads: int, *given: Any) -> None:
     os.setpgrp()
     torch.set_num_threads(threads)
@@ -220,7 +213,7 @@ def _run_worker(connection: Connection, place: int, output: Path | None, work: W
         except (ValueError, OSError) as error:
             traceback.print_exc()
             with suppress(OSError):  # the parent is gone
-                connection.send(_Mistake(str(error)))
+                connection.send(ValueError(str(error)))
             sys.exit(1)
         if interruption.signal is not None:  # there may be more to do
             sys.exit(128 + interruption.signal)

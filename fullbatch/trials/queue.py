@@ -35,7 +35,6 @@ from optuna.pruners import BasePruner, NopPruner
 from optuna.samplers import BaseSampler
 from optuna.storages import BaseStorage
 from optuna.trial import FrozenTrial, TrialState, create_trial
-from typing_extensions import assert_never
 
 from fullbatch.trials.processes import ProcessIdentity, is_gone, this_process
 from fullbatch.trials.samplers import SLOT, SamplerBySlot, without_failed
@@ -367,14 +366,6 @@ def _finite(score: Score) -> Score:
 def _state(score: Score, metrics: int) -> TrialState:
     """What Optuna is told.  FAIL: what its samplers should not learn from; of several metrics, also what has no values,
     since they cannot do without."""
-    match score.status:
-        case "done" | "stopped":
-            return TrialState.COMPLETE
-        case "diverged" if score.values is not None:
-            return TrialState.COMPLETE
-        case "diverged" | "pruned":
-            return TrialState.PRUNED if metrics == 1 else TrialState.FAIL
-        case "failed":
-            return TrialState.FAIL
-        case _:
-            assert_never(score.status)
+    if score.status in ("done", "stopped") or (score.status == "diverged" and score.values is not None):
+        return TrialState.COMPLETE
+    return TrialState.FAIL if score.status == "failed" or metrics > 1 else TrialState.PRUNED

@@ -1,5 +1,5 @@
-"""Numbers of several runs: mean and spread, paired differences, which batch size of a baseline a row matches; and who won
-a search, and how sure that is.
+"""Numbers of several runs: mean and spread, paired differences, which batch size of a baseline a row matches; who won a
+search, and how sure that is.
 
 A sentence claims no more than the seeds allow: a difference counts as seen where the 95 % interval of its paired mean
 leaves zero out, which needs at least three seeds.

@@ -263,7 +263,7 @@ def storage_of(folder: Path, given: str | None) -> str:
         )
     if given is None and HIDDEN in (kept or ""):
         raise ValueError(f"{folder} goes on with the storage {kept}; give it again, with its password: --study URL.")
-    if given is None or kept is None and absolute(given) == absolute(own):
+    if given is None or (kept is None and absolute(given) == absolute(own)):
         return kept or own
     if _bare(absolute(given)) != _bare(kept or absolute(own)):
         raise ValueError(
