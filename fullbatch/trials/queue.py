@@ -253,11 +253,7 @@ def _iso(moment: datetime | None) -> str:
 
 
 class Lease:
-    """A trial that this process works on, held by ``with``: a block that is left before ``end`` releases it.
-
-    trial     Optuna's: what is not in ``slot.params`` is suggested by it
-    lost      this process was taken for dead, and another has the slot, or will; nothing counts any more
-    """
+    """A trial that this process works on, held by ``with``: a block that is left before ``end`` releases it."""
 
     def __init__(self, queue: SlotQueue, trial: optuna.Trial, slot: Slot, attempt: int) -> None:
         self.trial, self.slot, self.attempt = trial, slot, attempt
@@ -277,6 +273,7 @@ class Lease:
 
     @property
     def lost(self) -> bool:
+        """This process was taken for dead, and another has the slot, or will; nothing counts any more."""
         return self._lost.is_set()
 
     def begin(self, choose: Callable[[optuna.Trial], Mapping[str, Any]]) -> Mapping[str, Any] | None:

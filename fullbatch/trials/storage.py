@@ -282,19 +282,16 @@ def remember(folder: Path, storage: str) -> None:
 def plan_to_go_on_with(folder: Path, storage: str) -> SearchPlan:
     """The one in the storage, which search.yaml says as well."""
     written = search_from(read_search(folder / PLAN_FILE))
-    shown = without_password(storage)
-    missing = (
-        f"{folder} belongs to the storage {shown}, which has no search {written.name!r}{{}}. If the storage was moved, "
-        f"put it back or correct {folder / STORAGE}; else begin anew with --plan {folder / PLAN_FILE} and another "
-        "--name."
-    )
     file = _file_of(storage)
-    if file is not None and not file.is_file():
-        raise ValueError(missing.format(": there is no such file"))
-    opened = open_storage(storage)
-    there = searches_in(opened)
-    if written.name not in there:
-        raise ValueError(missing.format(f" (it has {listed(there)})" if there else " and no other"))
+    opened = open_storage(storage) if file is None or file.is_file() else None
+    there = [] if opened is None else searches_in(opened)
+    if opened is None or written.name not in there:
+        others = f" (it has {listed(there)})" if there else " and no other"
+        raise ValueError(
+            f"{folder} belongs to the storage {without_password(storage)}, which has no search {written.name!r}"
+            f"{': there is no such file' if opened is None else others}. If the storage was moved, put it back or "
+            f"correct {folder / STORAGE}; else begin anew with --plan {folder / PLAN_FILE} and another --name."
+        )
     plan = kept_plan(opened, written.name)
     if change := difference(plan, written):
         raise ValueError(
