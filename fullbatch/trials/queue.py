@@ -253,7 +253,7 @@ def _iso(moment: datetime | None) -> str:
 
 
 class Lease:
-    """A trial that this process works on, held by ``with``: a block that is left before ``end`` releases it."""
+    """A trial that this process works on, until ``end`` or ``release``."""
 
     def __init__(self, queue: SlotQueue, trial: optuna.Trial, slot: Slot, attempt: int) -> None:
         self.trial, self.slot, self.attempt = trial, slot, attempt
@@ -261,15 +261,6 @@ class Lease:
         self._lost, self._over = threading.Event(), threading.Event()
         queue.held.add(trial.number)
         threading.Thread(target=self._live, name=f"heartbeat of trial {trial.number}", daemon=True).start()
-
-    def __enter__(self) -> Lease:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        if not self._over.is_set():
-            with suppress(Exception):  # the heartbeats end all the same, and others will see it
-                self.release()
-            self._close()
 
     @property
     def lost(self) -> bool:

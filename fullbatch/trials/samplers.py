@@ -3,9 +3,10 @@ attempts."""
 
 from __future__ import annotations
 
+import copy
 import zlib
-from collections.abc import Callable, Sequence
-from typing import Any, cast
+from collections.abc import Callable
+from typing import Any
 
 from optuna.distributions import BaseDistribution
 from optuna.pruners import BasePruner, HyperbandPruner, MedianPruner, NopPruner, SuccessiveHalvingPruner
@@ -60,7 +61,7 @@ def pruner_of(plan: SearchPlan, phase: PhaseName, evaluations: int) -> BasePrune
 
 class SamplerBySlot(BaseSampler):
     """What a slot draws depends on its seed and on what has ended, not on which process draws it or what that process
-    drew before."""
+    drew before.  (Before and after a trial the samplers of ``sampler_of`` do nothing.)"""
 
     def __init__(self) -> None:
         self.sampler_for: Callable[[int], BaseSampler] = lambda number: RandomSampler()
@@ -71,9 +72,6 @@ class SamplerBySlot(BaseSampler):
             slot = trial.user_attrs.get(SLOT)
             self._of[trial.number] = RandomSampler() if slot is None else self.sampler_for(slot)
         return self._of[trial.number]
-
-    def before_trial(self, study: Study, trial: FrozenTrial) -> None:
-        self._sampler(trial).before_trial(study, trial)
 
     def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
         return self._sampler(trial).infer_relative_search_space(study, trial)
@@ -88,34 +86,21 @@ class SamplerBySlot(BaseSampler):
     ) -> Any:
         return self._sampler(trial).sample_independent(study, trial, param_name, param_distribution)
 
-    def after_trial(self, study: Study, trial: FrozenTrial, state: TrialState, values: Sequence[float] | None) -> None:
-        if (sampler := self._of.pop(trial.number, None)) is not None:  # else another process's, found dead
-            sampler.after_trial(study, trial, state, values)
-
 
 def without_failed(pruner: BasePruner) -> BasePruner:
     """Successive halving ranks a trial among all that came as far, also attempts whose process died later: the slot
     would count twice.  (Hyperband does too, in studies of its own that cannot be reached; the median counts only
     trials that are complete.)"""
-    return _Halving(pruner) if isinstance(pruner, SuccessiveHalvingPruner) else pruner
+    return _WithoutFailed(pruner) if isinstance(pruner, SuccessiveHalvingPruner) else pruner
 
 
-class _Halving(BasePruner):
-    def __init__(self, pruner: SuccessiveHalvingPruner) -> None:
+class _WithoutFailed(BasePruner):
+    def __init__(self, pruner: BasePruner) -> None:
         self._pruner = pruner
 
     def prune(self, study: Study, trial: FrozenTrial) -> bool:
-        return self._pruner.prune(cast(Study, _WithoutFailed(study)), trial)
-
-
-class _WithoutFailed:
-    """A study as if none of its trials had failed."""
-
-    def __init__(self, study: Study) -> None:
-        self._study = study
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._study, name)
-
-    def get_trials(self, deepcopy: bool = True) -> list[FrozenTrial]:
-        return [trial for trial in self._study.get_trials(deepcopy) if trial.state is not TrialState.FAIL]
+        others = copy.copy(study)
+        others.get_trials = lambda deepcopy=True: [  # type: ignore[method-assign, misc, assignment]
+            other for other in study.get_trials(deepcopy) if other.state is not TrialState.FAIL
+        ]
+        return self._pruner.prune(others, trial)
