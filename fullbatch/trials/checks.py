@@ -58,7 +58,15 @@ class _Opened:
         pick_device(config)
         if with_model:
             self._check_model(replace(config.model, embed_dim=None), config.data.image_size)
-        return stages_of(config, epoch_size)
+        batch_size = config.training.batch_size
+        if batch_size > epoch_size:
+            raise ValueError(
+                f"a batch of {batch_size} is more than the {epoch_size} samples of an epoch; use at most {epoch_size}, "
+                "or more data."
+            )
+        stages = Stages.of(config, Periods(config.selection, epoch_size // batch_size).trained_batches)
+        check_schedule(config.schedule, stages.training, stages.steps_per_epoch)
+        return stages
 
 
 def _check_model(model: Model, image_size: int | None) -> None:
@@ -68,19 +76,6 @@ def _check_model(model: Model, image_size: int | None) -> None:
         weights = model.image_weights if local else False
         with nullcontext() if local else torch.device("meta"):
             build_model(replace(model, image_weights=weights, text_weights=False), image_size)
-
-
-def stages_of(config: RunConfig, epoch_size: int) -> Stages:
-    """The run's steps; ValueError where the data are too few for a batch, or the steps for their schedule."""
-    batch_size = config.training.batch_size
-    if batch_size > epoch_size:
-        raise ValueError(
-            f"a batch of {batch_size} is more than the {epoch_size} samples of an epoch; use at most {epoch_size}, or "
-            "more data."
-        )
-    stages = Stages.of(config, Periods(config.selection, epoch_size // batch_size).trained_batches)
-    check_schedule(config.schedule, stages.training, stages.steps_per_epoch)
-    return stages
 
 
 # ---------------------------------------------------------------------------------------------------------------------

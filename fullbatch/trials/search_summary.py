@@ -241,7 +241,8 @@ def _winner(
     elif last is not None:
         phase, trial = last[0], last[1][0]
         assert trial.values is not None, "only trials with values are ranked"
-        best, slot = _alone(phase, trial), trial.slot.number
+        label, slot = label_of(phase, trial.slot, trial.params), trial.slot.number
+        best = Finalist(label, "candidate", trial.params, {})
         over = len(ended.get("finals", ())) >= owed.get("finals", 0)
         why = "all finals failed or diverged" if over else "no final has ended yet"
         why = "the plan has no finals" if plan.finals is None else why
@@ -257,10 +258,6 @@ def _winner(
         return None
     shown = {"label": best.label, "name": best.name, "kind": best.kind, "params": _plain_params(plan, best.params)}
     return {**shown, "phase": phase, "slot": slot, "final": final, **measured}
-
-
-def _alone(phase: PhaseName, trial: Ended) -> Finalist:
-    return Finalist(label_of(phase, trial.slot, trial.params), "candidate", trial.params, {})
 
 
 def _pareto(plan: SearchPlan, ended: Phases, finalists: Sequence[Finalist]) -> list[dict[str, Any]]:

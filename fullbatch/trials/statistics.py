@@ -103,7 +103,8 @@ def match(
     level = sign * ours.mean
     means = [sign * theirs[size].mean for size in sizes]
     about = _crossing(sizes, means, level)
-    near = [size for size in sizes if _within_spread(ours, theirs[size])]
+    both = [size for size in sizes if ours.sd is not None and theirs[size].sd is not None]
+    near = [s for s in both if abs(ours.mean - theirs[s].mean) <= math.hypot(ours.sd or 0.0, theirs[s].sd or 0.0)]
     subject = f"{row} at {batch_size}"
     if guessing is not None and not guessing.beaten_by(ours):
         learned = [size for size in sizes if guessing.beaten_by(theirs[size])]
@@ -142,12 +143,6 @@ def match(
         return Match(None, about, f"{subject} lies level with {baseline} at {below}{caveat(below)}")
     between = f"{subject} lies between {baseline} at {below} and at {above}, about {about:.0f}"
     return Match(None, about, f"{between}{caveat(below, above)}")
-
-
-def _within_spread(ours: Spread, theirs: Spread) -> bool:
-    if ours.sd is None or theirs.sd is None:
-        return False
-    return abs(ours.mean - theirs.mean) <= math.hypot(ours.sd, theirs.sd)
 
 
 def _crossing(sizes: Sequence[int], means: Sequence[float], level: float) -> float | None:
