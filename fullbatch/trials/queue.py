@@ -21,6 +21,7 @@ So a search in one process, killed and resumed, tries the same.
 
 from __future__ import annotations
 
+import copy
 import math
 import threading
 import time
@@ -31,13 +32,14 @@ from datetime import datetime
 from typing import Any, Literal
 
 import optuna
-from optuna.pruners import BasePruner, NopPruner
-from optuna.samplers import BaseSampler
+from optuna.distributions import BaseDistribution
+from optuna.pruners import BasePruner, NopPruner, SuccessiveHalvingPruner
+from optuna.samplers import BaseSampler, RandomSampler
 from optuna.storages import BaseStorage
+from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from fullbatch.trials.processes import ProcessIdentity, is_gone, this_process
-from fullbatch.trials.samplers import SLOT, SamplerBySlot, without_failed
 from fullbatch.trials.slots import Ended, Running, Score, Slot
 from fullbatch.trials.storage import BEAT_EVERY, heartbeat_every, patiently
 
@@ -45,7 +47,7 @@ MOST_DEATHS = 3  # after so many a slot is given up
 UNNAMED_SECONDS = 30.0  # that a trial may be held by nobody knows whom
 
 # user attributes: those of every trial; those of one that records an ending; those that the holder of a trial writes
-ATTEMPT, GIVEN = "attempt", "given"
+SLOT, ATTEMPT, GIVEN = "slot", "attempt", "given"
 ENDED, OF = "ended", "of"
 WORKER, PARAMS, OUTCOME, RELEASED = "worker", "params", "outcome", "released"
 BEFORE_HEARTBEATS = "died"  # every trial of version 0.6 had it
@@ -66,14 +68,14 @@ class SlotQueue:
     clock: Callable[[], datetime] = datetime.now
 
     def __post_init__(self) -> None:
-        self._sampler = SamplerBySlot()
+        self._sampler = _SamplerBySlot()
         self.study = patiently(
             lambda: optuna.create_study(
                 storage=self.storage,
                 study_name=self.name,
                 directions=list(self.directions),
                 sampler=self._sampler,
-                pruner=without_failed(self.pruner or NopPruner()),
+                pruner=_without_failed(self.pruner or NopPruner()),
                 load_if_exists=True,
             )
         )
@@ -357,3 +359,54 @@ def _state(score: Score, metrics: int) -> TrialState:
     if score.status in ("done", "stopped") or (score.status == "diverged" and score.values is not None):
         return TrialState.COMPLETE
     return TrialState.FAIL if score.status == "failed" or metrics > 1 else TrialState.PRUNED
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Optuna's samplers and pruners, slot by slot
+
+
+class _SamplerBySlot(BaseSampler):
+    """What a slot draws depends on its seed and on what has ended, not on which process draws it or what that process
+    drew before.  (Before and after a trial the samplers of ``sampler_of`` do nothing.)"""
+
+    def __init__(self) -> None:
+        self.sampler_for: Callable[[int], BaseSampler] = lambda number: RandomSampler()
+        self._of: dict[int, BaseSampler] = {}  # by trial
+
+    def _sampler(self, trial: FrozenTrial) -> BaseSampler:
+        if trial.number not in self._of:
+            slot = trial.user_attrs.get(SLOT)
+            self._of[trial.number] = RandomSampler() if slot is None else self.sampler_for(slot)
+        return self._of[trial.number]
+
+    def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
+        return self._sampler(trial).infer_relative_search_space(study, trial)
+
+    def sample_relative(
+        self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
+    ) -> dict[str, Any]:
+        return self._sampler(trial).sample_relative(study, trial, search_space)
+
+    def sample_independent(
+        self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
+    ) -> Any:
+        return self._sampler(trial).sample_independent(study, trial, param_name, param_distribution)
+
+
+def _without_failed(pruner: BasePruner) -> BasePruner:
+    """Successive halving ranks a trial among all that came as far, also attempts whose process died later: the slot
+    would count twice.  (Hyperband does too, in studies of its own that cannot be reached; the median counts only
+    trials that are complete.)"""
+    return _WithoutFailed(pruner) if isinstance(pruner, SuccessiveHalvingPruner) else pruner
+
+
+class _WithoutFailed(BasePruner):
+    def __init__(self, pruner: BasePruner) -> None:
+        self._pruner = pruner
+
+    def prune(self, study: Study, trial: FrozenTrial) -> bool:
+        others = copy.copy(study)
+        others.get_trials = lambda deepcopy=True: [  # type: ignore[method-assign, misc, assignment]
+            other for other in study.get_trials(deepcopy) if other.state is not TrialState.FAIL
+        ]
+        return self._pruner.prune(others, trial)

@@ -17,6 +17,7 @@ from __future__ import annotations
 import shlex
 import time
 import traceback
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -25,6 +26,8 @@ from pathlib import Path
 from typing import Any
 
 from optuna.exceptions import StorageInternalError
+from optuna.pruners import BasePruner, HyperbandPruner, MedianPruner, NopPruner, SuccessiveHalvingPruner
+from optuna.samplers import BaseSampler, RandomSampler, TPESampler
 from optuna.storages import BaseStorage
 
 from fullbatch.config.messages import without_password
@@ -37,10 +40,9 @@ from fullbatch.trials.phases import NoWinner, owed, phases_of, slots_of
 from fullbatch.trials.processes import OUTPUT, Pace, WorkerContext, WorkerPool, WorkersDie, last_line, print_to
 from fullbatch.trials.progress import SearchDisplay, last_metrics
 from fullbatch.trials.queue import Lease, SlotQueue
-from fullbatch.trials.samplers import pruner_of, sampler_of
-from fullbatch.trials.search_plan import SearchPlan
+from fullbatch.trials.search_plan import PRUNED, SearchPlan
 from fullbatch.trials.search_summary import TRIALS, summarize, trial_name, write_files
-from fullbatch.trials.slots import Ended, PhaseName, Running, Score, Slot
+from fullbatch.trials.slots import Choices, Ended, Fine, PhaseName, Running, Score, Slot
 from fullbatch.trials.storage import PLAN_FILE, StorageAway, keep_plan, kept_plan, open_storage, remember
 from fullbatch.trials.trial import CannotWork, Report, Trial
 
@@ -117,6 +119,38 @@ def how_to_go_on(folder: Path, storage: str, jobs: int = 1) -> Iterator[None]:
 
 # ---------------------------------------------------------------------------------------------------------------------
 # one worker: it takes trials as long as there are any, phase by phase, whoever else does the same
+
+MOST_RANDOM = 10  # trials before TPE has something to go by; in short searches a quarter of them
+
+
+def sampler_of(plan: SearchPlan, phase: PhaseName, slot: Slot) -> BaseSampler:
+    """Seeded by the slot: what it draws depends on what has ended and not on who draws it.
+
+    Parameters are drawn together, those that go together in groups (a method's own settings with the method); trials
+    under way count as bad ones, so that workers do not all try the same.
+    """
+    seed = zlib.crc32(f"{plan.seed} {phase} {slot.number}".encode())
+    part = plan.phase(phase)
+    if not isinstance(part, Choices | Fine):
+        return RandomSampler(seed)  # nothing is left to it
+    random = min(MOST_RANDOM, max(2, part.trials // 4))
+    return TPESampler(n_startup_trials=random, multivariate=True, group=True, constant_liar=True, seed=seed)
+
+
+def pruner_of(plan: SearchPlan, phase: PhaseName, evaluations: int) -> BasePruner:
+    """``evaluations``: of a whole run of the phase."""
+    first, factor = plan.pruner_start, plan.pruner_factor
+    match plan.pruner if phase in PRUNED else "none":
+        case "none":
+            return NopPruner()
+        case "asha":
+            return SuccessiveHalvingPruner(min_resource=first, reduction_factor=factor)
+        case "hyperband":
+            most = max(evaluations, first)
+            return HyperbandPruner(min_resource=first, max_resource=most, reduction_factor=factor)
+        case "median":
+            return MedianPruner(n_startup_trials=4, n_warmup_steps=first - 1)
+
 
 # Trains the trial of a lease with these params and tells of its evaluations; asked of the last: is it to be given up?
 Train = Callable[[PhaseName, Lease, Mapping[str, Any], Report, Callable[[], bool]], Score]

@@ -14,8 +14,7 @@ from optuna.storages import InMemoryStorage
 from optuna.trial import TrialState
 
 from fullbatch.trials.processes import ProcessIdentity, is_gone, this_process
-from fullbatch.trials.queue import BEFORE_HEARTBEATS, MOST_DEATHS, WORKER, SlotQueue
-from fullbatch.trials.samplers import SLOT
+from fullbatch.trials.queue import BEFORE_HEARTBEATS, MOST_DEATHS, SLOT, WORKER, SlotQueue
 from fullbatch.trials.slots import Score, Slot
 from fullbatch.trials.storage import heartbeat_every, open_storage
 
