@@ -29,6 +29,7 @@ from optuna.exceptions import StorageInternalError
 from optuna.pruners import BasePruner, HyperbandPruner, MedianPruner, NopPruner, SuccessiveHalvingPruner
 from optuna.samplers import BaseSampler, RandomSampler, TPESampler
 from optuna.storages import BaseStorage
+from typing_extensions import assert_never
 
 from fullbatch.config.messages import without_password
 from fullbatch.config.tree import write_values
@@ -40,7 +41,7 @@ from fullbatch.trials.phases import NoWinner, owed, phases_of, slots_of
 from fullbatch.trials.processes import OUTPUT, Pace, WorkerContext, WorkerPool, WorkersDie, last_line, print_to
 from fullbatch.trials.progress import SearchDisplay, last_metrics
 from fullbatch.trials.queue import Lease, SlotQueue
-from fullbatch.trials.search_plan import PRUNED, SearchPlan
+from fullbatch.trials.search_plan import PRUNED, Pruner, SearchPlan
 from fullbatch.trials.search_summary import TRIALS, summarize, trial_name, write_files
 from fullbatch.trials.slots import Choices, Ended, Fine, PhaseName, Running, Score, Slot
 from fullbatch.trials.storage import PLAN_FILE, StorageAway, keep_plan, kept_plan, open_storage, remember
@@ -140,7 +141,8 @@ def sampler_of(plan: SearchPlan, phase: PhaseName, slot: Slot) -> BaseSampler:
 def pruner_of(plan: SearchPlan, phase: PhaseName, evaluations: int) -> BasePruner:
     """``evaluations``: of a whole run of the phase."""
     first, factor = plan.pruner_start, plan.pruner_factor
-    match plan.pruner if phase in PRUNED else "none":
+    pruner: Pruner = plan.pruner if phase in PRUNED else "none"
+    match pruner:
         case "none":
             return NopPruner()
         case "asha":
@@ -150,6 +152,8 @@ def pruner_of(plan: SearchPlan, phase: PhaseName, evaluations: int) -> BasePrune
             return HyperbandPruner(min_resource=first, max_resource=most, reduction_factor=factor)
         case "median":
             return MedianPruner(n_startup_trials=4, n_warmup_steps=first - 1)
+        case _:
+            assert_never(pruner)
 
 
 # Trains the trial of a lease with these params and tells of its evaluations; asked of the last: is it to be given up?

@@ -103,8 +103,12 @@ def match(
     level = sign * ours.mean
     means = [sign * theirs[size].mean for size in sizes]
     about = _crossing(sizes, means, level)
-    both = [size for size in sizes if ours.sd is not None and theirs[size].sd is not None]
-    near = [s for s in both if abs(ours.mean - theirs[s].mean) <= math.hypot(ours.sd or 0.0, theirs[s].sd or 0.0)]
+
+    def is_near(size: int) -> bool:
+        sd, distance = theirs[size].sd, abs(ours.mean - theirs[size].mean)
+        return ours.sd is not None and sd is not None and distance <= math.hypot(ours.sd, sd)
+
+    near = [size for size in sizes if is_near(size)]
     subject = f"{row} at {batch_size}"
     if guessing is not None and not guessing.beaten_by(ours):
         learned = [size for size in sizes if guessing.beaten_by(theirs[size])]
