@@ -20,6 +20,7 @@ from fullbatch.config.run import RunConfig, layered
 from fullbatch.config.tree import from_dict, read_yaml, to_dict
 
 Order = Literal["seeds", "batch_sizes", "methods"]
+_OF_A_ROW = ("name", "method", "batch_sizes", "seeds", "at")
 Scaling = Literal["none", "sqrt", "linear"]
 
 
@@ -46,7 +47,7 @@ class Row:
     def as_dict(self) -> dict[str, Any]:
         given = {name: value for name, value in to_dict(self).items() if value not in (None, {})}
         changes = given.pop("changes", {})
-        return {**given, **changes} | given.pop("changes", {})
+        return {**given, **changes}
 
 
 @dataclass(frozen=True)
@@ -208,7 +209,7 @@ def plan_from(values: Mapping[str, Any]) -> Plan:
     """The plan of a YAML file's values, once nothing is missing."""
     rows = []
     for row in named_rows(values.get("methods")):
-        own = {key: row.pop(key) for key in ("name", "method", "batch_sizes", "seeds", "at") if key in row}
+        own: dict[str, Any] = {key: row.pop(key) for key in _OF_A_ROW if key in row}
         rows.append({**own, "changes": row})
     return from_dict(Plan, {**values, "methods": rows})
 
