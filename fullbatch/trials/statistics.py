@@ -114,8 +114,8 @@ def match(
         learned = [size for size in sizes if guessing.beaten_by(theirs[size])]
         if len(learned) < len(sizes):
             idle = joined(size for size in sizes if size not in learned)
-            above = f"; {baseline} at {joined(learned)} is" if learned else ""
-            text = f"neither {subject} nor {baseline} at {idle} is above chance ({100 * guessing.chance:.3g} %){above}"
+            also = f"; {baseline} at {joined(learned)} is" if learned else ""
+            text = f"neither {subject} nor {baseline} at {idle} is above chance ({100 * guessing.chance:.3g} %){also}"
             return Match(None, None, text)
     if len(near) == len(sizes) > 1:
         every = f"{baseline} at {joined(sizes)}"
