@@ -15,7 +15,7 @@ from fullbatch.config.messages import cell, clean, message
 from fullbatch.config.run import RunConfig
 from fullbatch.report.blocks import environment_table
 from fullbatch.training.run_folder import Folder
-from fullbatch.trials.comparison_summary import write_csv
+from fullbatch.trials.comparison import write_csv
 from fullbatch.trials.search_summary import table_of
 from tests.data.making import jpeg
 from tests.training.small import write_inputs

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -18,6 +18,7 @@ from fullbatch.cli.train import train_config
 from fullbatch.config.checks import require, require_count, require_positive
 from fullbatch.config.methods import named_method, settings_of
 from fullbatch.config.tree import to_dict
+from fullbatch.training.display import print_line
 
 
 @dataclass(frozen=True)
@@ -60,26 +61,19 @@ class Compare:
     def check(self) -> None:
         """Not at once: tyro would make a box of an error."""
         require_count(self, "jobs", 1)
-        if self.stop_after is not None:
-            require_positive(self, "stop_after")
+        require_positive(self, "stop_after")
         require(self.seeds != (), self, "seeds", "name at least one seed")
         require(self.batch_sizes != (), self, "batch_sizes", "name at least one batch size")
 
 
 def compare(arguments: list[str]) -> int:
-    parsed: tuple[Compare, list[str]] = tyro.cli(
-        Compare, args=arguments, prog="fullbatch compare", return_unknown_args=True
-    )
-    options, flags = parsed
-    if "RANK" in os.environ:
-        raise ValueError("`fullbatch compare` starts its own processes, one a run; start it without torchrun.")
-    options.check()
-    _refuse(flags)
-    from fullbatch.training.display import print_line
+    options: Compare
+    options, flags = parsed_options(Compare, "compare", "run", arguments)
+    refuse_flags("compare", flags, _INSTEAD, "write --settings-of METHOD.NAME=VALUE")
     from fullbatch.trials.comparison import planned_in, race
     from fullbatch.trials.comparison_plan import plan_from
     from fullbatch.trials.processes import Pace
-    from fullbatch.trials.tables import print_comparison
+    from fullbatch.trials.progress import print_comparison
 
     pace = Pace(options.jobs, options.quiet, options.stop_after, options.retry_failed)
     if options.resume is not None:
@@ -89,18 +83,12 @@ def compare(arguments: list[str]) -> int:
         plan = plan_from(plan_values(options, flags))
         folder = options.comparisons / plan.name
     summary = race(plan, folder, pace)
-    console = Console(highlight=False)
-    print_comparison(summary, console)
-    if options.page:
-        from fullbatch.report.page import write_page
-
-        write_page([folder], folder / "report.html")
-    console.print()
-    print_line(console, f"comparison folder: {folder}")
-    left = [run for run in summary["runs"] if run["status"] == "open"]
-    if left:
-        print_line(console, f"go on with: fullbatch compare --resume {folder}")
-    return 1 if any(run["status"] == "failed" for run in summary["runs"]) else 0
+    statuses = {run["status"] for run in summary["runs"]}
+    print_comparison(summary, Console(highlight=False))
+    show_folder("comparison", folder, options.page)
+    if "open" in statuses:
+        say(f"go on with: fullbatch compare --resume {folder}")
+    return 1 if "failed" in statuses else 0
 
 
 def plan_values(options: Compare, flags: Sequence[str]) -> dict[str, Any]:
@@ -173,13 +161,43 @@ _INSTEAD = {
 }
 
 
-def _refuse(flags: Sequence[str]) -> None:
-    for flag in flags:
-        name = flag.split("=", 1)[0].removeprefix("--").replace("-", "_")
-        if flag.startswith("--") and name in _INSTEAD:
-            raise ValueError(f"`fullbatch compare` takes no {flag.split('=', 1)[0]}: {_INSTEAD[name]}.")
-        if flag.startswith("--settings."):
-            raise ValueError(f"{flag}: settings are a method's own; write --settings-of METHOD.NAME=VALUE.")
+# ---------------------------------------------------------------------------------------------------------------------
+# what `fullbatch compare` and `fullbatch search` have in common
+
+
+def parsed_options(kind: type[Any], command: str, unit: str, arguments: list[str]) -> tuple[Any, list[str]]:
+    """The command's own flags, checked, and those of `fullbatch train`."""
+    options, flags = tyro.cli(kind, args=arguments, prog=f"fullbatch {command}", return_unknown_args=True)
+    if "RANK" in os.environ:
+        raise ValueError(f"`fullbatch {command}` starts its own processes, one a {unit}; start it without torchrun.")
+    options.check()
+    return options, flags
+
+
+def names_in(flags: Sequence[str]) -> list[str]:
+    return [flag.split("=", 1)[0][2:].replace("-", "_") for flag in flags if flag.startswith("--")]
+
+
+def refuse_flags(command: str, flags: Sequence[str], instead: Mapping[str, str], settings: str) -> None:
+    for name in names_in(flags):
+        shown = f"--{name.replace('_', '-')}"
+        if name in instead:
+            raise ValueError(f"`fullbatch {command}` takes no {shown}: {instead[name]}.")
+        if name.startswith("settings."):
+            raise ValueError(f"{shown}: settings are a method's own; {settings}.")
+
+
+def show_folder(kind: str, folder: Path, page: bool) -> None:
+    if page:
+        from fullbatch.report.page import write_page
+
+        write_page([folder], folder / "report.html")
+    say("")
+    say(f"{kind} folder: {folder}")
+
+
+def say(text: str) -> None:
+    print_line(Console(highlight=False), text)
 
 
 def refuse_changes(options: Any, flags: Sequence[str], why: str, *free: str) -> None:

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import tyro
 from rich.console import Console
 from tyro.conf import arg
 
-from fullbatch.cli.compare import refuse_changes
+from fullbatch.cli.compare import names_in, parsed_options, refuse_changes, refuse_flags, say, show_folder
 from fullbatch.cli.train import Command, train_config
 from fullbatch.config.checks import require, require_count, require_positive
 from fullbatch.config.data import BUILTIN
@@ -68,48 +66,33 @@ class Search:
         """Not at once: tyro would make a box of an error."""
         require_count(self, "jobs", 1)
         require(self.lost_after >= LEAST_LOST_AFTER, self, "lost_after", f"be at least {LEAST_LOST_AFTER:g} seconds")
-        if self.stop_after is not None:
-            require_positive(self, "stop_after")
+        require_positive(self, "stop_after")
         given = [name for name in ("recipe", "plan", "resume") if getattr(self, name) is not None]
         require(len(given) < 2, self, given[-1] if given else "plan", f"be left out with --{given[0] if given else ''}")
 
 
 def search(arguments: list[str]) -> int:
-    parsed: tuple[Search, list[str]] = tyro.cli(
-        Search, args=arguments, prog="fullbatch search", return_unknown_args=True
-    )
-    options, flags = parsed
-    if "RANK" in os.environ:
-        raise ValueError("`fullbatch search` starts its own processes, one a trial; start it without torchrun.")
-    options.check()
+    options: Search
+    options, flags = parsed_options(Search, "search", "trial", arguments)
     _refuse(flags)
-    from fullbatch.training.display import print_line
     from fullbatch.trials.processes import Pace
+    from fullbatch.trials.progress import print_search
     from fullbatch.trials.search import resume_command
     from fullbatch.trials.search import search as run_search
-    from fullbatch.trials.tables import print_search
 
     plan, folder, storage = _found(options, flags)
     pace = Pace(options.jobs, options.quiet, options.stop_after, lost_after=options.lost_after)
-    console = Console(highlight=False)
 
     def tell(summary: Mapping[str, Any]) -> None:
-        print_search(summary, console)
-        if options.page:
-            from fullbatch.report.page import write_page
-
-            write_page([folder], folder / "report.html")
-        console.print()
-        print_line(console, f"search folder: {folder}")
+        print_search(summary, Console(highlight=False))
+        show_folder("search", folder, options.page)
 
     summary = run_search(plan, folder, storage, pace, tell)
     tell(summary)
     if summary["cost"]["trials_done"] < summary["cost"]["trials_owed"]:
-        way = f"go on with: {resume_command(folder, options.jobs)}"
-        print_line(console, way)
+        say(f"go on with: {resume_command(folder, options.jobs)}")
     elif summary["winner"] is not None:
-        way = f"train it: fullbatch train --config {shlex.quote(str(folder / 'best.yaml'))}"
-        print_line(console, way)
+        say(f"train it: fullbatch train --config {shlex.quote(str(folder / 'best.yaml'))}")
     return 0
 
 
@@ -142,28 +125,21 @@ def plan_values(options: Search, flags: Sequence[str]) -> dict[str, Any]:
     base, _ = train_config([*recipe, *flags], file.get("base") or {}, Command("search"))
     if options.plan is None:
         _check_measured(base, options.recipe, flags)
-    given = {
-        name: getattr(options, name) for name in ("name", "methods", "optimizers", "metrics", "pruner", "patience")
-    }
-    over = {
-        name: list(value) if isinstance(value, tuple) else value for name, value in given.items() if value is not None
-    }
+    names = ("name", "methods", "optimizers", "metrics", "pruner", "patience")
+    over = {name: value for name in names if (value := getattr(options, name)) is not None}
     named = options.plan.stem if options.plan is not None else options.recipe or DEFAULT
     return {"name": named, **file, "base": to_dict(base), **over}
 
 
 def _check_measured(base: RunConfig, recipe: str | None, flags: Sequence[str]) -> None:
     """A recipe's tasks go with its data."""
-    given = _names_in(flags)
+    given = names_in(flags)
     own = [source.path for source in base.data.sources if source.path not in BUILTIN]
     sources = [getattr(parse_task(task), "source", None) for task in base.evaluation.evaluate or ()]
     builtin = [source.path for source in sources if source is not None and source.path in BUILTIN]
     if "data" in given and "evaluate" not in given and own and builtin:
-        opening = (
-            f"The search recipe {recipe!r}"
-            if recipe
-            else f"Without --recipe and --plan the recipe is {DEFAULT!r}, which"
-        )
+        usual = f"Without --recipe and --plan the recipe is {DEFAULT!r}, which"
+        opening = f"The search recipe {recipe!r}" if recipe else usual
         raise ValueError(
             f"{opening} measures on the built-in {builtin[0]}, and that says nothing about {own[0]}. Say what to "
             f"measure on, such as --evaluate retrieval:HELD_OUT --metrics mean_r1 (and --image-size, which is "
@@ -182,17 +158,10 @@ _OWN = {
 
 
 def _refuse(flags: Sequence[str]) -> None:
+    refuse_flags("search", flags, _OWN, "give them in a plan, under `space` or `changes`")
     known = [*vars(Search()), *(name for group in to_dict(RunConfig()).values() for name in group)]
-    for name in _names_in(flags):
-        shown = f"--{name.replace('_', '-')}"
-        if name in _OWN:
-            raise ValueError(f"`fullbatch search` takes no {shown}: {_OWN[name]}.")
-        if name.startswith("settings."):
-            raise ValueError(f"{shown}: settings are a method's own; give them in a plan, under `space` or `changes`.")
+    for name in names_in(flags):
         if name.removeprefix("no_") not in known:
             guess = nearest(name, known).replace("_", "-")
-            raise ValueError(f"`fullbatch search` has no {shown}{guess} `fullbatch search --help` shows its flags.")
-
-
-def _names_in(flags: Sequence[str]) -> list[str]:
-    return [flag.split("=", 1)[0][2:].replace("-", "_") for flag in flags if flag.startswith("--")]
+            shown = name.replace("_", "-")
+            raise ValueError(f"`fullbatch search` has no --{shown}{guess} `fullbatch search --help` shows its flags.")

@@ -11,6 +11,7 @@ comparisons/NAME/
 
 from __future__ import annotations
 
+import csv
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,20 +19,22 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from fullbatch.config.messages import cell
 from fullbatch.config.optimization import Schedule
 from fullbatch.config.run import RunConfig
 from fullbatch.config.training import Evaluation
 from fullbatch.config.tree import write_values
-from fullbatch.evaluation.metric_names import is_share, metric_named
+from fullbatch.evaluation.metric_names import LINEAR, is_share, metric_named, more_is_better, named_numbers
 from fullbatch.evaluation.tasks import tasks_of
 from fullbatch.training.interruption import Interrupted
 from fullbatch.training.run_folder import Folder, alone_in, read_lines, replace_text
 from fullbatch.trials.checks import check_begun, check_jobs, check_measured, check_same_plan, check_same_time
 from fullbatch.trials.comparison_plan import Job, Plan, PlannedRun, plan_from, read_plan
-from fullbatch.trials.comparison_runs import OUTCOME, Outcome, outcome_of, throw_away, train_runs
-from fullbatch.trials.comparison_summary import summarize, write_csv
+from fullbatch.trials.comparison_runs import OUTCOME, Outcome, outcome_of, train_runs
 from fullbatch.trials.processes import Pace
 from fullbatch.trials.progress import RunsDisplay
+from fullbatch.trials.statistics import Guessing, Spread, match, paired
+from fullbatch.trials.trial import clear
 
 PLAN, SUMMARY, CALIBRATION = "plan.yaml", "comparison.json", "calibration.json"
 WARM_UP, MEASURED = 20, 80  # steps: caches, compilation and graphs first; then enough for what happens now and then
@@ -49,7 +52,9 @@ def race(plan: Plan, folder: Path, pace: Pace) -> dict[str, Any]:
     tasks = tasks_of(jobs[0].config)
     metric = metric_named(plan.metric, tasks)
     check_measured(jobs, tasks)
-    budget = _budget(plan)
+    training = plan.base["training"]
+    length = {"samples": training["samples"]} if training["samples"] else {"epochs": training["epochs"]}
+    budget = {**length, "equal_time": plan.equal_time}
     with alone_in(folder), _resumable(folder):
         if plan.equal_time is None:
             check_begun(jobs)
@@ -57,7 +62,7 @@ def race(plan: Plan, folder: Path, pace: Pace) -> dict[str, Any]:
         if plan.equal_time is not None:
             seconds = _timed(plan, folder, pace)
             samples = samples_in_equal_time(plan, seconds, steps)
-            budget = {**budget, "seconds_a_step": seconds, "samples_of_runs": samples}
+            budget |= {"seconds_a_step": seconds, "samples_of_runs": samples}
             jobs = _jobs(plan, folder, samples)
             check_begun(jobs)
             steps = check_jobs(jobs)
@@ -105,12 +110,6 @@ def _jobs(plan: Plan, folder: Path, samples: Mapping[str, int] | None = None) ->
     return [Job(run.name, plan.config(run, runs, samples[run.name] if samples else None)) for run in plan.planned]
 
 
-def _budget(plan: Plan) -> dict[str, Any]:
-    training = plan.base["training"]
-    length = {"samples": training["samples"]} if training["samples"] else {"epochs": training["epochs"]}
-    return {**length, "equal_time": plan.equal_time}
-
-
 def _words(run: Mapping[str, Any], metric: str) -> str:
     if run["status"] == "failed":
         return f"failed: {run['error']}"
@@ -130,63 +129,50 @@ def _short(value: float | None, metric: str) -> str:
 
 
 def _timed(plan: Plan, folder: Path, pace: Pace) -> dict[str, float]:
-    jobs = timing_jobs(plan, folder)
-    steps = {job.name: WARM_UP + MEASURED for job in jobs}
-    with RunsDisplay(jobs, steps, pace.quiet, lambda job, outcome: f"timed ({outcome.status})") as watch:
-        return step_seconds(jobs, folder, watch)
-
-
-def timing_jobs(plan: Plan, folder: Path) -> list[Job]:
-    """A short run for each cell whose steps were not timed yet."""
-    known, cells = _known(folder), dict[str, PlannedRun]()
-    for run in plan.planned:
-        cells.setdefault(run.cell, run)
-    configs = {cell: _timing_config(plan.config(run, str(folder / "calibration")), cell) for cell, run in cells.items()}
-    return [Job(cell, config) for cell, config in configs.items() if cell not in known]
-
-
-def step_seconds(jobs: Sequence[Job], folder: Path, watch: RunsDisplay) -> dict[str, float]:
-    """Seconds a step for each cell; measured once, one run at a time, and kept in the folder.
+    """Seconds a step for each cell: measured once, one run at a time, and kept in the folder.
 
     A run that was interrupted is thrown away: gone on with, it would start and warm up again among the steps timed.
     """
+    kept = folder / CALIBRATION
+    known: dict[str, float] = json.loads(kept.read_text()) if kept.is_file() else {}
+    first = {run.cell: run for run in reversed(plan.planned) if run.cell not in known}
+    cells = [run for run in plan.planned if first.get(run.cell) == run]
+    jobs = [Job(run.cell, _timing_config(plan.config(run, str(folder / "calibration")), run.cell)) for run in cells]
     waiting = [job for job in jobs if outcome_of(job.folder).status != "done"]
     for job in waiting:
-        throw_away(job.folder)
-    train_runs(waiting, 1, watch)
-    known = {**_known(folder), **{job.name: _measured(job) for job in jobs}}
-    replace_text(folder / CALIBRATION, json.dumps(known, indent=1))
+        with alone_in(job.folder):
+            clear(job.folder)
+    steps = {job.name: WARM_UP + MEASURED for job in jobs}
+    with RunsDisplay(jobs, steps, pace.quiet, lambda job, outcome: f"timed ({outcome.status})") as display:
+        train_runs(waiting, 1, display)
+    known |= {job.name: _measured(job) for job in jobs}
+    replace_text(kept, json.dumps(known, indent=1))
     return known
-
-
-def _known(folder: Path) -> dict[str, float]:
-    kept = folder / CALIBRATION
-    return dict(json.loads(kept.read_text())) if kept.is_file() else {}
 
 
 def _timing_config(config: RunConfig, name: str) -> RunConfig:
     """The run's own steps, a few of them, at a constant rate and without an evaluation."""
     return replace(
         config,
-        training=replace(config.training, samples=(WARM_UP + MEASURED) * pairs_a_step(config)),
+        training=replace(config.training, samples=(WARM_UP + MEASURED) * _pairs_a_step(config)),
         schedule=Schedule(schedule="constant"),
         evaluation=Evaluation(evaluate=(), audit_every=0),
         run=replace(config.run, name=name, log_every=WARM_UP, save_minutes=None, save_every=None, tensorboard=False),
     )
 
 
-def pairs_a_step(config: RunConfig) -> int:
+def _pairs_a_step(config: RunConfig) -> int:
     """OSGD's averaged reading takes several batches a step."""
     return config.training.batch_size * config.selection.batches_a_step
 
 
 def _measured(job: Job) -> float:
-    outcome = outcome_of(job.folder)
     lines = read_lines(Folder(job.folder).metrics)
     at = {line["step"]: line.get("seconds") for line in lines if "kind" not in line}
     first, last = at.get(WARM_UP), at.get(WARM_UP + MEASURED)
     if first is None or last is None:
-        raise ValueError(f"The steps of {job.name} could not be timed: {outcome.error or 'the run did not end'}.")
+        reason = outcome_of(job.folder).error or "the run did not end"
+        raise ValueError(f"The steps of {job.name} could not be timed: {reason}.")
     return float(last - first) / MEASURED
 
 
@@ -204,5 +190,117 @@ def samples_in_equal_time(plan: Plan, seconds: Mapping[str, float], steps: Mappi
             )
         its_steps = next(steps[other.name] for other in plan.planned if other.cell == there.cell)
         fitting = max(1, round(its_steps * seconds[there.cell] / seconds[run.cell]))
-        samples[run.name] = fitting * pairs_a_step(plan.config(run, ""))
+        samples[run.name] = fitting * _pairs_a_step(plan.config(run, ""))
     return samples
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# comparison.json: what the runs came to, read from their folders
+
+Cells = dict[tuple[str, int, str], dict[int, float]]  # (row, batch size, metric) -> seed -> value
+
+
+def summarize(
+    plan: Plan, jobs: Sequence[Job], budget: Mapping[str, Any], tasks: Sequence[str], metric: str
+) -> dict[str, Any]:
+    runs = [_run(run, job) for run, job in zip(plan.planned, jobs, strict=True)]
+    cells: Cells = {}
+    for run in runs:  # of one that has not ended well there are no results
+        for name, value in run["results"].items():
+            cells.setdefault((run["method"], run["batch_size"], name), {})[run["seed"]] = value
+    return {
+        "name": plan.name,
+        "budget": dict(budget),
+        "tasks": list(tasks),
+        "metric": metric,
+        "baseline": plan.baseline,
+        "runs": runs,
+        "table": [
+            {"method": method, "batch_size": size, "metric": name, **_spread(of).as_dict(), "seeds": sorted(of)}
+            for (method, size, name), of in cells.items()
+        ],
+        "differences": [
+            {"method": method, "against": plan.baseline, "batch_size": size, "metric": name, **difference.as_dict()}
+            for (method, size, name), ours in cells.items()
+            if method != plan.baseline
+            and (difference := paired(ours, cells.get((plan.baseline, size, name), {}))) is not None
+        ],
+        "matches": _matches(plan, cells, metric, _guessing(jobs, metric)),
+    }
+
+
+def _run(run: PlannedRun, job: Job) -> dict[str, Any]:
+    folder, outcome = Folder(job.folder), outcome_of(job.folder)
+    lines = read_lines(folder.metrics) if folder.metrics.is_file() else []
+    training = [line for line in lines if "kind" not in line]
+    audits = [line for line in lines if line.get("kind") == "audit"]
+    last = training[-1] if training else {}
+    seconds, samples = last.get("seconds"), last.get("samples", 0)
+    return {
+        "name": run.name,
+        "folder": f"runs/{run.name}",
+        "method": run.row.name,
+        "settings": {"method": run.row.method, **dict(job.config.objective.settings)},
+        "batch_size": run.batch_size,
+        "seed": run.seed,
+        "status": outcome.status,
+        "error": outcome.error,
+        "steps": last.get("step", 0),
+        "samples": samples,
+        "seconds": seconds,
+        "samples_per_second": samples / seconds if seconds else None,
+        "gpu_gib": max((line["gpu_gib"] for line in training if line.get("gpu_gib") is not None), default=None),
+        "memory_gib": outcome.memory_gib,
+        "results": results_of(folder) if outcome.status == "done" else {},
+        "normalizer_error": audits[-1].get("normalizer_error") if audits else None,
+        "tau": last.get("tau"),
+    }
+
+
+def results_of(folder: Folder) -> dict[str, float]:
+    """Every number of results.json under "TASK METRIC"."""
+    return named_numbers(folder.read_results())
+
+
+def _spread(values: Mapping[int, float]) -> Spread:
+    return Spread(tuple(values[seed] for seed in sorted(values)))
+
+
+def _guessing(jobs: Sequence[Job], metric: str) -> Guessing | None:
+    """Of whichever run has been measured: all have the same tasks."""
+    for job in jobs:
+        if outcome_of(job.folder).status == "done" and (results := Folder(job.folder).read_results()):
+            return guessing_of(results, metric)
+    return None
+
+
+def guessing_of(results: Mapping[str, Any], metric: str) -> Guessing | None:
+    """What guessing gives for "TASK METRIC"; None where it is not known: of ranks and averages, of a top 5 or 10."""
+    for result in results.get("results", ()):
+        task, main, name = result["task"], result["main"], metric.rpartition(" ")[2]
+        alike = name == main or (main == "mean_r1" and name.endswith("_r1")) or {main, name} <= set(LINEAR)
+        asked = result.get("counts", {}).get("images", 0)
+        if metric == f"{task} {name}" and alike and asked:
+            return Guessing(result["chance"], asked)
+    return None
+
+
+def _matches(plan: Plan, cells: Cells, metric: str, guessing: Guessing | None) -> list[dict[str, Any]]:
+    rows = {(method, size): _spread(of) for (method, size, name), of in cells.items() if name == metric}
+    theirs = {size: spread for (method, size), spread in rows.items() if method == plan.baseline}
+    matches = []
+    for (method, size), ours in rows.items():
+        if theirs and method != plan.baseline:
+            made = match(method, size, ours, plan.baseline, theirs, more_is_better(metric), guessing)
+            matches.append({"method": method, "batch_size": size, "against": plan.baseline, **vars(made)})
+    return matches
+
+
+def write_csv(summary: Mapping[str, Any], path: Path) -> None:
+    """The table, for those who draw their own figures."""
+    names = ("method", "batch_size", "metric", "mean", "sd", "values")
+    with path.open("w", encoding="utf-8", newline="") as file:
+        table = csv.writer(file)
+        table.writerow(names)
+        for row in summary["table"]:
+            table.writerow([*(cell(row[name]) for name in names[:-1]), " ".join(map(str, row["values"]))])

@@ -14,7 +14,6 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -27,7 +26,7 @@ from fullbatch.training.run_folder import Folder, alone_in, can_be_locked, repla
 from fullbatch.training_run import train
 from fullbatch.trials.comparison_plan import Job
 from fullbatch.trials.processes import OUTPUT, Member, WorkerContext, WorkerPool, in_brackets, last_line, print_to
-from fullbatch.trials.trial import clear, forget_earlier_runs, out_of_memory
+from fullbatch.trials.trial import forget_earlier_runs, out_of_memory
 
 if TYPE_CHECKING:
     from fullbatch.trials.progress import RunsDisplay
@@ -40,17 +39,12 @@ LOOK_EVERY = 1.0  # seconds between looks for a run that others have left
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run ended; outcome.json in its folder.
-
-    error        of a failed one
-    again        whether another try may end otherwise: a full disk, a killed process
-    memory_gib   the most main memory its process held, data workers not counted
-    """
+    """How a run ended; outcome.json in its folder."""
 
     status: Status
-    error: str = ""
-    again: bool = False
-    memory_gib: float | None = None
+    error: str = ""  # of a failed one
+    again: bool = False  # whether another try may end otherwise: a full disk, a killed process
+    memory_gib: float | None = None  # the most main memory its process held, data workers not counted
 
     def write(self, run: Path) -> None:
         run.mkdir(parents=True, exist_ok=True)
@@ -63,12 +57,6 @@ def outcome_of(run: Path) -> Outcome:
         return Outcome(**json.loads((run / OUTCOME).read_text()))
     except (OSError, ValueError, TypeError):
         return Outcome("open")
-
-
-def throw_away(run: Path) -> None:
-    """Clear a run's folder, once no other process is at work in it."""
-    with alone_in(run):
-        clear(run)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -141,10 +129,15 @@ def _work(worker: WorkerContext, terms: _Terms) -> None:
 
 def _tried(worker: WorkerContext, job: Job) -> bool:
     """Whether it was for this process to train."""
+
+    def begin() -> None:
+        worker.say((job.name, None))
+        print_to(job.folder / OUTPUT)
+
     if outcome_of(job.folder).status != "open":
         return False
     try:
-        outcome = execute(job.config, lambda: True, partial(_begin, worker, job))
+        outcome = execute(job.config, lambda: True, begin)
     except Abandoned:  # another process is at work in it
         return False
     except Interrupted:
@@ -152,11 +145,6 @@ def _tried(worker: WorkerContext, job: Job) -> bool:
         raise
     worker.say((job.name, outcome))
     return True
-
-
-def _begin(worker: WorkerContext, job: Job) -> None:
-    worker.say((job.name, None))
-    print_to(job.folder / OUTPUT)
 
 
 def execute(

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from itertools import product
 from typing import Any
 
+import numpy as np
 from typing_extensions import assert_never
 
 from fullbatch.trials.search_plan import SearchPlan
@@ -42,18 +43,15 @@ def slots_of(phase: PhaseName, plan: SearchPlan, before: Before) -> list[Slot]:
 
 def owed(plan: SearchPlan) -> dict[PhaseName, int]:
     """How many slots each phase will have, for an estimate of what is left."""
-    found: dict[PhaseName, int] = {"choices": _choice_count(plan)}
+    counts: dict[PhaseName, int] = {"choices": _choice_count(plan)}
     if plan.grid is not None:
-        found["grid"] = _at_most(plan.grid.methods, plan.methods) * _at_most(plan.grid.optimizers, plan.optimizers)
+        methods, optimizers = min(plan.grid.methods, len(plan.methods)), min(plan.grid.optimizers, len(plan.optimizers))
+        counts["grid"] = methods * optimizers
     if plan.fine is not None:
-        found["fine"] = plan.fine.trials
+        counts["fine"] = plan.fine.trials
     if plan.finals is not None:
-        found["finals"] = (plan.finals.best + len(plan.finals.baselines)) * len(plan.finals.seeds)
-    return found
-
-
-def _at_most(asked: int, there: Sequence[str]) -> int:
-    return min(asked, len(there))
+        counts["finals"] = (plan.finals.best + len(plan.finals.baselines)) * len(plan.finals.seeds)
+    return counts
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -65,13 +63,11 @@ def _choices(plan: SearchPlan) -> list[Slot]:
 
     Where there are no more pairs than trials, and nothing else to choose, each pair is tried once and none twice.
     """
-    slots = _choice_count(plan)
+    count = _choice_count(plan)
     covering = max(len(plan.methods), len(plan.optimizers)) if plan.choices.cover else 0
-    if tries_all_pairs(plan):
-        covering = slots
-    pairs = _covering(plan.methods, plan.optimizers)[:covering]
-    given = [dict(zip(CHOSEN, pair, strict=True)) for pair in pairs]
-    return [Slot(number, given[number] if number < len(given) else {}) for number in range(slots)]
+    pairs = _covering(plan.methods, plan.optimizers)[: count if tries_all_pairs(plan) else covering]
+    given: list[dict[str, Any]] = [dict(zip(CHOSEN, pair, strict=True)) for pair in pairs]
+    return [Slot(number, given[number] if number < len(given) else {}) for number in range(count)]
 
 
 def tries_all_pairs(plan: SearchPlan) -> bool:
@@ -80,9 +76,8 @@ def tries_all_pairs(plan: SearchPlan) -> bool:
 
 
 def _choice_count(plan: SearchPlan) -> int:
-    if _others(plan):
-        return plan.choices.trials
-    return min(plan.choices.trials, len(plan.methods) * len(plan.optimizers))
+    pairs = len(plan.methods) * len(plan.optimizers)
+    return plan.choices.trials if _others(plan) else min(plan.choices.trials, pairs)
 
 
 def _others(plan: SearchPlan) -> bool:
@@ -96,22 +91,35 @@ def _covering(methods: Sequence[str], optimizers: Sequence[str]) -> list[tuple[s
     >>> _covering(["a", "b"], ["x", "y", "z"])[:3]
     [('a', 'x'), ('b', 'y'), ('a', 'z')]
     """
-    longer = max(len(methods), len(optimizers))
     turns = [
         (methods[(number + turn) % len(methods)], optimizers[number % len(optimizers)])
         for turn in range(len(methods))
-        for number in range(longer)
+        for number in range(max(len(methods), len(optimizers)))
     ]
     return list(dict.fromkeys([*turns, *product(methods, optimizers)]))
 
 
 def _grid(plan: SearchPlan, before: Before) -> list[Slot]:
+    """The best few methods and optimizers, each by its best trial."""
     assert plan.grid is not None
     _, order = _won(plan, before, "grid")
-    methods = _first(order, "method", plan.grid.methods)
-    optimizers = _first(order, "optimizer", plan.grid.optimizers)
-    found = [plan.carried("grid", _inherited(plan, order, *pair)) for pair in product(methods, optimizers)]
-    return [Slot(number, params) for number, params in enumerate(found)]
+    methods = list(dict.fromkeys(trial.params["method"] for trial in order))[: plan.grid.methods]
+    optimizers = list(dict.fromkeys(trial.params["optimizer"] for trial in order))[: plan.grid.optimizers]
+    pairs = enumerate(product(methods, optimizers))
+    return [Slot(number, plan.carried("grid", _inherited(plan, order, *pair))) for number, pair in pairs]
+
+
+def _inherited(plan: SearchPlan, order: Sequence[Ended], method: str, optimizer: str) -> dict[str, Any]:
+    """What else was searched comes along: from the pair's best trial, else the optimizer's, else the method's."""
+    wanted = plan.dimensions("choices", method, optimizer)
+
+    def near(trial: Ended) -> int:
+        return -2 * int(trial.params["optimizer"] == optimizer) - int(trial.params["method"] == method)
+
+    known: dict[str, Any] = {"method": method, "optimizer": optimizer}
+    for trial in sorted(order, key=near):  # stable: of equally near ones the better first
+        known |= {name: value for name, value in trial.params.items() if name in wanted and name not in known}
+    return known
 
 
 def _fine(plan: SearchPlan, before: Before) -> list[Slot]:
@@ -126,57 +134,31 @@ def _fine(plan: SearchPlan, before: Before) -> list[Slot]:
 
 
 def _finals(plan: SearchPlan, before: Before) -> list[Slot]:
-    """Seed by seed, so that every finalist has one before any has two."""
+    """Seed by seed, so that every finalist has one before any has two.  Each has params of its own: a winner twice
+    among the finalists would be compared with itself."""
     assert plan.finals is not None
     last, order = _won(plan, before, "finals")
-    carried = [(f"{last} {one.slot.number}", plan.carried("finals", one.params)) for one in order]
-    rows = _different(carried, plan.finals.best) + [(name, {"method": name}) for name in plan.finals.baselines]
+    rows: list[tuple[str, dict[str, Any]]] = []
+    for trial in order:
+        params = plan.carried("finals", trial.params)
+        if params not in [other for _, other in rows]:
+            rows.append((f"{last} {trial.slot.number}", params))
+    rows = rows[: plan.finals.best] + [(name, {"method": name}) for name in plan.finals.baselines]
     pairs = product(plan.finals.seeds, rows)
     return [Slot(number, params, seed, label) for number, (seed, (label, params)) in enumerate(pairs)]
 
 
 def _won(plan: SearchPlan, before: Before, phase: PhaseName) -> tuple[PhaseName, list[Ended]]:
     """What the phase starts from."""
-    found = last_won(before, plan.maximise, phase)
-    if found is None:
-        ended = [one for ones in before.values() for one in ones]
-        said = next((f": {one.error}" for one in ended if one.error), ".")
-        named = ", ".join(map(repr, before))
+    won = last_won(before, plan.maximise, phase)
+    if won is None:
+        ended = [trial for trials in before.values() for trial in trials]
+        reason = next((f": {trial.error}" for trial in ended if trial.error), ".")
         raise NoWinner(
-            f"All {len(ended)} trials of the phase {named} failed or diverged, so there is no winner to go on "
-            f"with{said}"
+            f"All {len(ended)} trials of the phase {', '.join(map(repr, before))} failed or diverged, so there is no "
+            f"winner to go on with{reason}"
         )
-    return found
-
-
-def _first(order: Sequence[Ended], name: str, count: int) -> list[str]:
-    """The best few values of a choice, each by its best trial."""
-    return list(dict.fromkeys(str(one.params[name]) for one in order))[:count]
-
-
-def _different(rows: Sequence[tuple[str, dict[str, Any]]], count: int) -> list[tuple[str, dict[str, Any]]]:
-    """The best few, each with params of its own: a winner twice among the finalists would be compared with itself."""
-    found: list[tuple[str, dict[str, Any]]] = []
-    for label, params in rows:
-        if all(params != other for _, other in found):
-            found.append((label, params))
-    return found[:count]
-
-
-def _inherited(plan: SearchPlan, order: Sequence[Ended], method: str, optimizer: str) -> dict[str, Any]:
-    """What else was searched comes along: from the pair's best trial, else the optimizer's, else the method's."""
-    wanted = plan.dimensions("choices", method, optimizer)
-    chosen = {"method": method, "optimizer": optimizer}
-
-    def near(one: Ended) -> int:
-        return -2 * int(one.params["optimizer"] == optimizer) - int(one.params["method"] == method)
-
-    known: dict[str, Any] = {}
-    for one in sorted(order, key=near):  # stable: of equally near ones the better first
-        for name, value in one.params.items():
-            if name in wanted:
-                known.setdefault(name, value)
-    return {**chosen, **known}
+    return won
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -189,36 +171,31 @@ _CLASSES: Mapping[Status, int] = {"done": 0, "stopped": 0, "pruned": 1, "diverge
 
 def ranked(ended: Sequence[Ended], maximise: Sequence[bool]) -> list[Ended]:
     """Best first, those without a value left out; of equal ones the earlier slot first."""
-    known = [one for one in ended if one.values is not None and one.status in _CLASSES]
-    found: list[Ended] = []
+    known = [trial for trial in ended if trial.values is not None and trial.status in _CLASSES]
+    known.sort(key=lambda trial: trial.slot.number)
+    order: list[Ended] = []
     for kind in sorted(set(_CLASSES.values())):
-        alike = sorted((one for one in known if _CLASSES[one.status] == kind), key=lambda one: one.slot.number)
-        costs = [costs_of(one, maximise) for one in alike]
+        alike = [trial for trial in known if _CLASSES[trial.status] == kind]
+        costs = [costs_of(trial.values or (), maximise) for trial in alike]
         by_front = sorted(zip(fronts(costs), costs, alike, strict=True), key=lambda row: (row[0], row[1]))
-        found += [one for _, _, one in by_front]
-    return found
-
-
-def winners(ended: Sequence[Ended], maximise: Sequence[bool]) -> list[Ended]:
-    """Best first, those that may win: what ran away is a result, and nothing to go on with."""
-    return [one for one in ranked(ended, maximise) if one.status != "diverged"]
+        order += [trial for _, _, trial in by_front]
+    return order
 
 
 def last_won(
     ended: Mapping[PhaseName, Sequence[Ended]], maximise: Sequence[bool], until: PhaseName = "finals"
 ) -> tuple[PhaseName, list[Ended]] | None:
-    """The last phase before ``until`` in which somebody won, and who, best first: one in which all failed or ran away
-    says nothing against the winners of the phase before it."""
+    """The last phase before ``until`` in which somebody won, and who, best first.  What ran away is a result, and
+    nothing to go on with; a phase in which all failed or ran away says nothing against earlier winners."""
     for name in reversed(PHASES[: PHASES.index(until)]):
-        if order := winners(ended.get(name, ()), maximise):
+        if order := [trial for trial in ranked(ended.get(name, ()), maximise) if trial.status != "diverged"]:
             return name, order
     return None
 
 
-def costs_of(one: Ended, maximise: Sequence[bool]) -> tuple[float, ...]:
-    """Its values, signed so that less is better."""
-    assert one.values is not None
-    return tuple(-value if more else value for value, more in zip(one.values, maximise, strict=True))
+def costs_of(values: Sequence[float], maximise: Sequence[bool]) -> tuple[float, ...]:
+    """Signed so that less is better."""
+    return tuple(-value if more else value for value, more in zip(values, maximise, strict=True))
 
 
 def fronts(costs: Sequence[Sequence[float]]) -> list[int]:
@@ -227,20 +204,10 @@ def fronts(costs: Sequence[Sequence[float]]) -> list[int]:
     >>> fronts([(1.0, 5.0), (2.0, 2.0), (2.0, 6.0), (3.0, 7.0)])
     [0, 0, 1, 2]
     """
-    found, members = [0] * len(costs), list[list[Sequence[float]]]()
-    for one in sorted(range(len(costs)), key=lambda one: tuple(costs[one])):  # nobody is beaten by a later one
-        low, high = 0, len(members)
-        while low < high:  # who is beaten on a front is beaten on all before it
-            middle = (low + high) // 2
-            beaten = any(_beats(other, costs[one]) for other in reversed(members[middle]))
-            low, high = (middle + 1, high) if beaten else (low, middle)
-        if low == len(members):
-            members.append([])
-        members[low].append(costs[one])
-        found[one] = low
-    return found
-
-
-def _beats(one: Sequence[float], other: Sequence[float]) -> bool:
-    at_least = all(a <= b for a, b in zip(one, other, strict=True))
-    return at_least and any(a < b for a, b in zip(one, other, strict=True))
+    table, front = np.array(costs), np.zeros(len(costs), int)
+    order = sorted(range(len(costs)), key=lambda place: tuple(costs[place]))  # nobody is beaten by a later one
+    for count, place in enumerate(order):
+        before, ours = order[:count], table[place]
+        beaten = (table[before] <= ours).all(1) & (table[before] < ours).any(1)
+        front[place] = (front[before][beaten] + 1).max(initial=0)
+    return [int(number) for number in front]

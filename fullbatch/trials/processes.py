@@ -36,18 +36,11 @@ OUTPUT = "output.txt"
 
 @dataclass(frozen=True)
 class Pace:
-    """jobs           runs side by side on this machine
-    quiet          lines in place of bars
-    stop_after     minutes after which no further run is begun here; None: all
-    retry_failed   whether runs of a comparison that failed by themselves are tried again
-    lost_after     seconds without a sign of life after which a search's worker on another machine counts as dead
-    """
-
-    jobs: int = 1
-    quiet: bool = False
-    stop_after: float | None = None
-    retry_failed: bool = False
-    lost_after: float = 180.0
+    jobs: int = 1  # runs side by side on this machine
+    quiet: bool = False  # lines in place of bars
+    stop_after: float | None = None  # minutes after which no further run is begun here; None: all
+    retry_failed: bool = False  # whether runs of a comparison that failed by themselves are tried again
+    lost_after: float = 180.0  # seconds without a sign of life after which a search's worker elsewhere counts as dead
 
     def until(self) -> float | None:
         """By this machine's monotonic clock."""
@@ -64,16 +57,12 @@ class WorkersDie(ValueError):
 
 @dataclass
 class Member:
-    """A worker as its parent has it.
-
-    place     among its fellows, from 0: the GPU follows from it
-    message   the last that it sent
-    """
+    """A worker as its parent has it."""
 
     process: Any
     connection: Connection
-    place: int
-    message: Any = None
+    place: int  # among its fellows, from 0: the GPU follows from it
+    message: Any = None  # the last that it sent
 
     @property
     def ending(self) -> str:
@@ -83,20 +72,12 @@ class Member:
 
 @dataclass
 class WorkerPool:
-    """jobs     workers at a time, each with its share of the threads
-    at_most  fewer are started if there is less to do; None: all
-    hear     is told each message of a worker
-    died     is told of a worker that died before its work ended, and is replaced
-    tick     is called about twice a second
-    output   where workers write what they print, until ``print_to`` names another file
-    """
-
-    jobs: int
-    at_most: int | None = None
-    hear: Callable[[Any], None] = lambda message: None
-    died: Callable[[Member], None] = lambda member: None
-    tick: Callable[[], None] = lambda: None
-    output: Path | None = None
+    jobs: int  # workers at a time, each with its share of the threads
+    at_most: int | None = None  # fewer are started if there is less to do; None: all
+    hear: Callable[[Any], None] = lambda message: None  # is told each message of a worker
+    died: Callable[[Member], None] = lambda member: None  # is told of a worker that died early, and is replaced
+    tick: Callable[[], None] = lambda: None  # is called about twice a second
+    output: Path | None = None  # where workers write what they print, until ``print_to`` names another file
     _members: list[Member] = field(default_factory=list)
     _silent_deaths: int = 0
 
@@ -147,8 +128,8 @@ class WorkerPool:
             message = member.connection.recv()
         except (EOFError, OSError):
             return False
-        if isinstance(message, _Mistake):
-            raise ValueError(message.text)
+        if isinstance(message, ValueError):  # a mistake of the user's, that only a worker could see
+            raise message
         self._silent_deaths, member.message = 0, message
         self.hear(message)
         return True
@@ -191,18 +172,15 @@ class WorkerPool:
 
 @dataclass
 class WorkerContext:
-    """What a worker's function is given.
+    """What a worker's function is given."""
 
-    place      its number, from 0
-    stopping   it was told to stop: nothing is begun any more.  In a run the signal does the same
-    """
-
-    place: int
+    place: int  # its number, from 0
     _connection: Connection
     _interruption: Interruption
 
     @property
     def stopping(self) -> bool:
+        """It was told to stop: nothing is begun any more.  In a run the signal does the same."""
         return self._interruption.signal is not None
 
     def say(self, message: object) -> None:
@@ -214,15 +192,7 @@ class WorkerContext:
 Work = Callable[[WorkerContext, Any], None]
 
 
-@dataclass(frozen=True)
-class _Mistake:
-    """Of the user's, that only a worker could see, or something that is not there for it."""
-
-    text: str
-
-
 def _main(gpu: int | None, threads: int, *given: Any) -> None:
-    """Of a worker's process."""
     os.setpgrp()
     torch.set_num_threads(threads)
     if gpu is not None:
@@ -243,7 +213,7 @@ def _run_worker(connection: Connection, place: int, output: Path | None, work: W
         except (ValueError, OSError) as error:
             traceback.print_exc()
             with suppress(OSError):  # the parent is gone
-                connection.send(_Mistake(str(error)))
+                connection.send(ValueError(str(error)))
             sys.exit(1)
         if interruption.signal is not None:  # there may be more to do
             sys.exit(128 + interruption.signal)
@@ -291,17 +261,12 @@ def in_brackets(text: str) -> str:
 class ProcessIdentity:
     """A process number alone says little: numbers are used again, and mean another process on another machine, in
     another container, after a restart.  With these the answer "it is gone" is certain.
-
-    place    the running machine and the namespace in which ``pid`` counts; "": not known
-    pid      of the process
-    began    when it began, in the system's own words; "": not known
-    name     for people
     """
 
-    place: str
+    place: str  # the running machine and the namespace in which ``pid`` counts; "": not known
     pid: int
-    began: str
-    name: str
+    began: str  # when it began, in the system's own words; "": not known
+    name: str  # for people
 
     @classmethod
     def read(cls, values: object) -> ProcessIdentity | None:

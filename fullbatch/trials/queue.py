@@ -21,25 +21,25 @@ So a search in one process, killed and resumed, tries the same.
 
 from __future__ import annotations
 
+import copy
 import math
 import threading
 import time
-import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from typing import Any, Literal
 
 import optuna
-from optuna.pruners import BasePruner, NopPruner
-from optuna.samplers import BaseSampler
+from optuna.distributions import BaseDistribution
+from optuna.pruners import BasePruner, NopPruner, SuccessiveHalvingPruner
+from optuna.samplers import BaseSampler, RandomSampler
 from optuna.storages import BaseStorage
+from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState, create_trial
-from typing_extensions import assert_never
 
 from fullbatch.trials.processes import ProcessIdentity, is_gone, this_process
-from fullbatch.trials.samplers import SLOT, SamplerBySlot, without_failed
 from fullbatch.trials.slots import Ended, Running, Score, Slot
 from fullbatch.trials.storage import BEAT_EVERY, heartbeat_every, patiently
 
@@ -47,7 +47,7 @@ MOST_DEATHS = 3  # after so many a slot is given up
 UNNAMED_SECONDS = 30.0  # that a trial may be held by nobody knows whom
 
 # user attributes: those of every trial; those of one that records an ending; those that the holder of a trial writes
-ATTEMPT, GIVEN = "attempt", "given"
+SLOT, ATTEMPT, GIVEN = "slot", "attempt", "given"
 ENDED, OF = "ended", "of"
 WORKER, PARAMS, OUTCOME, RELEASED = "worker", "params", "outcome", "released"
 BEFORE_HEARTBEATS = "died"  # every trial of version 0.6 had it
@@ -57,29 +57,28 @@ Direction = Literal["maximize", "minimize"]
 
 @dataclass
 class SlotQueue:
-    """storage      open_storage's
-    name         of the study
-    directions   one a metric: "maximize" or "minimize"
-    slots        what the phase owes; every worker must give the same
-    pruner       Optuna's; None: none
-    worker       this process
-    last_line    the last thing that an attempt at a slot printed, if it can be seen from here; else ""
-    is_gone, clock   how processes and time are seen; tests have their own
-    """
-
-    storage: BaseStorage
-    name: str
-    directions: Sequence[Direction]
-    slots: Sequence[Slot]
+    storage: BaseStorage  # open_storage's
+    name: str  # of the study
+    directions: Sequence[Direction]  # one a metric
+    slots: Sequence[Slot]  # what the phase owes; every worker must give the same
     pruner: BasePruner | None = None
     worker: ProcessIdentity = field(default_factory=this_process)
-    last_line: Callable[[Slot], str] = lambda slot: ""
-    is_gone: Callable[[ProcessIdentity], bool] = is_gone
+    last_line: Callable[[Slot], str] = lambda slot: ""  # that an attempt printed, if it can be seen from here
+    is_gone: Callable[[ProcessIdentity], bool] = is_gone  # tests have their own, and their own clock
     clock: Callable[[], datetime] = datetime.now
 
     def __post_init__(self) -> None:
-        self._sampler = SamplerBySlot()
-        self.study = patiently(self._study)
+        self._sampler = _SamplerBySlot()
+        self.study = patiently(
+            lambda: optuna.create_study(
+                storage=self.storage,
+                study_name=self.name,
+                directions=list(self.directions),
+                sampler=self._sampler,
+                pruner=_without_failed(self.pruner or NopPruner()),
+                load_if_exists=True,
+            )
+        )
         stored = [direction.name.lower() for direction in self.study.directions]
         if stored != list(self.directions):
             raise ValueError(
@@ -89,16 +88,6 @@ class SlotQueue:
         self.held: set[int] = set()  # trials of this very process
         self._looked = time.time(), time.monotonic()
         self._trusted_from = -math.inf  # by the monotonic clock: from when heartbeats that are missing tell something
-
-    def _study(self) -> optuna.Study:
-        return optuna.create_study(
-            storage=self.storage,
-            study_name=self.name,
-            directions=list(self.directions),
-            sampler=self._sampler,
-            pruner=without_failed(self.pruner or NopPruner()),
-            load_if_exists=True,
-        )
 
     # -----------------------------------------------------------------------------------------------------------------
     # looking
@@ -164,8 +153,7 @@ class SlotQueue:
 
     def _ask(self, slots: Mapping[int, Slot]) -> Lease | None:
         """Where no trial waits any more, Optuna makes one without a slot, which is failed like one that came late."""
-        with _without_warnings():
-            trial = patiently(self.study.ask)
+        trial = patiently(self.study.ask)
         attrs, trials = trial.user_attrs, self.trials()
         slot = slots.get(attrs.get(SLOT, -1))
         deciding = None if slot is None else _deciding(slot, trials)
@@ -197,8 +185,7 @@ class SlotQueue:
     def fail_dead(self) -> None:
         """Fail the trials of workers that are gone."""
         if not self._just_woke():
-            with _without_warnings():
-                patiently(lambda: optuna.storages.fail_stale_trials(self.study))
+            patiently(lambda: optuna.storages.fail_stale_trials(self.study))
         for trial in self.trials():
             if trial.state is TrialState.RUNNING and trial.number not in self.held and self._is_dead(trial):
                 self.tell(trial.number, TrialState.FAIL)
@@ -217,14 +204,6 @@ class SlotQueue:
             return self.is_gone(holder) or BEFORE_HEARTBEATS in trial.user_attrs
         started = trial.datetime_start  # by the holder's clock, which may be ahead of ours
         return started is not None and abs((self.clock() - started).total_seconds()) > UNNAMED_SECONDS
-
-
-@contextmanager
-def _without_warnings() -> Iterator[None]:
-    """Optuna's: failing stale trials is experimental, and heartbeats are meant for its own loop."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
 
 
 def _of(slot: Slot, trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
@@ -276,11 +255,7 @@ def _iso(moment: datetime | None) -> str:
 
 
 class Lease:
-    """A trial that this process works on, held by ``with``: a block that is left before ``end`` releases it.
-
-    trial     Optuna's: what is not in ``slot.params`` is suggested by it
-    lost      this process was taken for dead, and another has the slot, or will; nothing counts any more
-    """
+    """A trial that this process works on, until ``end`` or ``release``."""
 
     def __init__(self, queue: SlotQueue, trial: optuna.Trial, slot: Slot, attempt: int) -> None:
         self.trial, self.slot, self.attempt = trial, slot, attempt
@@ -289,17 +264,9 @@ class Lease:
         queue.held.add(trial.number)
         threading.Thread(target=self._live, name=f"heartbeat of trial {trial.number}", daemon=True).start()
 
-    def __enter__(self) -> Lease:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        if not self._over.is_set():
-            with suppress(Exception):  # the heartbeats end all the same, and others will see it
-                self.release()
-            self._close()
-
     @property
     def lost(self) -> bool:
+        """This process was taken for dead, and another has the slot, or will; nothing counts any more."""
         return self._lost.is_set()
 
     def begin(self, choose: Callable[[optuna.Trial], Mapping[str, Any]]) -> Mapping[str, Any] | None:
@@ -389,14 +356,57 @@ def _finite(score: Score) -> Score:
 def _state(score: Score, metrics: int) -> TrialState:
     """What Optuna is told.  FAIL: what its samplers should not learn from; of several metrics, also what has no values,
     since they cannot do without."""
-    match score.status:
-        case "done" | "stopped":
-            return TrialState.COMPLETE
-        case "diverged" if score.values is not None:
-            return TrialState.COMPLETE
-        case "diverged" | "pruned":
-            return TrialState.PRUNED if metrics == 1 else TrialState.FAIL
-        case "failed":
-            return TrialState.FAIL
-        case _:
-            assert_never(score.status)
+    if score.status in ("done", "stopped") or (score.status == "diverged" and score.values is not None):
+        return TrialState.COMPLETE
+    return TrialState.FAIL if score.status == "failed" or metrics > 1 else TrialState.PRUNED
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Optuna's samplers and pruners, slot by slot
+
+
+class _SamplerBySlot(BaseSampler):
+    """What a slot draws depends on its seed and on what has ended, not on which process draws it or what that process
+    drew before.  (Before and after a trial the samplers of ``sampler_of`` do nothing.)"""
+
+    def __init__(self) -> None:
+        self.sampler_for: Callable[[int], BaseSampler] = lambda number: RandomSampler()
+        self._of: dict[int, BaseSampler] = {}  # by trial
+
+    def _sampler(self, trial: FrozenTrial) -> BaseSampler:
+        if trial.number not in self._of:
+            slot = trial.user_attrs.get(SLOT)
+            self._of[trial.number] = RandomSampler() if slot is None else self.sampler_for(slot)
+        return self._of[trial.number]
+
+    def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
+        return self._sampler(trial).infer_relative_search_space(study, trial)
+
+    def sample_relative(
+        self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
+    ) -> dict[str, Any]:
+        return self._sampler(trial).sample_relative(study, trial, search_space)
+
+    def sample_independent(
+        self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
+    ) -> Any:
+        return self._sampler(trial).sample_independent(study, trial, param_name, param_distribution)
+
+
+def _without_failed(pruner: BasePruner) -> BasePruner:
+    """Successive halving ranks a trial among all that came as far, also attempts whose process died later: the slot
+    would count twice.  (Hyperband does too, in studies of its own that cannot be reached; the median counts only
+    trials that are complete.)"""
+    return _WithoutFailed(pruner) if isinstance(pruner, SuccessiveHalvingPruner) else pruner
+
+
+class _WithoutFailed(BasePruner):
+    def __init__(self, pruner: BasePruner) -> None:
+        self._pruner = pruner
+
+    def prune(self, study: Study, trial: FrozenTrial) -> bool:
+        others = copy.copy(study)
+        others.get_trials = lambda deepcopy=True: [  # type: ignore[method-assign, misc, assignment]
+            other for other in study.get_trials(deepcopy) if other.state is not TrialState.FAIL
+        ]
+        return self._pruner.prune(others, trial)

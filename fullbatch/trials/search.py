@@ -17,6 +17,7 @@ from __future__ import annotations
 import shlex
 import time
 import traceback
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -25,7 +26,10 @@ from pathlib import Path
 from typing import Any
 
 from optuna.exceptions import StorageInternalError
+from optuna.pruners import BasePruner, HyperbandPruner, MedianPruner, NopPruner, SuccessiveHalvingPruner
+from optuna.samplers import BaseSampler, RandomSampler, TPESampler
 from optuna.storages import BaseStorage
+from typing_extensions import assert_never
 
 from fullbatch.config.messages import without_password
 from fullbatch.config.tree import write_values
@@ -37,12 +41,11 @@ from fullbatch.trials.phases import NoWinner, owed, phases_of, slots_of
 from fullbatch.trials.processes import OUTPUT, Pace, WorkerContext, WorkerPool, WorkersDie, last_line, print_to
 from fullbatch.trials.progress import SearchDisplay, last_metrics
 from fullbatch.trials.queue import Lease, SlotQueue
-from fullbatch.trials.samplers import pruner_of, sampler_of
-from fullbatch.trials.search_plan import SearchPlan
+from fullbatch.trials.search_plan import PRUNED, Pruner, SearchPlan
 from fullbatch.trials.search_summary import TRIALS, summarize, trial_name, write_files
-from fullbatch.trials.slots import Ended, PhaseName, Running, Score, Slot
+from fullbatch.trials.slots import Choices, Ended, Fine, PhaseName, Running, Score, Slot
 from fullbatch.trials.storage import PLAN_FILE, StorageAway, keep_plan, kept_plan, open_storage, remember
-from fullbatch.trials.trial import CannotWork, Report, run_trial
+from fullbatch.trials.trial import CannotWork, Report, Trial
 
 LOOK_EVERY = 2.0  # seconds between looks at the storage
 POLL = 1.0  # seconds between looks for work while others finish a phase
@@ -71,25 +74,24 @@ def search(
     with how_to_go_on(folder, storage, pace.jobs):
         stopped: Interrupted | ValueError | None = None
         with board.display:
-            board.begin()
+            board.display.known(board.look())  # what ended before is not news
             try:
                 WorkerPool(pace.jobs, tick=board.tick, output=folder / OUTPUT).run(work, terms)
             except (Interrupted, ValueError) as error:
                 stopped = error
-            summary = board.end()
+            summary = board.look(importance=True)
+            board.display.show(summary)
         if isinstance(stopped, Interrupted):
             raise Interrupted(stopped.exit_code - 128, f"Go on with: {resume_command(folder, pace.jobs)}") from None
         if stopped is not None:
             tell(summary)
-            raise stopped if board.no_winner is None else _without_winner(board.no_winner, folder)
+            if board.no_winner is None:
+                raise stopped
+            raise NoWinner(
+                f"{str(board.no_winner).rstrip('.')}. What each of them said is in {folder / TRIALS}/*/{OUTPUT}. They "
+                "are not tried again in this search: mend what is wrong, and begin anew with another --name."
+            )
         return summary
-
-
-def _without_winner(error: NoWinner, folder: Path) -> NoWinner:
-    return NoWinner(
-        f"{str(error).rstrip('.')}. What each of them said is in {folder / TRIALS}/*/{OUTPUT}. They are not tried "
-        "again in this search: mend what is wrong, and begin anew with another --name."
-    )
 
 
 def resume_command(folder: Path, jobs: int) -> str:
@@ -119,36 +121,67 @@ def how_to_go_on(folder: Path, storage: str, jobs: int = 1) -> Iterator[None]:
 # ---------------------------------------------------------------------------------------------------------------------
 # one worker: it takes trials as long as there are any, phase by phase, whoever else does the same
 
+MOST_RANDOM = 10  # trials before TPE has something to go by; in short searches a quarter of them
+
+
+def sampler_of(plan: SearchPlan, phase: PhaseName, slot: Slot) -> BaseSampler:
+    """Seeded by the slot: what it draws depends on what has ended and not on who draws it.
+
+    Parameters are drawn together, those that go together in groups (a method's own settings with the method); trials
+    under way count as bad ones, so that workers do not all try the same.
+    """
+    seed = zlib.crc32(f"{plan.seed} {phase} {slot.number}".encode())
+    part = plan.phase(phase)
+    if not isinstance(part, Choices | Fine):
+        return RandomSampler(seed)  # nothing is left to it
+    random = min(MOST_RANDOM, max(2, part.trials // 4))
+    return TPESampler(n_startup_trials=random, multivariate=True, group=True, constant_liar=True, seed=seed)
+
+
+def pruner_of(plan: SearchPlan, phase: PhaseName, evaluations: int) -> BasePruner:
+    """``evaluations``: of a whole run of the phase."""
+    first, factor = plan.pruner_start, plan.pruner_factor
+    pruner: Pruner = plan.pruner if phase in PRUNED else "none"
+    match pruner:
+        case "none":
+            return NopPruner()
+        case "asha":
+            return SuccessiveHalvingPruner(min_resource=first, reduction_factor=factor)
+        case "hyperband":
+            most = max(evaluations, first)
+            return HyperbandPruner(min_resource=first, max_resource=most, reduction_factor=factor)
+        case "median":
+            return MedianPruner(n_startup_trials=4, n_warmup_steps=first - 1)
+        case _:
+            assert_never(pruner)
+
+
 # Trains the trial of a lease with these params and tells of its evaluations; asked of the last: is it to be given up?
 Train = Callable[[PhaseName, Lease, Mapping[str, Any], Report, Callable[[], bool]], Score]
 
 
 @dataclass(frozen=True)
 class PhaseQueues:
-    """The phases of a search in its storage.
-
-    evaluations   of a whole run of each phase
-    folder        of the search on this machine, for what its trials printed before they died; None: not known
-    """
+    """The phases of a search in its storage."""
 
     storage: BaseStorage
     plan: SearchPlan
-    evaluations: Mapping[PhaseName, int]
-    folder: Path | None = None
+    evaluations: Mapping[PhaseName, int]  # of a whole run of each phase
+    folder: Path | None = None  # of the search on this machine, for what its trials printed; None: not known
 
     def queue(self, phase: PhaseName, before: Mapping[PhaseName, Sequence[Ended]]) -> SlotQueue:
+        def printed(slot: Slot) -> str:
+            trial = trial_name(phase, slot.number)
+            return "" if self.folder is None else last_line(self.folder / TRIALS / trial / OUTPUT)
+
         return SlotQueue(
             self.storage,
             f"{self.plan.name}/{phase}",
             ["maximize" if more else "minimize" for more in self.plan.maximise],
             slots_of(phase, self.plan, before),
             pruner=pruner_of(self.plan, phase, self.evaluations[phase]),
-            last_line=partial(self._last_line, phase),
+            last_line=printed,
         )
-
-    def _last_line(self, phase: PhaseName, slot: Slot) -> str:
-        trial = trial_name(phase, slot.number)
-        return "" if self.folder is None else last_line(self.folder / TRIALS / trial / OUTPUT)
 
 
 def work_off(
@@ -206,20 +239,14 @@ def _known(queue: SlotQueue, lease: Lease, params: Mapping[str, Any]) -> Score |
 
 @dataclass(frozen=True)
 class InFolder:
-    """Trains a trial as a run in a folder of the search's; ``around`` is called with it before, and what it returns
-    entered."""
+    """Trains a trial as a run in a folder of the search's."""
 
     plan: SearchPlan
     folder: Path
-    around: Callable[[Path], AbstractContextManager[None]] = lambda folder: nullcontext()
+    around: Callable[[Path], AbstractContextManager[None]] = lambda folder: nullcontext()  # entered with the run's
 
     def __call__(
-        self,
-        phase: PhaseName,
-        lease: Lease,
-        params: Mapping[str, Any],
-        report: Report,
-        given_up: Callable[[], bool],
+        self, phase: PhaseName, lease: Lease, params: Mapping[str, Any], report: Report, given_up: Callable[[], bool]
     ) -> Score:
         plan, runs, name = self.plan, self.folder / TRIALS, trial_name(phase, lease.slot.number)
         with self.around(runs / name):
@@ -228,7 +255,7 @@ class InFolder:
             except ValueError as error:  # two settings that do not go together
                 return Score("failed", error=str(error))
             measures = plan.measures_in(phase)
-            return run_trial(config, measures, report, plan.patience, plan.take, lambda: lease.lost, given_up)
+            return Trial(config, measures, report, plan.patience, plan.take, lambda: lease.lost, given_up).run()
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -294,18 +321,9 @@ class Board:
     def __post_init__(self) -> None:
         self.display = SearchDisplay(self.pace.quiet)
 
-    def begin(self) -> None:
-        """What ended before is not news."""
-        self.display.known(self._look())
-
     def tick(self) -> None:
         if time.monotonic() - self._looked >= LOOK_EVERY:
-            self.display.show(self._look(), self._steps)
-
-    def end(self) -> dict[str, Any]:
-        summary = self._look(importance=True)
-        self.display.show(summary)
-        return summary
+            self.display.show(self.look(), self._steps)
 
     def _steps(self, phase: PhaseName, slot: int) -> str:
         """How far a trial under way is; empty where it has not begun, or on another machine."""
@@ -313,8 +331,8 @@ class Board:
         total = f" of up to {self.steps[phase]:,}" if phase in self.steps else ""
         return "" if line is None else f"step {line['step']:,}{total}, {words_of(line)}"
 
-    def _look(self, importance: bool = False) -> dict[str, Any]:
-        """A phase whose turn has not come has no slots yet."""
+    def look(self, importance: bool = False) -> dict[str, Any]:
+        """The summary.  A phase whose turn has not come has no slots yet."""
         plan = self.queues.plan
         ended: dict[PhaseName, Sequence[Ended]] = {}
         running: dict[PhaseName, Sequence[Running]] = {}

@@ -5,21 +5,20 @@ A plan is a YAML file, a frozen tree, and JSON in the study's storage, so that o
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal
 
-from fullbatch.config.checks import require, require_choice, require_count
+from fullbatch.config.checks import require, require_choices, require_counts
 from fullbatch.config.messages import listed, nearest
 from fullbatch.config.methods import Method, named_method
 from fullbatch.config.optimization import OPTIMIZERS, Optimizer
 from fullbatch.config.run import RunConfig, layered
-from fullbatch.config.tree import from_dict, merged
+from fullbatch.config.tree import from_dict, merged, to_dict
 from fullbatch.evaluation.metric_names import Metric, parse_metrics
 from fullbatch.evaluation.tasks import tasks_of
 from fullbatch.trials.comparison_plan import read_plan_file
@@ -28,6 +27,7 @@ from fullbatch.trials.space import (
     Choice,
     Dimension,
     Place,
+    Value,
     Whole,
     dimension_as_dict,
     dimension_from,
@@ -48,45 +48,26 @@ PRUNED: tuple[PhaseName, ...] = ("choices", "fine")  # a grid and finals compare
 
 @dataclass(frozen=True)
 class SearchPlan:
-    """A search.
+    """A search.  Names in the space, in ``defaults`` and in a phase's changes are those of flags and methods' settings;
+    they count for whom they mean something."""
 
-    name            of the study and of its folder
-    base            the config all trials share, in the groups of config.yaml
-    metrics         what is looked for: METRIC, "TASK METRIC", "mean(A, B, ...)" or "seconds"; several: a Pareto front
-    methods         the candidates
-    optimizers      the candidates
-    space           dimensions by the names of flags and of methods' settings; tried only where they count
-    defaults        values of candidates, by names as in the space, wherever neither a phase nor the sampler says
-                    otherwise; not of baselines
-    choices         phase 1
-    grid            phase 2; None: none
-    fine            phase 3; None: none
-    finals          phase 4; None: none, and no spread
-    pruner          what ends bad trials of phases 1 and 3 early, by their evaluations: asha, hyperband, median or none
-    pruner_start    evaluations of a trial before it may act
-    pruner_factor   of asha and hyperband: one in so many goes on at each rung
-    patience        evaluations without improvement after which a trial ends; None: it does not
-    take            a trial's value: of its "best" evaluation, or of its "last"
-    seed            of the samplers, and of the runs but for the finals
-    """
-
-    name: str
-    base: Mapping[str, Any]
-    metrics: tuple[str, ...]
-    methods: tuple[str, ...]
-    optimizers: tuple[str, ...]
+    name: str  # of the study and of its folder
+    base: Mapping[str, Any]  # the config all trials share, in the groups of config.yaml
+    metrics: tuple[str, ...]  # METRIC, "TASK METRIC", "mean(A, B, ...)" or "seconds"; several: a Pareto front
+    methods: tuple[str, ...]  # the candidates
+    optimizers: tuple[str, ...]  # the candidates
     space: Mapping[str, Dimension] = field(default_factory=dict)
-    defaults: Mapping[str, Any] = field(default_factory=dict)
+    defaults: Mapping[str, Any] = field(default_factory=dict)  # of candidates, where neither phase nor sampler decides
     choices: Choices = Choices()
-    grid: Grid | None = Grid()
+    grid: Grid | None = Grid()  # None, as for the next two: there is no such phase
     fine: Fine | None = Fine()
     finals: Finals | None = Finals()
-    pruner: Pruner = "none"
-    pruner_start: int = 1
-    pruner_factor: int = 3
-    patience: int | None = None
-    take: Take = "best"
-    seed: int = 0
+    pruner: Pruner = "none"  # what ends bad trials of phases 1 and 3 early, by their evaluations
+    pruner_start: int = 1  # evaluations of a trial before it may act
+    pruner_factor: int = 3  # of asha and hyperband: one in so many goes on at each rung
+    patience: int | None = None  # evaluations without improvement after which a trial ends; None: it does not
+    take: Take = "best"  # a trial's value: of its best evaluation, or of its last
+    seed: int = 0  # of the samplers, and of the runs but for the finals
 
     def __post_init__(self) -> None:
         named = isinstance(self.name, str) and _NAME.fullmatch(self.name) is not None
@@ -100,15 +81,11 @@ class SearchPlan:
             if optimizer not in OPTIMIZERS:
                 guess = nearest(str(optimizer).lower(), OPTIMIZERS)
                 raise ValueError(f"Unknown optimizer {optimizer!r}{guess} The optimizers are {listed(OPTIMIZERS)}.")
-        require_choice(self, "pruner", get_args(Pruner))
-        require_count(self, "pruner_start", 1)
-        require_count(self, "pruner_factor", 2)
-        if self.patience is not None:
-            require_count(self, "patience", 1)
-        require_choice(self, "take", get_args(Take))
-        require_count(self, "seed", 0)
+        require_choices(self)
+        require_counts(self, pruner_start=1, pruner_factor=2, patience=1, seed=0)
         self._check_names()
         self._check_over()
+        self._check_something_to_choose()
 
     # -----------------------------------------------------------------------------------------------------------------
     # what there is to choose
@@ -125,9 +102,7 @@ class SearchPlan:
                 yield name, phase
 
     def phase(self, name: PhaseName) -> Phase:
-        phase: Phase | None = getattr(self, name)
-        assert phase is not None, f"the plan has no phase {name!r}"
-        return phase
+        return dict(self.phases())[name]
 
     def dimensions(self, phase: PhaseName, method: str, optimizer: str) -> dict[str, Dimension]:
         """What the sampler chooses for this method and this optimizer in this phase, by Optuna's names.
@@ -137,12 +112,10 @@ class SearchPlan:
         part = self.phase(phase)
         if not isinstance(part, Choices | Fine):
             return {}
-        who = (method, self._built(method), optimizer)
-        fixed = {place.plain for place in resolved(part.changes, f"{phase}.changes", *who)}
-        places = resolved(self.space, "space", *who)
+        fixed = {place.plain for place in self._changes(phase, method, optimizer)}
         return {
             place.key: dimension
-            for place, dimension in places.items()
+            for place, dimension in self._resolved("space", self.space, method, optimizer).items()
             if place.plain not in fixed and (part.over is None or not {place.key, place.plain}.isdisjoint(part.over))
         }
 
@@ -169,9 +142,8 @@ class SearchPlan:
     def carried(self, phase: PhaseName, params: Mapping[str, Any]) -> dict[str, Any]:
         """Of a candidate's params what a trial of the phase has as well: not what the phase's changes settle, nor what
         says in another unit what they settle or what the phase searches."""
-        method, optimizer = params["method"], params["optimizer"]
-        settled = resolved(self.phase(phase).changes, f"{phase}.changes", method, self._built(method), optimizer)
-        searched = [place_of(key, "space") for key in self.dimensions(phase, method, optimizer)]
+        settled = self._changes(phase, params["method"], params["optimizer"])
+        searched = [place_of(key, "space") for key in self.dimensions(phase, params["method"], params["optimizer"])]
         gone = {place.plain for place in settled} | {rival for place in (*settled, *searched) for rival in place.rivals}
         gone -= {place.plain for place in searched}
         return {
@@ -180,14 +152,13 @@ class SearchPlan:
 
     def values_at(self, phase: PhaseName, params: Mapping[str, Any]) -> dict[str, Any]:
         """What a run with these params has on the phase's dimensions, by Optuna's names, where it lies in the range."""
-        method, optimizer = params["method"], params["optimizer"]
         config = self.config(phase, params, None, "", "")
-        found = {}
-        for key, dimension in self.dimensions(phase, method, optimizer).items():
+        values = {}
+        for key, dimension in self.dimensions(phase, params["method"], params["optimizer"]).items():
             value = value_in(config, place_of(key, "space"))
             if dimension.holds(value):
-                found[key] = int(value) if isinstance(dimension, Whole) else value
-        return found
+                values[key] = int(value) if isinstance(dimension, Whole) else value
+        return values
 
     # -----------------------------------------------------------------------------------------------------------------
     # from params to a run
@@ -196,26 +167,28 @@ class SearchPlan:
         self, phase: PhaseName, params: Mapping[str, Any], seed: int | None, runs: str | Path, name: str
     ) -> RunConfig:
         """The config of a trial in the folder ``runs``/``name``.  Params without an optimizer are a baseline's."""
-        values: Mapping[str, Any] = layered(self.base, {"objective": {"method": params["method"]}})
-        if "optimizer" in params:
+        method, candidate = params["method"], "optimizer" in params
+        values: Mapping[str, Any] = layered(self.base, {"objective": {"method": method}})
+        if candidate:
             values = merged(values, {"optimizer": {"optimizer": params["optimizer"]}})
-        usual = values.get("optimizer", {}).get("optimizer", Optimizer().optimizer)
-        who = (params["method"], self._built(params["method"]), usual)
-        if "optimizer" in params:
-            values = _over(values, resolved(self.defaults, "defaults", *who))
-        values = _over(values, resolved(self.phase(phase).changes, f"{phase}.changes", *who))
-        searched = {key: value for key, value in params.items() if key not in CHOSEN}
-        values = _over(values, {place_of(key, "params"): value for key, value in searched.items()})
+        optimizer = values.get("optimizer", {}).get("optimizer", Optimizer().optimizer)
+        if candidate:
+            values = _over(values, self._resolved("defaults", self.defaults, method, optimizer))
+        values = _over(values, self._changes(phase, method, optimizer))
+        values = _over(values, {place_of(key, "params"): params[key] for key in params if key not in CHOSEN})
         config = from_dict(RunConfig, values)
         training = replace(config.training, seed=self.seed if seed is None else seed)
         return replace(config, training=training, run=replace(config.run, runs=str(runs), name=name))
 
-    def _built(self, method: str) -> Method:
-        """With the parts that the base has in place of the method's own."""
-        return self._methods[method]
+    def _resolved(self, where: str, values: Mapping[str, Value], method: str, optimizer: str) -> dict[Place, Value]:
+        return resolved(values, where, method, self._built[method], optimizer)
+
+    def _changes(self, phase: PhaseName, method: str, optimizer: str) -> dict[Place, Any]:
+        return self._resolved(f"{phase}.changes", self.phase(phase).changes, method, optimizer)
 
     @cached_property
-    def _methods(self) -> dict[str, Method]:
+    def _built(self) -> dict[str, Method]:
+        """With the parts that the base has in place of the method's own."""
         names = dict.fromkeys((*self.methods, *(self.finals.baselines if self.finals else ())))
         overs = {name: layered(self.base, {"objective": {"method": name}}) for name in names}
         return {name: from_dict(RunConfig, values).objective.build() for name, values in overs.items()}
@@ -245,49 +218,39 @@ class SearchPlan:
 
     def _check_names(self) -> None:
         """Every name is known, counts for somebody, and means one thing for everybody."""
-        pairs = [(method, self._built(method), optimizer) for method, optimizer in self.candidates]
         for key in self.space:
             searched_place(key)
         if "evaluate" in self.defaults:
             raise ValueError("defaults.evaluate cannot be set there: baselines are measured too; name it under `base`.")
-        known_to_one(self.space, "space", pairs)
-        known_to_one(self.defaults, "defaults", pairs)
-        extra = []
-        if self.finals is not None:
-            usual = from_dict(RunConfig, self.base).optimizer.optimizer
-            extra = [(method, self._built(method), usual) for method in self.finals.baselines]
-        for name, phase in self.phases():
-            known_to_one(phase.changes, f"{name}.changes", [*pairs, *extra] if name == "finals" else pairs)
-        for who in pairs:
-            resolved(self.space, "space", *who)
-            resolved(self.defaults, "defaults", *who)
-            for name, phase in self.phases():
-                resolved(phase.changes, f"{name}.changes", *who)
+        candidates = [(method, self._built[method], optimizer) for method, optimizer in self.candidates]
+        usual = from_dict(RunConfig, self.base).optimizer.optimizer
+        baselines = [(method, self._built[method], usual) for method in (self.finals.baselines if self.finals else ())]
+        named: dict[str, Mapping[str, Any]] = {"space": self.space, "defaults": self.defaults}
+        named |= {f"{name}.changes": phase.changes for name, phase in self.phases()}
+        for where, values in named.items():
+            known_to_one(values, where, [*candidates, *baselines] if where == "finals.changes" else candidates)
+            for who in candidates:
+                resolved(values, where, *who)
 
     def _check_over(self) -> None:
-        """`over` names dimensions, and there is something to choose for whoever may win."""
+        """`over` names dimensions that the phase does not settle."""
         places = [searched_place(key) for key in self.space]
-        known = dict.fromkeys(name for place in places for name in (place.key, place.plain))
+        plain = {name: place.plain for place in places for name in (place.key, place.plain)}
         for name, phase in self.phases():
-            if not isinstance(phase, Choices | Fine):
-                continue
-            allowed = (*CHOSEN, *known) if name == "choices" else tuple(known)
-            for asked in phase.over or ():
+            allowed = (*CHOSEN, *plain) if name == "choices" else tuple(plain)
+            settled = [place_of(key, f"{name}.changes").plain for key in phase.changes]
+            for asked in (phase.over or ()) if isinstance(phase, Choices | Fine) else ():
                 if asked not in allowed:
                     more = " The winner keeps its method and its optimizer." if asked in CHOSEN else ""
                     raise ValueError(
                         f"{name}.over: the space has no {asked!r}{nearest(asked, allowed)} It has "
                         f"{listed(allowed) or 'no dimension'}.{more}"
                     )
-                self._check_not_fixed(name, phase, asked)
-        self._check_something_to_choose()
-
-    def _check_not_fixed(self, name: PhaseName, phase: Choices | Fine, asked: str) -> None:
-        plain = asked if asked in CHOSEN else searched_place(asked).plain
-        if plain in [place_of(key, f"{name}.changes").plain for key in phase.changes]:
-            raise ValueError(f"{name}.over has {asked!r}, which {name}.changes sets; leave one out.")
+                if plain.get(asked) in settled:
+                    raise ValueError(f"{name}.over has {asked!r}, which {name}.changes sets; leave one out.")
 
     def _check_something_to_choose(self) -> None:
+        """For whoever may win."""
         over = self.choices.over
         for one, names in zip(CHOSEN, (self.methods, self.optimizers), strict=True):
             if over is not None and one not in over and len(names) > 1:
@@ -304,9 +267,7 @@ class SearchPlan:
                 "The space of the phase 'choices' is empty: there is one method, one optimizer and no dimension in "
                 "choices.over; name more `methods` or `optimizers`, or dimensions of the `space`."
             )
-        if self.fine is None:
-            return
-        for method, optimizer in pairs:
+        for method, optimizer in pairs if self.fine is not None else ():
             if not self.dimensions("fine", method, optimizer):
                 raise ValueError(
                     f"The space of the phase 'fine' is empty for {method} with {optimizer}, which may win; add a "
@@ -317,16 +278,7 @@ class SearchPlan:
 
     def as_dict(self) -> dict[str, Any]:
         """As the YAML file has it."""
-        plain = {one.name: _plain(getattr(self, one.name)) for one in dataclasses.fields(self)}
-        return {**plain, "space": {key: dimension_as_dict(one) for key, one in self.space.items()}}
-
-
-def _plain(value: Any) -> Any:
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {one.name: _plain(getattr(value, one.name)) for one in dataclasses.fields(value)}
-    if isinstance(value, Mapping):
-        return {key: _plain(item) for key, item in value.items()}
-    return [_plain(item) for item in value] if isinstance(value, tuple | list) else value
+        return {**to_dict(self), "space": {key: dimension_as_dict(ends) for key, ends in self.space.items()}}
 
 
 def _over(values: Mapping[str, Any], over: Mapping[Place, Any]) -> dict[str, Any]:
@@ -351,10 +303,8 @@ def search_from(values: Mapping[str, Any]) -> SearchPlan:
     space = values.get("space") or {}
     if not isinstance(space, Mapping):
         raise ValueError(f"space must map names to dimensions, got {space!r}.")
-    made = {}
-    for key, dimension in space.items():
-        made[searched_place(str(key)).key] = dimension_from(str(key), dimension)
     if "choices" in values and values["choices"] is None:
         raise ValueError("The phase `choices` cannot be left out: the others start from it.")
     own = {key: value for key, value in values.items() if key != "recipe"}
-    return from_dict(SearchPlan, {**own, "space": made})
+    dimensions = {searched_place(str(key)).key: dimension_from(str(key), ends) for key, ends in space.items()}
+    return from_dict(SearchPlan, {**own, "space": dimensions})

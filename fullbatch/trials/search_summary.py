@@ -8,27 +8,25 @@ import json
 import math
 import statistics
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from fullbatch.config.checks import is_number
 from fullbatch.config.messages import cell
 from fullbatch.config.run import RunConfig
-from fullbatch.config.training import Evaluation
 from fullbatch.config.tree import write_yaml
 from fullbatch.training.run_folder import replace_text
-from fullbatch.trials.importance import importance_of
-from fullbatch.trials.phases import fronts, last_won, ranked
+from fullbatch.trials.phases import costs_of, fronts, last_won, ranked
 from fullbatch.trials.search_plan import SearchPlan
 from fullbatch.trials.slots import CHOSEN, PHASES, Ended, PhaseName, Running, Slot
 from fullbatch.trials.space import Choice
-from fullbatch.trials.verdict import Finalist, finalists_of, gains, said_of_finals, said_of_one, with_spread
+from fullbatch.trials.statistics import Finalist, finalists_of, gains, said_of_finals, said_of_one, value_said
 
 SUMMARY, TABLE, BEST = "search.json", "search.csv", "best.yaml"
 TRIALS = "trials"  # the folder of all trials, in the search's
-
 
 Phases = Mapping[PhaseName, Sequence[Ended]]
 
@@ -59,8 +57,8 @@ def summarize(
     """``importance`` takes some seconds where there are hundreds of trials, so a display does without it; from
     ``before``, an earlier summary, it is taken over for a phase in which nothing has ended since.  ``jobs``: trials
     side by side on this machine."""
-    phases = [name for name in PHASES if name in owed]
     finalists = finalists_of(ended.get("finals", ()), plan.finals.baselines if plan.finals else (), plan.measures)
+    known = {phase["name"]: phase for phase in (before or {}).get("phases", ())}
     return {
         "name": plan.name,
         "metrics": [
@@ -68,20 +66,22 @@ def summarize(
             for text, metric in zip(plan.metrics, plan.measures, strict=True)
         ],
         "plan": plan.as_dict(),
-        "log_scaled": log_scaled(plan),
+        "log_scaled": _log_scaled(plan),
         "phases": [
             {
                 **_phase(plan, name, ended.get(name, ()), running.get(name, ()), owed[name]),
-                **_importance(plan, name, ended.get(name, ()), importance, before),
+                **_importance(plan, name, ended.get(name, ()), importance, known.get(name)),
             }
-            for name in phases
+            for name in PHASES
+            if name in owed
         ],
         "finalists": [
-            {**one.as_dict(len(plan.metrics)), "params": _plain_params(plan, one.params)} for one in finalists
+            {**finalist.as_dict(len(plan.metrics)), "params": _plain_params(plan, finalist.params)}
+            for finalist in finalists
         ],
         "winner": _winner(plan, ended, owed, finalists),
         "pareto": _pareto(plan, ended, finalists) if len(plan.metrics) > 1 else [],
-        "cost": cost_of(plan, ended, sum(map(len, running.values())), owed, jobs),
+        "cost": _cost(plan, ended, max(1, jobs, sum(map(len, running.values()))), owed),
     }
 
 
@@ -102,7 +102,7 @@ def _phase(
             **named(trial),
             "rank": places.get(trial.slot.number),
             "values": None if trial.values is None else _finite(trial.values),
-            "seed": plan.seed if trial.slot.seed is None else trial.slot.seed,
+            "seed": _seed(plan, trial),
             "evaluations": [[step, _finite(values)] for step, values in trial.evaluations],
             "folder": f"{TRIALS}/{trial_name(name, trial.slot.number)}",
             **{key: getattr(trial, key) for key in _AS_STORED},
@@ -113,39 +113,105 @@ def _phase(
     return {"name": name, "owed": max(owed, len(ended)), "trials": trials, "running": under_way}
 
 
-def _importance(
-    plan: SearchPlan, name: PhaseName, ended: Sequence[Ended], wanted: bool, before: Mapping[str, Any] | None
-) -> dict[str, Any]:
-    old = next((phase for phase in (before or {}).get("phases", ()) if phase["name"] == name), None)
-    if old is not None and (not wanted or old["looked_at"] == len(ended)):
-        return {key: old[key] for key in ("importance", "why_none", "looked_at")}
-    if not wanted:
-        return {"importance": None, "why_none": "not looked at yet", "looked_at": None}
-    found = "finals sample nothing" if name == "finals" else importance_of(_plainly(plan, ended), log_scaled(plan))
-    none = isinstance(found, str)
-    return {"importance": None if none else found, "why_none": found if none else "", "looked_at": len(ended)}
-
-
-def log_scaled(plan: SearchPlan) -> list[str]:
-    """The settings that the plan searches on a log scale, for whichever method or optimizer, by their plain names."""
-    found = {key: None for key, dimension in plan.space.items() if not isinstance(dimension, Choice) and dimension.log}
-    return sorted(plan.params_of(found))
+def _seed(plan: SearchPlan, trial: Ended) -> int:
+    return plan.seed if trial.slot.seed is None else trial.slot.seed
 
 
 def _plain_params(plan: SearchPlan, params: Mapping[str, Any]) -> dict[str, Any]:
     """By plain names: what was chosen first, then as the plan's space has them."""
-    found = plan.params_of(params)
-    order = dict.fromkeys((*CHOSEN, *plan.params_of(plan.space), *found))
-    return {name: found[name] for name in order if name in found}
-
-
-def _plainly(plan: SearchPlan, ended: Sequence[Ended]) -> list[Ended]:
-    return [replace(one, params=_plain_params(plan, one.params)) for one in ended]
+    plain = plan.params_of(params)
+    order = dict.fromkeys((*CHOSEN, *plan.params_of(plan.space), *plain))
+    return {name: plain[name] for name in order if name in plain}
 
 
 def _finite(values: Sequence[float]) -> list[float | None]:
     """JSON has no infinity."""
     return [value if math.isfinite(value) else None for value in values]
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# How much of the objective's variation each setting explains: Optuna's fANOVA and mean decrease in impurity.
+# Both fit a forest to the trials and so speak of the region that was tried, which a Bayesian sampler narrows as it
+# goes.  They read settings as they are; one that is searched on a log scale is given to them as its logarithm, or else
+# its largest decade would count for nearly all of it.
+
+FEWEST = 8  # trials, below which a forest says nothing
+
+
+def _importance(
+    plan: SearchPlan, name: PhaseName, ended: Sequence[Ended], wanted: bool, before: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    if before is not None and (not wanted or before["looked_at"] == len(ended)):
+        return {key: before[key] for key in ("importance", "why_none", "looked_at")}
+    if not wanted:
+        return {"importance": None, "why_none": "not looked at yet", "looked_at": None}
+    plainly = [replace(trial, params=_plain_params(plan, trial.params)) for trial in ended]
+    shares = "finals sample nothing" if name == "finals" else importance_of(plainly, _log_scaled(plan))
+    none = isinstance(shares, str)
+    return {"importance": None if none else shares, "why_none": shares if none else "", "looked_at": len(ended)}
+
+
+def _log_scaled(plan: SearchPlan) -> list[str]:
+    """The settings that the plan searches on a log scale, for whichever method or optimizer, by their plain names."""
+    found = {key: None for key, dimension in plan.space.items() if not isinstance(dimension, Choice) and dimension.log}
+    return sorted(plan.params_of(found))
+
+
+def importance_of(ended: Sequence[Ended], log_scaled: Collection[str], metric: int = 0) -> dict[str, Any] | str:
+    """Shares by setting, largest first, that add up to 1; or why there are none.
+
+    A trial that diverged counts with the worst value, where there is one.  Pruned trials are left out, since theirs is
+    the value of a shorter training, and counted, since those that are left are what the pruner liked; and so are
+    settings that not all trials have.
+    """
+    pruned = sum(trial.status == "pruned" for trial in ended)
+    whole = [trial for trial in ended if trial.status not in ("pruned", "failed")]
+    known = [(trial.params, trial.values[metric]) for trial in whole if trial.values is not None]
+    trials = [(params, value) for params, value in known if math.isfinite(value)]
+    if len(trials) < FEWEST:
+        remark = f" ({pruned} were pruned)" if pruned else ""
+        return f"of whole trials there are {len(trials)}{remark}, and fewer than {FEWEST} tell nothing"
+    if len({value for _, value in trials}) == 1:
+        return f"all {len(trials)} trials have the same value"
+    every = dict.fromkeys(name for params, _ in trials for name in params)
+    shared = [name for name in every if all(name in params for params, _ in trials)]
+    columns = {name: _column([params[name] for params, _ in trials], name in log_scaled) for name in shared}
+    columns = {name: column for name, column in columns.items() if len(set(column)) > 1}
+    if not columns:
+        return "no setting that all trials have takes more than one value"
+    left_out = [name for name in every if name not in shared]
+    shares = _shares(columns, [value for _, value in trials])
+    return {**shares, "trials": len(trials), "pruned": pruned, "left_out": left_out}
+
+
+def _column(values: Sequence[Any], log: bool) -> list[Any]:
+    """Numbers as numbers, all else as words."""
+    if not all(map(is_number, values)):
+        return list(map(repr, values))
+    return [math.log(value) for value in values] if log and min(values) > 0.0 else list(map(float, values))
+
+
+def _shares(columns: Mapping[str, list[Any]], values: Sequence[float]) -> dict[str, dict[str, float]]:
+    import optuna
+    from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution
+
+    spaces: dict[str, BaseDistribution] = {
+        name: CategoricalDistribution(sorted(set(column)))
+        if isinstance(column[0], str)
+        else FloatDistribution(min(column), max(column))
+        for name, column in columns.items()
+    }
+    optuna.logging.set_verbosity(optuna.logging.WARNING)  # a study in memory is nobody's news
+    study = optuna.create_study(storage=optuna.storages.InMemoryStorage())
+    for place, value in enumerate(values):
+        params = {name: column[place] for name, column in columns.items()}
+        study.add_trial(optuna.trial.create_trial(params=params, distributions=spaces, value=value))
+    forests = {
+        "fanova": optuna.importance.FanovaImportanceEvaluator(seed=0),
+        "mdi": optuna.importance.MeanDecreaseImpurityImportanceEvaluator(seed=0),
+    }
+    shares = {key: optuna.importance.get_param_importances(study, evaluator=forest) for key, forest in forests.items()}
+    return {key: {name: float(share) for name, share in by_name.items()} for key, by_name in shares.items()}
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -163,7 +229,7 @@ def _winner(
         elsewhere = plan.finals is not None and plan.measures_in("finals") != plan.measures
         phase, slot = best.origin
         spreads = [best.spread(number) for number in range(len(plan.metrics))]
-        found = {
+        measured = {
             "measured": "finals",
             "mean": [spread.mean for spread in spreads],
             "sd": [spread.sd for spread in spreads],
@@ -175,108 +241,96 @@ def _winner(
     elif last is not None:
         phase, trial = last[0], last[1][0]
         assert trial.values is not None, "only trials with values are ranked"
-        slot, best = (
-            trial.slot.number,
-            Finalist(label_of(phase, trial.slot, trial.params), "candidate", trial.params, {}),
-        )
+        label, slot = label_of(phase, trial.slot, trial.params), trial.slot.number
+        best = Finalist(label, "candidate", trial.params, {})
         over = len(ended.get("finals", ())) >= owed.get("finals", 0)
         why = "all finals failed or diverged" if over else "no final has ended yet"
         why = "the plan has no finals" if plan.finals is None else why
-        found = {
+        measured = {
             "measured": phase,
             "mean": _finite(trial.values),
             "sd": [None] * len(trial.values),
-            "seeds": [plan.seed if trial.slot.seed is None else trial.slot.seed],
+            "seeds": [_seed(plan, trial)],
             "paired": [],
             "said": said_of_one(best.name, plan.measures[0], trial.values[0], phase, tried, final, why),
         }
     else:
         return None
     shown = {"label": best.label, "name": best.name, "kind": best.kind, "params": _plain_params(plan, best.params)}
-    return {**shown, "phase": phase, "slot": slot, "final": final, **found}
+    return {**shown, "phase": phase, "slot": slot, "final": final, **measured}
 
 
 def _pareto(plan: SearchPlan, ended: Phases, finalists: Sequence[Finalist]) -> list[dict[str, Any]]:
     """Those that no other beats in every metric: of the finalists by their means, else of the last phase's trials."""
-    known = [one for one in finalists if one.trained]
-    if known:
-        means = [tuple(one.spread(number).mean for number in range(len(plan.metrics))) for one in known]
-        rows = [(one.name, *one.origin, one.params, values) for one, values in zip(known, means, strict=True)]
-    else:
-        last = last_won(ended, plan.maximise)
-        whole = [] if last is None else [one for one in last[1] if one.status in ("done", "stopped")]
+
+    def row(label: str, phase: PhaseName, slot: int | None, params: Mapping[str, Any], values: Any) -> dict[str, Any]:
+        plain = _plain_params(plan, params)
+        return {"label": label, "phase": phase, "slot": slot, "params": plain, "values": list(values)}
+
+    metrics = range(len(plan.metrics))
+    rows = [
+        row(finalist.name, *finalist.origin, finalist.params, [finalist.spread(number).mean for number in metrics])
+        for finalist in finalists
+        if finalist.trained
+    ]
+    last = last_won(ended, plan.maximise)
+    if not rows and last is not None:
         rows = [
-            (label_of(last[0], one.slot, one.params), last[0], one.slot.number, one.params, one.values)
-            for one in whole
-            if last is not None and one.values is not None
+            row(label_of(last[0], trial.slot, trial.params), last[0], trial.slot.number, trial.params, trial.values)
+            for trial in last[1]
+            if trial.status in ("done", "stopped")
         ]
-    signed = [
-        tuple(-value if more else value for value, more in zip(row[4], plan.maximise, strict=True)) for row in rows
-    ]
-    return [
-        {"label": label, "phase": phase, "slot": slot, "params": _plain_params(plan, params), "values": list(values)}
-        for (label, phase, slot, params, values), front in zip(rows, fronts(signed), strict=True)
-        if front == 0
-    ]
+    numbers = fronts([costs_of(row["values"], plan.maximise) for row in rows])
+    return [row for row, number in zip(rows, numbers, strict=True) if number == 0]
 
 
 # ---------------------------------------------------------------------------------------------------------------------
 # what it cost so far, and how long it will take yet
 
 
-def cost_of(
-    plan: SearchPlan, ended: Phases, running: int, owed: Mapping[PhaseName, int], jobs: int = 1
-) -> dict[str, Any]:
-    """``running``: trials under way, anywhere.  ``jobs``: so many at a time on this machine."""
-    every = [one for ones in ended.values() for one in ones]
-    workers = max(1, jobs, running)
+def _cost(plan: SearchPlan, ended: Phases, workers: int, owed: Mapping[PhaseName, int]) -> dict[str, Any]:
+    trials = [trial for of_phase in ended.values() for trial in of_phase]
     return {
-        "seconds": sum(one.seconds for one in every),
-        "device_hours": sum(one.device_hours for one in every),
+        "seconds": sum(trial.seconds for trial in trials),
+        "device_hours": sum(trial.device_hours for trial in trials),
         "left_seconds": _left(plan, ended, owed, workers),
         "workers": workers,
-        "trials_done": len(every),
+        "trials_done": len(trials),
         "trials_owed": sum(max(count, len(ended.get(name, ()))) for name, count in owed.items()),
     }
 
 
 def _left(plan: SearchPlan, ended: Phases, owed: Mapping[PhaseName, int], workers: int) -> float | None:
     """Each phase by the mean time of its trials; one that has none yet by the one before and how much longer its runs
-    are.  Trials under way count as not begun, so it is a little too much."""
+    are, in their own unit.  Trials under way count as not begun, so it is a little too much."""
     left, before = 0.0, None
     for name in (name for name in PHASES if name in owed):
-        length = _length(plan, name)
-        times = [_took(one) for one in ended.get(name, ()) if one.status != "failed" and one.same_as is None]
+        config = plan.config(name, {"method": plan.methods[0], "optimizer": plan.optimizers[0]}, None, "", "")
+        samples, epochs = config.training.samples, float(config.training.epochs) * config.data.data_share
+        unit, length = ("epochs", epochs) if samples is None else ("samples", float(samples))
+        times = [_took(trial) for trial in ended.get(name, ()) if trial.status != "failed" and trial.same_as is None]
         rest = max(0, owed[name] - len(ended.get(name, ())))
         if times:
             mean = statistics.fmean(times)
         elif not rest:
             mean = 0.0
-        elif before is None or length is None or before[0][0] != length[0]:
+        elif before is None or before[0] != unit:
             return None
         else:
-            mean = before[1] * length[1] / before[0][1]
-        if length is not None and mean > 0.0:
-            before = (length, mean)
+            mean = before[2] * length / before[1]
+        if mean > 0.0:
+            before = (unit, length, mean)
         if rest:
             left += mean * max(1.0, rest / workers)  # a single one is not done sooner by many
     return left
 
 
-def _took(one: Ended) -> float:
+def _took(trial: Ended) -> float:
     """By the clock: the model is built and measured, too.  One that was taken up again has trained before."""
-    if not one.started or not one.ended:
-        return one.seconds
-    clock = datetime.fromisoformat(one.ended) - datetime.fromisoformat(one.started)
-    return max(one.seconds, clock.total_seconds())
-
-
-def _length(plan: SearchPlan, phase: PhaseName) -> tuple[str, float] | None:
-    """How long a run of the phase is, in its own unit; phases in different units do not compare."""
-    config = plan.config(phase, {"method": plan.methods[0], "optimizer": plan.optimizers[0]}, None, "", "")
-    if config.training.samples is not None:
-        return "samples", float(config.training.samples)
-    return "epochs", float(config.training.epochs) * config.data.data_share
+    if not trial.started or not trial.ended:
+        return trial.seconds
+    clock = datetime.fromisoformat(trial.ended) - datetime.fromisoformat(trial.started)
+    return max(trial.seconds, clock.total_seconds())
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -288,56 +342,47 @@ def write_files(plan: SearchPlan, summary: Mapping[str, Any], folder: Path) -> N
     replace_text(folder / SUMMARY, json.dumps(summary, indent=1, allow_nan=False))
     replace_text(folder / TABLE, table_of(summary))
     if summary["winner"] is not None:
-        replace_text(folder / BEST, best_yaml(plan, summary["winner"]))
+        replace_text(folder / BEST, _best_yaml(plan, summary["winner"]))
 
 
 def table_of(summary: Mapping[str, Any]) -> str:
     """Ranked, the last phase first; trials without a rank after those with one."""
     rows = [(phase["name"], trial) for phase in summary["phases"] for trial in phase["trials"]]
     params = sorted({name for _, trial in rows for name in trial["params"]} - set(CHOSEN))
-    names = [metric["name"] for metric in summary["metrics"]]
+    metrics = [metric["name"] for metric in summary["metrics"]]
+    first, last = ("rank", "slot", "label", "status"), ("seconds", "device_hours", "attempts", "folder", "error")
     written = io.StringIO()
     table = csv.writer(written, lineterminator="\n")
-    head = ("phase", "rank", "slot", "label", "status", *names, "seed", *CHOSEN, *params)
-    table.writerow(map(cell, (*head, "seconds", "device_hours", "attempts", "folder", "error")))
+    table.writerow(map(cell, ("phase", *first, *metrics, "seed", *CHOSEN, *params, *last)))
     order = {name: -place for place, name in enumerate(PHASES)}
     for phase, trial in sorted(rows, key=lambda row: (order[row[0]], row[1]["rank"] or math.inf, row[1]["slot"])):
-        values = trial["values"] or [None] * len(names)
+        values = trial["values"] or [None] * len(metrics)
         settings = [trial["params"].get(name) for name in (*CHOSEN, *params)]
-        first = (phase, trial["rank"], trial["slot"], trial["label"], trial["status"])
-        cost = (trial["seconds"], trial["device_hours"], trial["attempts"], trial["folder"], trial["error"])
-        table.writerow(map(cell, (*first, *values, trial["seed"], *settings, *cost)))
+        known = [[trial[name] for name in names] for names in (first, last)]
+        table.writerow(map(cell, (phase, *known[0], *values, trial["seed"], *settings, *known[1])))
     return written.getvalue()
 
 
-def best_yaml(plan: SearchPlan, winner: Mapping[str, Any]) -> str:
-    """The winner's config for `fullbatch train --config`, which gives it a folder of its own."""
+def _best_yaml(plan: SearchPlan, winner: Mapping[str, Any]) -> str:
+    """The winner's config for `fullbatch train --config`, which gives it a folder of its own.  It is judged as the
+    trials were: what counted is the best checkpoint, and patience ended them."""
     trained: PhaseName = winner["measured"]
     config = plan.config(trained, winner["params"], winner["seeds"][0], RunConfig().run.runs, "")
-    config = replace(config, evaluation=_judged(plan, config.evaluation))
-    values = [
-        f"#   {text}: {with_spread(metric, mean, sd)}"
-        for text, metric, mean, sd in zip(plan.metrics, plan.measures, winner["mean"], winner["sd"], strict=True)
-        if mean is not None
-    ]
+    measured = next((text for text, metric in zip(plan.metrics, plan.measures, strict=True) if metric.parts), None)
+    often = bool(config.evaluation.evaluate_every or config.evaluation.evaluations)
+    best, patience = measured if plan.take == "best" and often else None, plan.patience if often else None
+    config = replace(config, evaluation=replace(config.evaluation, keep_best=best, patience=patience))
+    samples = config.training.samples
+    length = f"{config.training.epochs:g} epochs" if samples is None else f"{samples:,} samples"
     comments = [
         f"# The best config of the search {plan.name}; train it with `fullbatch train --config best.yaml`.",
         f"# {winner['said']}",
-        f"# It has the length of the phase {trained!r}: {_long(config)}.",
-        *values,
+        f"# It has the length of the phase {trained!r}: {length}.",
+        *(
+            f"#   {text}: {value_said(metric, mean, sd)}"
+            for text, metric, mean, sd in zip(plan.metrics, plan.measures, winner["mean"], winner["sd"], strict=True)
+            if mean is not None
+        ),
     ]
     wrapped = [textwrap.fill(line, 110, subsequent_indent="# ", break_long_words=False) for line in comments]
     return "\n".join(wrapped) + "\n" + write_yaml(config)
-
-
-def _judged(plan: SearchPlan, evaluation: Evaluation) -> Evaluation:
-    """As the trials were: what counted is the best checkpoint, and patience ended them."""
-    measured = next((text for text, metric in zip(plan.metrics, plan.measures, strict=True) if metric.parts), None)
-    often = bool(evaluation.evaluate_every or evaluation.evaluations)
-    kept = measured if plan.take == "best" and often else None
-    return replace(evaluation, keep_best=kept, patience=plan.patience if often else None)
-
-
-def _long(config: RunConfig) -> str:
-    length = config.training.samples
-    return f"{config.training.epochs:g} epochs" if length is None else f"{length:,} samples"

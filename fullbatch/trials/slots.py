@@ -7,11 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from fullbatch.config.checks import is_whole, require, require_choice, require_count
+from fullbatch.config.checks import is_whole, require, require_choice, require_counts
 from fullbatch.config.methods import named_method
 
 PhaseName = Literal["choices", "grid", "fine", "finals"]
 PHASES: tuple[PhaseName, ...] = ("choices", "grid", "fine", "finals")
+CHOSEN = ("method", "optimizer")
+Take = Literal["best", "last"]  # which evaluation's values are a trial's
 
 # done      trained to its end
 # stopped   it had not improved for a while; its value stands
@@ -23,36 +25,23 @@ Status = Literal["done", "stopped", "pruned", "diverged", "failed"]
 
 @dataclass(frozen=True)
 class Slot:
-    """number   its place in the phase
-    params   what is not left to the sampler: method, optimizer, and settings by their names in the space
-    seed     of the run; None: the plan's
-    label    of a finalist or a baseline, for tables; "": none
-    """
-
-    number: int
-    params: Mapping[str, Any] = field(default_factory=dict)
-    seed: int | None = None
-    label: str = ""
+    number: int  # its place in the phase
+    params: Mapping[str, Any] = field(default_factory=dict)  # what is not left to the sampler, by names of the space
+    seed: int | None = None  # of the run; None: the plan's
+    label: str = ""  # of a finalist or a baseline, for tables; "": none
 
 
 @dataclass(frozen=True)
 class Score:
-    """How a trial ended.
-
-    values        by the metrics; of a diverged one the worst there is, None where there is none, and of a failed one
-    seconds       of training
-    device_hours  of training and of measuring, over all ranks
-    evaluations   (number, values), oldest first
-    same_as       the slot with the same settings whose numbers these are; None: it was trained itself
-    """
+    """How a trial ended."""
 
     status: Status
-    values: tuple[float, ...] | None = None
-    seconds: float = 0.0
-    device_hours: float = 0.0
+    values: tuple[float, ...] | None = None  # by the metrics; None: it failed, or diverged and no value is the worst
+    seconds: float = 0.0  # of training
+    device_hours: float = 0.0  # of training and of measuring
     error: str = ""
-    evaluations: tuple[tuple[int, tuple[float, ...]], ...] = ()
-    same_as: int | None = None
+    evaluations: tuple[tuple[int, tuple[float, ...]], ...] = ()  # (number, values), oldest first
+    same_as: int | None = None  # the slot with the same settings whose numbers these are; None: it was trained itself
 
     def as_dict(self) -> dict[str, Any]:
         return {name: value for name, value in asdict(self).items() if name != "same_as" or value is not None}
@@ -60,7 +49,7 @@ class Score:
     @classmethod
     def read(cls, stored: Mapping[str, Any]) -> Score:
         values = None if stored["values"] is None else tuple(stored["values"])
-        evaluations = tuple((int(step), tuple(found)) for step, found in stored["evaluations"])
+        evaluations = tuple((int(step), tuple(values)) for step, values in stored["evaluations"])
         return cls(**{**stored, "values": values, "evaluations": evaluations})
 
 
@@ -76,21 +65,17 @@ class Running:
 
 @dataclass(frozen=True)
 class Ended:
-    """How a slot ended, as the storage has it: a ``Score``, and what it is of.
-
-    params   all of them, sampled ones too
-    number   Optuna's, of the trial that ended it
-    """
+    """How a slot ended, as the storage has it: a ``Score``, and what it is of."""
 
     slot: Slot
     status: Status
-    params: Mapping[str, Any]
+    params: Mapping[str, Any]  # all of them, sampled ones too
     values: tuple[float, ...] | None
     seconds: float = 0.0
     device_hours: float = 0.0
     error: str = ""
     attempts: int = 1
-    number: int = -1
+    number: int = -1  # Optuna's, of the trial that ended it
     evaluations: tuple[tuple[int, tuple[float, ...]], ...] = ()
     same_as: int | None = None
     started: str = ""
@@ -98,10 +83,7 @@ class Ended:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# the phases
-
-CHOSEN = ("method", "optimizer")
-Take = Literal["best", "last"]  # which evaluation's values are a trial's
+# The phases.  ``changes``: what trials of the phase have otherwise than the base, by names as in the space.
 
 
 def all_different(values: Sequence[Any]) -> bool:
@@ -110,76 +92,53 @@ def all_different(values: Sequence[Any]) -> bool:
 
 @dataclass(frozen=True)
 class Choices:
-    """Phase 1, Bayesian: which method and which optimizer, in short trials.
-
-    trials    how many
-    over      what is chosen: "method", "optimizer", dimensions of the space; None: all of it
-    changes   what its trials have otherwise than the base, by names as in the space: epochs, data_share, sgd.lr, gamma
-    cover     each method and each optimizer is tried once before the sampler chooses
-    """
+    """Phase 1, Bayesian: which method and which optimizer, in short trials."""
 
     trials: int = 30
-    over: tuple[str, ...] | None = CHOSEN
+    over: tuple[str, ...] | None = CHOSEN  # what is chosen: these, and dimensions of the space; None: all of it
     changes: Mapping[str, Any] = field(default_factory=dict)
-    cover: bool = True
+    cover: bool = True  # each method and each optimizer is tried once before the sampler chooses
 
     def __post_init__(self) -> None:
-        require_count(self, "trials", 1)
+        require_counts(self, trials=1)
         require_choice(self, "cover", (True, False))
 
 
 @dataclass(frozen=True)
 class Grid:
-    """Phase 2: the best few methods x the best few optimizers of phase 1.
-
-    methods      how many
-    optimizers   how many
-    changes      what its trials have otherwise than the base
-    """
+    """Phase 2: the best few methods x the best few optimizers of phase 1."""
 
     methods: int = 3
     optimizers: int = 3
     changes: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        require_count(self, "methods", 1)
-        require_count(self, "optimizers", 1)
+        require_counts(self, methods=1, optimizers=1)
 
 
 @dataclass(frozen=True)
 class Fine:
-    """Phase 3, Bayesian: the settings of the winner, which is the first to be tried.
-
-    trials    how many
-    over      dimensions of the space; None: all that the winner's method and optimizer have
-    changes   what its trials have otherwise than the base
-    """
+    """Phase 3, Bayesian: the settings of the winner, which is the first to be tried."""
 
     trials: int = 30
-    over: tuple[str, ...] | None = None
+    over: tuple[str, ...] | None = None  # dimensions of the space; None: all that the winner has
     changes: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        require_count(self, "trials", 1)
+        require_counts(self, trials=1)
 
 
 @dataclass(frozen=True)
 class Finals:
-    """Phase 4: the best few again, with several seeds, beside methods as they come.
-
-    best        how many of the last phase
-    seeds       of each
-    baselines   methods with their defaults and the base's optimizer
-    changes     what its trials have otherwise than the base
-    """
+    """Phase 4: the best few of the last phase again, with several seeds, beside methods as they come."""
 
     best: int = 3
     seeds: tuple[int, ...] = (0, 1, 2)
-    baselines: tuple[str, ...] = ()
+    baselines: tuple[str, ...] = ()  # methods with their defaults and the base's optimizer
     changes: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        require_count(self, "best", 1)
+        require_counts(self, best=1)
         good = bool(self.seeds) and all(is_whole(seed, 0) for seed in self.seeds)
         require(good and all_different(self.seeds), self, "seeds", "be different whole numbers of at least 0")
         for method in self.baselines:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from fullbatch.config.checks import is_number, is_whole, require
+from fullbatch.config.checks import is_number, require
 from fullbatch.config.messages import listed, nearest
 from fullbatch.config.methods import METHODS, PARTS, Method, settings_of
 from fullbatch.config.model import DEFAULT_PAIR_WIDTH
@@ -23,7 +23,6 @@ from fullbatch.config.run import RIVALS, RunConfig
 from fullbatch.config.temperature import LearnedScale, Predicted, RobustGlobal
 
 if TYPE_CHECKING:  # Optuna is loaded by a search only
-    from optuna.distributions import BaseDistribution
     from optuna.trial import BaseTrial
 
 Value = TypeVar("Value")
@@ -43,10 +42,14 @@ class Real:
     step: float | None = None
 
     def __post_init__(self) -> None:
-        _check_range(self)
+        for end in ("low", "high"):
+            require(is_number(getattr(self, end)), self, end, "be a number")
+        require(self.low < self.high, self, "low", f"be less than high ({self.high})")
+        require(isinstance(self.log, bool), self, "log", "be true or false")
+        require(not self.log or self.low > 0, self, "low", "be positive with log")
         if self.step is not None:
-            require(is_number(self.step) and self.step > 0.0, self, "step", "be a positive number")
-            require(not self.log, self, "step", "be left out with log")
+            require(is_number(self.step) and self.step > 0, self, "step", "be a positive number")
+            require(not self.log or self.step == type(self).step, self, "step", "be left out with log")
             require(self.holds(self.high), self, "step", f"divide high - low ({self.high - self.low:g})")
 
     @property
@@ -63,42 +66,17 @@ class Real:
     def suggest(self, trial: BaseTrial, name: str) -> float:
         return trial.suggest_float(name, self.low, self.high, step=self.step, log=self.log)
 
-    def distribution(self) -> BaseDistribution:
-        from optuna.distributions import FloatDistribution
-
-        return FloatDistribution(self.low, self.high, log=self.log, step=self.step)
-
 
 @dataclass(frozen=True)
-class Whole:
-    """Whole numbers from ``low`` to ``high``, every ``step``-th; ``log``: evenly by their logarithms."""
+class Whole(Real):
+    """The same in whole numbers."""
 
     low: int
     high: int
     step: int = 1
-    log: bool = False
-
-    def __post_init__(self) -> None:
-        _check_range(self)
-        require(is_whole(self.step, 1), self, "step", "be a whole number of at least 1")
-        require(not self.log or self.step == 1, self, "step", "be left out with log")
-        require((self.high - self.low) % self.step == 0, self, "step", f"divide high - low ({self.high - self.low})")
-
-    @property
-    def ends(self) -> tuple[int, ...]:
-        return self.low, self.high
-
-    def holds(self, value: Any) -> bool:
-        """Whether it is one of the dimension's."""
-        return is_number(value) and self.low <= value <= self.high and (value - self.low) % self.step == 0
 
     def suggest(self, trial: BaseTrial, name: str) -> int:
         return trial.suggest_int(name, self.low, self.high, step=self.step, log=self.log)
-
-    def distribution(self) -> BaseDistribution:
-        from optuna.distributions import IntDistribution
-
-        return IntDistribution(self.low, self.high, log=self.log, step=self.step)
 
 
 Plain = str | int | float | bool | None
@@ -127,21 +105,8 @@ class Choice:
     def suggest(self, trial: BaseTrial, name: str) -> Plain:
         return trial.suggest_categorical(name, self.values)
 
-    def distribution(self) -> BaseDistribution:
-        from optuna.distributions import CategoricalDistribution
 
-        return CategoricalDistribution(self.values)
-
-
-Dimension = Real | Whole | Choice
-
-
-def _check_range(owner: Real | Whole) -> None:
-    for end in ("low", "high"):
-        require(is_number(getattr(owner, end)), owner, end, "be a number")
-    require(owner.low < owner.high, owner, "low", f"be less than high ({owner.high})")
-    require(isinstance(owner.log, bool), owner, "log", "be true or false")
-    require(not owner.log or owner.low > 0, owner, "low", "be positive with log")
+Dimension = Real | Choice
 
 
 def dimension_from(name: str, values: Any) -> Dimension:
@@ -154,21 +119,17 @@ def dimension_from(name: str, values: Any) -> Dimension:
     for key in values:
         if key not in known:
             raise ValueError(f"space.{name} has no {key!r}{nearest(key, known)} It has {listed(known)}.")
-    if "choices" in values:
-        if len(values) > 1 or not isinstance(values["choices"], list | tuple):
-            raise ValueError(f"space.{name}: choices are a list, without low, high, log or step, got {dict(values)!r}.")
-        return _made(name, Choice, values=tuple(values["choices"]))
-    if "low" not in values or "high" not in values:
-        raise ValueError(f"space.{name} must have low and high, or choices, got {dict(values)!r}.")
+    if "choices" in values and (len(values) > 1 or not isinstance(values["choices"], list | tuple)):
+        raise ValueError(f"space.{name}: choices are a list, without low, high, log or step, got {dict(values)!r}.")
     given = {key: value for key, value in values.items() if value is not None}
+    if "choices" not in values and not {"low", "high"} <= given.keys():
+        raise ValueError(f"space.{name} must have low and high, or choices, got {dict(values)!r}.")
     numbers = [given[key] for key in ("low", "high", "step") if key in given]
     whole = all(isinstance(number, int) and not isinstance(number, bool) for number in numbers)
-    return _made(name, Whole if whole else Real, **given)
-
-
-def _made(name: str, kind: type[Real] | type[Whole] | type[Choice], **values: Any) -> Dimension:
     try:
-        return kind(**values)
+        if "choices" in values:
+            return Choice(tuple(values["choices"]))
+        return Whole(**given) if whole else Real(**given)
     except ValueError as error:
         raise ValueError(f"space.{name}: {error}") from None
 
@@ -177,7 +138,7 @@ def dimension_as_dict(dimension: Dimension) -> dict[str, Any]:
     """As ``dimension_from`` reads it."""
     if isinstance(dimension, Choice):
         return {"choices": list(dimension.values)}
-    default = {one.name: one.default for one in dataclasses.fields(dimension)}
+    default = {field.name: field.default for field in dataclasses.fields(dimension)}
     return {name: value for name, value in vars(dimension).items() if value != default[name]}
 
 

@@ -24,6 +24,9 @@ import optuna
 from optuna.exceptions import ExperimentalWarning, StorageInternalError
 from optuna.storages import BaseStorage, RDBStorage
 from optuna.trial import TrialState, create_trial
+from sqlalchemy import event
+from sqlalchemy.engine import URL, make_url
+from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError, NoSuchModuleError, SQLAlchemyError
 
 from fullbatch.config.messages import HIDDEN, listed, nearest, without_password
 from fullbatch.training.run_folder import replace_text
@@ -35,6 +38,10 @@ LOST_AFTER = 180.0  # seconds without a heartbeat
 BEAT_EVERY = 10.0  # seconds, or less where a worker is soon taken for dead
 PATIENCE = 60.0  # seconds that a storage may be away
 _DRIVERS = {"psycopg2": "postgresql+psycopg2", "psycopg": "postgresql+psycopg"}
+_WITHOUT_DRIVER = {
+    "postgresql": "the driver is missing: pip install 'fullbatch[postgresql]'.",
+    "postgres": "write postgresql:// in place of postgres://.",
+}
 
 
 class StorageAway(ConnectionError):
@@ -47,19 +54,16 @@ def open_storage(where: str, lost_after: float = LOST_AFTER) -> BaseStorage:
     lost_after   seconds without a heartbeat after which a worker counts as dead
     """
     optuna.logging.set_verbosity(optuna.logging.WARNING)
+    logging.getLogger("alembic").setLevel(logging.WARNING)
+    warnings.filterwarnings("ignore", category=ExperimentalWarning)
+    warnings.filterwarnings("ignore", "Heartbeat of storage")  # it is meant for Optuna's own loop
     if not where.strip():
         raise ValueError("The study's place is empty; it is a file, sqlite:///FILE or postgresql://USER@HOST/NAME.")
     if "://" not in where:
         _check_file(Path(where))
-        where = _url_of(Path(where).absolute())
+        where = URL.create("sqlite", database=str(Path(where).absolute())).render_as_string()
+        where = where.replace("{", "{{").replace("}", "}}")  # Optuna formats it
     return _data_base(where, lost_after)
-
-
-def _url_of(path: Path) -> str:
-    from sqlalchemy.engine import URL
-
-    url = URL.create("sqlite", database=str(path)).render_as_string(hide_password=False)
-    return url.replace("{", "{{").replace("}", "}}")  # Optuna formats it
 
 
 def _check_file(path: Path) -> None:
@@ -107,9 +111,6 @@ def patiently(act: Callable[[], T], patience: float = PATIENCE) -> T:
 
 
 def _data_base(url: str, lost_after: float) -> BaseStorage:
-    from sqlalchemy.engine import make_url
-    from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, SQLAlchemyError
-
     try:
         shown, parts = without_password(url), make_url(url)
         kind = parts.get_backend_name()
@@ -119,16 +120,18 @@ def _data_base(url: str, lost_after: float) -> BaseStorage:
         ) from error
     if parts.host and "@" in f"{parts.host}{parts.database}":
         raise ValueError(f"{shown}: in a password write %40 for an @.")
-    logging.getLogger("alembic").setLevel(logging.WARNING)
     for wait in (0.05, 0.2, 0.5, 1.0, 2.0, None):
         try:
             return _opened(url, kind, lost_after)
         except (NoSuchModuleError, ImportError) as error:
-            raise ValueError(f"{shown}: {_without_driver(kind)}") from error
+            unknown = f"there is no driver for {kind!r} here; known are sqlite:///FILE and postgresql://…"
+            raise ValueError(f"{shown}: {_WITHOUT_DRIVER.get(kind, unknown)}") from error
         except (SQLAlchemyError, StorageInternalError, RuntimeError) as error:
             cause = error if isinstance(error, SQLAlchemyError) else error.__cause__
             said = str(cause.orig) if isinstance(cause, DBAPIError) else str(cause or error)
-            if wait is None or not _of_two_at_once(cause, said):
+            # two processes that make the tables at the same time: one of them has to look again
+            at_once = isinstance(cause, IntegrityError) or "already exists" in said or "locked" in said
+            if wait is None or not at_once:
                 raise ValueError(f"The study's data base {shown} cannot be used: {' '.join(said.split())}") from error
             time.sleep(wait)
     raise AssertionError("unreachable")
@@ -141,17 +144,13 @@ def _opened(url: str, kind: str, lost_after: float) -> RDBStorage:
     if kind == "postgresql":
         url, options = _with_driver(url), {**options, "connect_args": {"connect_timeout": 10}}
     grace = max(1, round(lost_after))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ExperimentalWarning)
-        storage = RDBStorage(url, options, heartbeat_interval=max(1, grace // 6), grace_period=grace)
+    storage = RDBStorage(url, options, heartbeat_interval=max(1, grace // 6), grace_period=grace)
     if kind == "sqlite":
         _lock_at_the_beginning(storage)
     return storage
 
 
 def _lock_at_the_beginning(storage: RDBStorage) -> None:
-    from sqlalchemy import event
-
     def connected(connection: Any, record: object) -> None:
         connection.isolation_level = None  # sqlite3 must not begin by itself
 
@@ -163,13 +162,6 @@ def _lock_at_the_beginning(storage: RDBStorage) -> None:
     storage.engine.dispose()  # connections from before do not know
 
 
-def _of_two_at_once(error: BaseException | None, said: str) -> bool:
-    """Two processes that make the tables at the same time: one of them has to look again."""
-    from sqlalchemy.exc import IntegrityError
-
-    return isinstance(error, IntegrityError) or "already exists" in said or "locked" in said
-
-
 def _with_driver(url: str) -> str:
     """SQLAlchemy's default driver has changed over its versions; take the one that is installed."""
     scheme, rest = url.split("://", 1)
@@ -179,16 +171,6 @@ def _with_driver(url: str) -> str:
         if find_spec(module) is not None:
             return f"{named}://{rest}"
     raise ImportError("psycopg2")
-
-
-def _without_driver(kind: str) -> str:
-    match kind:
-        case "postgresql":
-            return "the driver is missing: pip install 'fullbatch[postgresql]'."
-        case "postgres":
-            return "write postgresql:// in place of postgres://."
-        case _:
-            return f"there is no driver for {kind!r} here; known are sqlite:///FILE and postgresql://…"
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -272,24 +254,23 @@ def storage_of(folder: Path, given: str | None) -> str:
     own = str(folder / STUDY)
     if not (folder / PLAN_FILE).is_file():
         return own if given is None else absolute(given)
-    kept = _kept(folder)
+    file = folder / STORAGE
+    kept = file.read_text(encoding="utf-8").strip() if file.is_file() else None
     if kept is None and (folder / _JOURNAL).is_file():
         raise ValueError(
             f"{folder} holds a search of an earlier version ({_JOURNAL}), which cannot be gone on with; begin it anew "
             f"with --plan {folder / PLAN_FILE} and another --name."
         )
-    if given is None:
-        if kept is not None and HIDDEN in kept:
-            raise ValueError(
-                f"{folder} goes on with the storage {kept}; give it again, with its password: --study URL."
-            )
+    if given is None and HIDDEN in (kept or ""):
+        raise ValueError(f"{folder} goes on with the storage {kept}; give it again, with its password: --study URL.")
+    if given is None or (kept is None and absolute(given) == absolute(own)):
         return kept or own
-    if _bare(absolute(given)) != _bare(absolute(own) if kept is None else kept):
+    if _bare(absolute(given)) != _bare(kept or absolute(own)):
         raise ValueError(
             f"{folder} belongs to the storage {kept or own}, and --study names {without_password(given)}; leave --study"
             " out, or take another --name or --searches."
         )
-    return own if kept is None else absolute(given)
+    return absolute(given)
 
 
 def remember(folder: Path, storage: str) -> None:
@@ -301,19 +282,16 @@ def remember(folder: Path, storage: str) -> None:
 def plan_to_go_on_with(folder: Path, storage: str) -> SearchPlan:
     """The one in the storage, which search.yaml says as well."""
     written = search_from(read_search(folder / PLAN_FILE))
-    shown = without_password(storage)
-    missing = (
-        f"{folder} belongs to the storage {shown}, which has no search {written.name!r}{{}}. If the storage was moved, "
-        f"put it back or correct {folder / STORAGE}; else begin anew with --plan {folder / PLAN_FILE} and another "
-        "--name."
-    )
     file = _file_of(storage)
-    if file is not None and not file.is_file():
-        raise ValueError(missing.format(": there is no such file"))
-    opened = open_storage(storage)
-    there = searches_in(opened)
-    if written.name not in there:
-        raise ValueError(missing.format(f" (it has {listed(there)})" if there else " and no other"))
+    opened = open_storage(storage) if file is None or file.is_file() else None
+    there = [] if opened is None else searches_in(opened)
+    if opened is None or written.name not in there:
+        others = f" (it has {listed(there)})" if there else " and no other"
+        raise ValueError(
+            f"{folder} belongs to the storage {without_password(storage)}, which has no search {written.name!r}"
+            f"{': there is no such file' if opened is None else others}. If the storage was moved, put it back or "
+            f"correct {folder / STORAGE}; else begin anew with --plan {folder / PLAN_FILE} and another --name."
+        )
     plan = kept_plan(opened, written.name)
     if change := difference(plan, written):
         raise ValueError(
@@ -321,11 +299,6 @@ def plan_to_go_on_with(folder: Path, storage: str) -> SearchPlan:
             f"or begin another with --plan {folder / PLAN_FILE} --name ANOTHER."
         )
     return plan
-
-
-def _kept(folder: Path) -> str | None:
-    file = folder / STORAGE
-    return file.read_text(encoding="utf-8").strip() if file.is_file() else None
 
 
 def absolute(storage: str) -> str:

@@ -14,14 +14,13 @@ import shutil
 import sys
 import traceback
 from collections.abc import Callable, Collection, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 
-from fullbatch import distributed
 from fullbatch.assembly import pick_device
 from fullbatch.config.run import RunConfig
 from fullbatch.config.tree import to_dict
@@ -64,70 +63,49 @@ class Look:
     verdict: Verdict = ""
 
 
-def run_trial(
-    config: RunConfig,
-    metrics: Sequence[Metric],
-    report: Report = lambda number, value: False,
-    patience: int | None = None,
-    take: Take = "best",
-    lost: Callable[[], bool] = lambda: False,
-    stopping: Callable[[], bool] = lambda: False,
-) -> Score:
-    """Train in the folder that ``config`` names, going on where it stands.  On several ranks, all call it.
-
-    report     is told each evaluation, those that the folder has already first; only with a single metric
-    patience   evaluations without a better one after which the run ends; None: it never does for that
-    take       which evaluation's values are the trial's
-    lost       asked every few steps: whether the trial was given to another process; then ``Abandoned`` is raised
-    stopping   likewise: whether this process was told to stop; of a trial that is over it is not asked any more
-
-    ``Interrupted`` goes through, as does what ``report`` raises: the trial has not ended then.  Nor has it when
-    ``CannotWork`` is raised.
-    """
-    assert config.run.name, "a trial has a folder of its own"
-    config = replace(config, run=replace(config.run, keep=1))
-    try:
-        device = pick_device(config)
-    except ValueError as error:
-        raise CannotWork(str(error)) from None
-    with distributed.ranks(device) as world:
-        first, folder = world.rank == 0, Folder.of(config)
-        trial = _Trial(config, folder, metrics, report, patience, take, lost, stopping, first)
-        with alone_in(folder.path, trial.given_up) if first else nullcontext():
-            score: Score | None = distributed.from_first_rank(distributed.together(trial.open))
-            trial.check_ours(trial.given_up)
-            if score is None:
-                found: Score | CannotWork = distributed.from_first_rank(trial.go_on())
-                trial.check_ours(lost)
-                if isinstance(found, CannotWork):
-                    raise found
-                score = found
-            distributed.together(lambda: trial.close(score))
-            return score
-
-
 @dataclass
-class _Trial:
-    config: RunConfig
-    folder: Folder
+class Trial:
+    config: RunConfig  # names the folder
     metrics: Sequence[Metric]
-    report: Report
-    patience: int | None
-    take: Take
-    lost: Callable[[], bool]
-    stopping: Callable[[], bool]
-    first: bool
+    report: Report = lambda number, value: False  # only with a single metric; of what the folder has already first
+    patience: int | None = None  # evaluations without a better one after which the run ends; None: it never does so
+    take: Take = "best"  # which evaluation's values are the trial's
+    lost: Callable[[], bool] = lambda: False  # whether the trial was given to another process
+    stopping: Callable[[], bool] = lambda: False  # whether this process was told to stop; not asked of one that is over
     looks: list[Look] = field(default_factory=list)
     untold: Exception | None = None  # what the report raised
+
+    def run(self) -> Score:
+        """Train, going on where the folder stands.  ``Abandoned``: the trial is lost, or the process is to stop.
+
+        ``Interrupted`` goes through, as does what ``report`` raises: the trial has not ended then.  Nor has it when
+        ``CannotWork`` is raised.
+        """
+        assert self.config.run.name, "a trial has a folder of its own"
+        self.config = replace(self.config, run=replace(self.config.run, keep=1))
+        try:
+            pick_device(self.config)
+        except ValueError as error:
+            raise CannotWork(str(error)) from None
+        self.folder = Folder.of(self.config)
+        with alone_in(self.folder.path, self.given_up):
+            score = self.open()
+            self.check_ours(self.given_up)
+            if score is None:
+                ended = self.go_on()
+                self.check_ours(self.lost)
+                if isinstance(ended, CannotWork):
+                    raise ended
+                score = ended
+            self.close(score)
+            return score
 
     # -- before and after -------------------------------------------------------------------------------------------
 
     def open(self) -> Score | None:
         """Read what is there and report it; the score, if the trial had ended already or cannot be reported."""
-        if not self.first:
-            return None
         self._clear_if_another()
-        self.looks, score = _read(self.folder.path / FILE)
+        score = self._read()
         try:
             for number, look in enumerate(self.looks, 1):
                 self._tell(number, look.values)  # whatever the answer: what was decided stays decided
@@ -153,16 +131,13 @@ class _Trial:
 
     def check_ours(self, lost: Callable[[], bool]) -> None:
         """Whether it is for us to go on with the trial or to end it, and can be told."""
-        untold, given_away = distributed.any_rank(self.untold is not None, lost())
-        if untold:
-            raise self.untold or Abandoned(f"The first rank could not report on {self.folder.path}.")
-        if given_away:
+        if self.untold is not None:
+            raise self.untold
+        if lost():
             raise Abandoned(f"The trial in {self.folder.path} is left to another process.")
 
     def close(self, score: Score) -> None:
         """Write the score, but for a failure, which another try may not meet; then drop what nobody needs again."""
-        if not self.first:
-            return
         if score.status == "failed":
             (self.folder.path / FILE).unlink(missing_ok=True)
         else:
@@ -180,18 +155,25 @@ class _Trial:
             there = [best] if best in there else there
         return there[-1] if there else None
 
+    def _read(self) -> Score | None:
+        path = self.folder.path / FILE
+        if not path.is_file():
+            return None
+        stored = json.loads(path.read_text(encoding="utf-8"))
+        self.looks = [Look(**{**look, "values": tuple(look["values"])}) for look in stored["evaluations"]]
+        return None if stored["score"] is None else Score.read(stored["score"])
+
     def _write(self, score: Score | None = None) -> None:
-        said = {"evaluations": list(map(asdict, self.looks)), "score": None if score is None else score.as_dict()}
-        replace_text(self.folder.path / FILE, json.dumps(said, indent=1))
+        stored = {"evaluations": list(map(asdict, self.looks)), "score": None if score is None else score.as_dict()}
+        replace_text(self.folder.path / FILE, json.dumps(stored, indent=1))
 
     # -- training ---------------------------------------------------------------------------------------------------
 
     def go_on(self) -> Score | CannotWork:
         """From wherever it stands to its end."""
         forget_earlier_runs()
-        place = distributed.from_first_rank(self.folder.begun if self.first else None)
         try:
-            train(self.config, place, self.watch, command="train", abandoned=self.given_up)
+            train(self.config, self.folder.begun, self.watch, command="train", abandoned=self.given_up)
             return self._score()
         except Diverged as error:
             return self._score("diverged", str(error))
@@ -210,7 +192,7 @@ class _Trial:
 
     def watch(self, seen: Evaluated) -> bool:
         """Whether the run ends here.  An evaluation that is done again, after a kill, keeps what followed from it."""
-        if not self.first or not seen.parts.stages.trained(seen.step):
+        if not seen.parts.stages.trained(seen.step):
             return False
         if self.lost():
             raise OSError("The trial was given to another process.")  # so that this evaluation is not noted as done
@@ -218,9 +200,8 @@ class _Trial:
         if look is None:
             results = seen.measured.as_dict()
             values = tuple(metric.of(results, seen.seconds) for metric in self.metrics)
-            last = seen.step == seen.parts.stages.total
             look = Look(seen.step, seen.seconds, values)
-            look = replace(look, verdict=self._verdict(look, last))
+            look = replace(look, verdict=self._verdict(look, last=seen.step == seen.parts.stages.total))
             self.looks.append(look)
             self._write()
         place = self.looks.index(look)
@@ -230,12 +211,10 @@ class _Trial:
 
     def _verdict(self, look: Look, last: bool) -> Verdict:
         """At its last step a run has ended, whatever anyone says."""
-        pruned = self._tell(len(self.looks) + 1, look.values)
-        if last:
-            return ""
-        if pruned:
-            return "pruned"
         looks = [*self.looks, look]
+        pruned = self._tell(len(looks), look.values)
+        if last or pruned:
+            return "" if last else "pruned"
         waited = len(looks) - 1 - self._best(looks)
         return "stopped" if self.patience is not None and waited >= self.patience else ""
 
@@ -260,19 +239,17 @@ class _Trial:
         return min(range(len(looks)), key=lambda place: sign * looks[place].values[which])
 
     def _score(self, status: Status | None = None, error: str = "") -> Score:
-        """Of other ranks than the first it says nothing."""
         lines = read_lines(self.folder.metrics) if self.folder.metrics.is_file() else []
         trained = [float(line.get("seconds") or 0.0) for line in lines if "kind" not in line]
         seconds = max([*trained[-1:], *(look.seconds for look in self.looks[-1:])], default=0.0)
-        stages = cost_of(lines, distributed.world().size)["stages"]
-        hours = sum(stage["device_hours"] for stage in stages)
-        seen = tuple((number, look.values) for number, look in enumerate(self.looks, 1))
+        hours = sum(stage["device_hours"] for stage in cost_of(lines, devices=1)["stages"])
+        evaluations = tuple((number, look.values) for number, look in enumerate(self.looks, 1))
         if status is None:
             status = self.looks[-1].verdict or "done" if self.looks else "done"
-        return Score(status, self._values(status, seconds), seconds, hours, error, seen)
+        return Score(status, self._values(status, seconds), seconds, hours, error, evaluations)
 
     def _values(self, status: Status, seconds: float) -> tuple[float, ...] | None:
-        if status == "failed" or not self.first:
+        if status == "failed":
             return None
         if status == "diverged":
             return worst_of(self.metrics)
@@ -318,11 +295,3 @@ def _unseen(config: RunConfig) -> str:
     except (ValueError, OSError) as error:
         return str(error)
     return ""
-
-
-def _read(path: Path) -> tuple[list[Look], Score | None]:
-    if not path.is_file():
-        return [], None
-    said: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    looks = [Look(**{**one, "values": tuple(one["values"])}) for one in said["evaluations"]]
-    return looks, None if said["score"] is None else Score.read(said["score"])

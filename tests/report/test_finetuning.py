@@ -22,7 +22,7 @@ from fullbatch.report.similarity_view import (
 )
 from fullbatch.report.wording import MINUS
 from fullbatch.training.run_folder import Folder
-from fullbatch.trials.comparison_summary import results_of
+from fullbatch.trials.comparison import results_of
 from tests.report.making import SCRIPT, cost_of
 from tests.report.test_pages import data_of, text_of
 

@@ -50,7 +50,7 @@ def drawn(dimension: Dimension, chance: random.Random) -> Any:
     match dimension:
         case Choice(values):
             return chance.choice(values)
-        case Whole(low, high, step, _):
+        case Whole(low, high, _, step):
             return chance.randrange(low, high + 1, step)
         case Real(low, high, True, _):
             return min(max(math.exp(chance.uniform(math.log(low), math.log(high))), low), high)

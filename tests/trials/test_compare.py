@@ -9,9 +9,9 @@ from fullbatch import cli
 from fullbatch.evaluation.metric_names import CLASSIFICATION, RETRIEVAL
 from fullbatch.training.run_folder import Folder, read_lines
 from fullbatch.trials.checks import check_jobs
+from fullbatch.trials.comparison import results_of
 from fullbatch.trials.comparison_plan import Job, plan_from, read_plan
 from fullbatch.trials.comparison_runs import execute
-from fullbatch.trials.comparison_summary import results_of
 from tests.trials.comparison_making import arguments, small_plan
 
 

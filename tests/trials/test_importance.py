@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from fullbatch.trials.importance import importance_of
+from fullbatch.trials.search_summary import importance_of
 from fullbatch.trials.slots import Ended, Slot
 
 

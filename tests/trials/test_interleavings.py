@@ -7,8 +7,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from optuna.trial import TrialState
 
-from fullbatch.trials.queue import ENDED, MOST_DEATHS, RELEASED, WORKER, SlotQueue
-from fullbatch.trials.samplers import SLOT
+from fullbatch.trials.queue import ENDED, MOST_DEATHS, RELEASED, SLOT, WORKER, SlotQueue
 from fullbatch.trials.slots import Slot
 from tests.trials.simulation import Actor, Seen, Stage
 

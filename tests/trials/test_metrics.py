@@ -4,8 +4,7 @@ import pytest
 
 from fullbatch.evaluation import metric_names
 from fullbatch.evaluation.metric_names import Counted, count_classes, metric_named
-from fullbatch.trials.comparison import _short
-from fullbatch.trials.comparison_summary import guessing_of
+from fullbatch.trials.comparison import _short, guessing_of
 from fullbatch.trials.statistics import Guessing
 from tests.data.making import png
 

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from fullbatch.evaluation.metric_names import named_numbers
-from fullbatch.trials.comparison_summary import guessing_of
+from fullbatch.trials.comparison import guessing_of
 from fullbatch.trials.statistics import Guessing, Spread, match, paired
 
 # Means 4, 6, 8 at 64, 128, 512, each with the standard deviation sqrt(0.02).

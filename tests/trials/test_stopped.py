@@ -125,7 +125,7 @@ def test_a_crash_is_told_where_the_trial_failed(plan, tmp_path, monkeypatch):
         print("in the trial")
         raise KeyError("a mistake of ours")
 
-    monkeypatch.setattr("fullbatch.trials.search.run_trial", crash)
+    monkeypatch.setattr("fullbatch.trials.search.Trial", crash)
     began = count()  # another process each time
     monkeypatch.setattr("fullbatch.trials.processes._began", lambda pid: str(next(began)))
     for number, name in enumerate(("stdout", "stderr"), 1):  # as in any process but pytest's

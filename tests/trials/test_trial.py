@@ -26,10 +26,14 @@ from fullbatch.training.run_folder import alone_in
 from fullbatch.training_run import train
 from fullbatch.trials.processes import OUTPUT
 from fullbatch.trials.slots import Score
-from fullbatch.trials.trial import FILE, CannotWork, run_trial
+from fullbatch.trials.trial import FILE, CannotWork, Trial
 from tests.training.small import renamed, small_config
 
 MEAN = "mean(text_to_image_r1, image_to_text_r1)"
+
+
+def run_trial(*given, **more):
+    return Trial(*given, **more).run()
 
 
 def small_trial(folder, name="trial", evaluations=4, metrics=(MEAN,), lr=5e-3):
@@ -197,7 +201,7 @@ def full_disk(*args, **kwargs):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("at", ["train", "_Trial._write", "_Trial.close"])
+@pytest.mark.parametrize("at", ["train", "Trial._write", "Trial.close"])
 def test_a_full_disk_is_the_machines_fault(tmp_path, monkeypatch, at):
     config, metrics = small_trial(tmp_path)
     with monkeypatch.context() as patched:
@@ -397,7 +401,7 @@ def go(config, metrics, prune_at, die_in, output):
         case "report":
             report = counted(report)
         case "write":
-            fullbatch.trials.trial._Trial._write = counted(fullbatch.trials.trial._Trial._write)
+            Trial._write = counted(Trial._write)
         case "step":
             trainer = fullbatch.training.trainer.Trainer
             trainer.train_step = counted(trainer.train_step)
@@ -450,44 +454,6 @@ def test_killed_in_the_middle_it_ends_the_same(tmp_path):
     assert in_a_process(config, metrics, None, ("report", 3), tmp_path / "score") == -signal.SIGKILL
     assert len(json.loads((tmp_path / "trial" / FILE).read_text())["evaluations"]) == 2
     assert plain(run_trial(config, metrics)) == plain(run_trial(*small_trial(tmp_path, "whole")))
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# ranks
-
-
-def on_rank(rank, config, metrics, prune_at):
-    told = Told(prune_at)
-    score = run_trial(config, metrics, told)
-    again = run_trial(config, metrics)
-    return score, again, told.said
-
-
-@pytest.mark.slow
-def test_two_ranks(tmp_path, two_ranks):
-    one = run_trial(*small_trial(tmp_path, "one"), Told(3))
-    (first, again, said), (other, other_again, unsaid) = two_ranks.run(on_rank, *small_trial(tmp_path, "two"), 3)
-    assert first == again == other == other_again
-    assert first.status == one.status == "pruned"
-    assert [(number, (value,)) for number, value in said] == list(first.evaluations)
-    assert unsaid == [], "the first speaks for all"
-    for (_, ours), (_, theirs) in zip(first.evaluations, one.evaluations, strict=True):
-        assert ours == pytest.approx(theirs, abs=0.06), "a place in a ranking of 40 may change by rounding"
-
-
-def raised_on_rank(rank, config, metrics):
-    def fail(number):
-        raise KeyError("gone")
-
-    try:
-        run_trial(config, metrics, Told(action=fail))
-    except Exception as error:
-        return type(error).__name__
-    return run_trial(config, metrics)
-
-
-def test_two_ranks_of_which_the_first_cannot_report(tmp_path, two_ranks):
-    assert two_ranks.run(raised_on_rank, *small_trial(tmp_path)) == ["KeyError", "Abandoned"]
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from optuna.trial import TrialState
 
-from fullbatch.trials.samplers import SLOT
+from fullbatch.trials.queue import SLOT
 from fullbatch.trials.storage import open_storage
 from tests.trials.working import queue_of
 

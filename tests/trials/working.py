@@ -29,20 +29,19 @@ def main(where, study, folder, slots, lost_after, halt, beat):
         if lease is None:
             time.sleep(0.05)
             continue
-        with lease:
-            params = lease.begin(
-                lambda trial: {"x": trial.suggest_float("x", 0, 1), "c": trial.suggest_categorical("c", "ab")}
-            )
-            if params is None:
-                continue
-            name = f"{lease.slot.number}-{lease.attempt}"
-            (folder / f"begun-{name}").open("x").close()
-            while lease.slot.number == int(halt) and lease.attempt == 1 and not (folder / "go").exists():
-                (folder / f"halts-{name}").touch()
-                time.sleep(0.01)
-            lease.report(1, params["x"])
-            counts = lease.end(Score("done", (params["x"],), evaluations=((1, (params["x"],)),)))
-            (folder / f"{'ended' if counts else 'dropped'}-{name}").open("x").close()
+        params = lease.begin(
+            lambda trial: {"x": trial.suggest_float("x", 0, 1), "c": trial.suggest_categorical("c", "ab")}
+        )
+        if params is None:
+            continue
+        name = f"{lease.slot.number}-{lease.attempt}"
+        (folder / f"begun-{name}").open("x").close()
+        while lease.slot.number == int(halt) and lease.attempt == 1 and not (folder / "go").exists():
+            (folder / f"halts-{name}").touch()
+            time.sleep(0.01)
+        lease.report(1, params["x"])
+        counts = lease.end(Score("done", (params["x"],), evaluations=((1, (params["x"],)),)))
+        (folder / f"{'ended' if counts else 'dropped'}-{name}").open("x").close()
 
 
 if __name__ == "__main__":
