@@ -6,9 +6,9 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
-from fullbatch.config.checks import require, require_choice, require_choices
+from fullbatch.config.checks import Checked, one_of, require
 from fullbatch.config.messages import listed, nearest
 from fullbatch.config.normalizer import (
     Amortized,
@@ -36,7 +36,7 @@ from fullbatch.config.temperature import Constant, LearnedScale, PerSample, Pred
 
 
 @dataclass(frozen=True)
-class Scale:
+class Scale(Checked):
     """How the two directions become one number.
 
     times_temperature   the loss is multiplied by tau, NeuCLIP eq. (1)
@@ -49,9 +49,6 @@ class Scale:
     directions: Literal["sum", "mean"] = "sum"
     log_of_sum: bool = False
     rho_terms: Literal["each", "once"] = "each"
-
-    def __post_init__(self) -> None:
-        require_choices(self)
 
 
 AVERAGES = (MovingAverage, Scent)  # one number a sample and direction
@@ -273,7 +270,7 @@ def _refuse_unknown(
 
 
 @dataclass(frozen=True)
-class ObjectiveConfig:
+class ObjectiveConfig(Checked):
     """The method.
 
     method             a named point of pairwise x normalizer x temperature
@@ -291,22 +288,19 @@ class ObjectiveConfig:
     pairwise: str | None = None
     normalizer: str | None = None
     temperature_rule: str | None = None
-    negatives: str | None = None
+    negatives: Annotated[str, one_of("across", "both")] | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
     loss_chunk: int | None = None
-    table_dtype: str = "float32"
+    table_dtype: Annotated[str, one_of("float32", "float16")] = "float32"
     table_storage: str = "auto"
 
-    def __post_init__(self) -> None:
+    def _check(self) -> None:
         named_method(self.method)
         for axis, kinds in (("pairwise", PAIRWISE), ("normalizer", NORMALIZERS), ("temperature_rule", TEMPERATURES)):
             value = getattr(self, axis)
             hint = str(nearest(value, kinds)).strip("; .")
             require(value is None or value in kinds, self, axis, f"be one of {listed(kinds)}", hint)
-        if self.negatives is not None:
-            require_choice(self, "negatives", ("across", "both"))
         require(isinstance(self.settings, Mapping), self, "settings", "map names to values")
-        require_choice(self, "table_dtype", ("float32", "float16"))
         self.build()
 
     def build(self) -> Method:

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from fullbatch.config.checks import (
+    Checked,
+    Count,
+    Positive,
+    Rule,
+    Share,
+    Text,
+    Whole,
+    at_least,
+    is_text,
     is_whole,
     require,
-    require_choices,
-    require_count,
-    require_counts,
-    require_positive,
-    require_share,
 )
 
-_TEXTS = ("pretrained", "image_tower", "text_tower", "view_tower", "tokenizer")
 _DESIGN = (
     "model", "image_tower", "text_tower", "view_tower", "view_stem", "projection", "embed_dim", "context_length",
     "text_pooling", "image_weights", "text_weights",
@@ -24,10 +27,19 @@ _DESIGN = (
 DEFAULT_MODEL = "tiny"
 DEFAULT_PAIR_WIDTH = 256
 DEFAULT_PROJECTION = (2048, 128)
+_WIDTHS = "be at least one width, a whole number of at least 1"
+
+
+def _is_switch(value: object) -> bool:
+    return isinstance(value, bool) or is_text(value)
+
+
+def _are_widths(value: object) -> bool:
+    return isinstance(value, tuple) and bool(value) and all(is_whole(width, 1) for width in value)
 
 
 @dataclass(frozen=True)
-class Model:
+class Model(Checked):
     """An open_clip model, a timm image tower with a Hugging Face text tower, or one timm encoder for two views.
 
     model                   an open_clip config name ("ViT-B-32"), a path to an open_clip JSON config, or "tiny"
@@ -60,39 +72,30 @@ class Model:
     lora_towers             "both", "image" or "text"; the other tower learns whole, unless it is locked
     """
 
-    model: str = DEFAULT_MODEL
-    pretrained: str | None = None
-    image_tower: str | None = None
-    text_tower: str | None = None
-    view_tower: str | None = None
+    model: Annotated[str, Rule("name a model or a JSON config", is_text)] = DEFAULT_MODEL
+    pretrained: Text | None = None
+    image_tower: Text | None = None
+    text_tower: Text | None = None
+    view_tower: Text | None = None
     view_stem: Literal["timm", "small"] = "timm"
-    projection: tuple[int, ...] = DEFAULT_PROJECTION
-    embed_dim: int | None = None
-    tokenizer: str | None = None
-    context_length: int | None = None
+    projection: Annotated[tuple[int, ...], Rule(_WIDTHS, _are_widths)] = DEFAULT_PROJECTION
+    embed_dim: Count | None = None
+    tokenizer: Text | None = None
+    context_length: Annotated[int, at_least(3)] | None = None
     text_pooling: Literal["first", "mean"] | None = None
-    image_weights: bool | str = False
+    image_weights: Annotated[bool | str, Rule("be True, False or a file", _is_switch)] = False
     text_weights: bool = False
     lock_image: bool = False
     lock_text: bool = False
-    unlocked_image_groups: int = 0
-    unlocked_text_layers: int = 0
+    unlocked_image_groups: Whole = 0
+    unlocked_text_layers: Whole = 0
     checkpoint_activations: bool = False
-    lora_rank: int | None = None
-    lora_alpha: float | None = None
-    lora_dropout: float = 0.0
+    lora_rank: Count | None = None
+    lora_alpha: Positive | None = None
+    lora_dropout: Share = 0.0
     lora_towers: Literal["both", "image", "text"] = "both"
 
-    def __post_init__(self) -> None:
-        require_choices(self)
-        require(isinstance(self.model, str) and bool(self.model), self, "model", "name a model or a JSON config")
-        for field in _TEXTS:
-            value = getattr(self, field)
-            require(value is None or (isinstance(value, str) and bool(value)), self, field, "be a name or a path")
-        weights = self.image_weights
-        good = isinstance(weights, bool) or (isinstance(weights, str) and bool(weights))
-        require(good, self, "image_weights", "be True, False or a file")
-        require_counts(self, unlocked_image_groups=0, unlocked_text_layers=0, context_length=3, embed_dim=1)
+    def _check(self) -> None:
         self._check_views()
         self._check_pair()
         for switch, count in (("lock_image", "unlocked_image_groups"), ("lock_text", "unlocked_text_layers")):
@@ -101,9 +104,6 @@ class Model:
         self._check_lora()
 
     def _check_views(self) -> None:
-        widths = self.projection
-        good = isinstance(widths, tuple) and bool(widths) and all(is_whole(width, 1) for width in widths)
-        require(good, self, "projection", "be at least one width, a whole number of at least 1")
         if self.view_tower is None:
             for field, without in (("view_stem", "timm"), ("projection", DEFAULT_PROJECTION)):
                 require(getattr(self, field) == without, self, field, "be left out without view_tower")
@@ -136,9 +136,6 @@ class Model:
             require(not getattr(self, field), self, field, "be False", hint)
 
     def _check_lora(self) -> None:
-        require_share(self, "lora_dropout")
-        require_positive(self, "lora_alpha")
-        require_count(self, "lora_rank", 1)
         for field, without in (("lora_alpha", None), ("lora_dropout", 0.0), ("lora_towers", "both")):
             left_out = self.lora_rank is not None or getattr(self, field) == without
             require(left_out, self, field, "be left out without lora_rank")

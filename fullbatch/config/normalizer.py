@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import math
+import numbers
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Any, Literal
 
 from fullbatch.config.checks import (
-    is_number,
+    Checked,
+    Count,
+    Gamma,
+    NotNegative,
+    Number,
+    Positive,
+    Rule,
+    Share,
+    Whole,
+    at_least,
     require,
-    require_at_least_zero,
-    require_choices,
-    require_count,
-    require_counts,
-    require_gamma,
-    require_positive,
-    require_share,
 )
 
 
@@ -25,20 +28,17 @@ class NoNormalizer:
 
 
 @dataclass(frozen=True)
-class BatchMean:
+class BatchMean(Checked):
     """The batch's own mean.
 
     epsilon   added to it; None stands for 1 / (number of negatives), which makes it InfoNCE
     """
 
-    epsilon: float | None = None
-
-    def __post_init__(self) -> None:
-        require_at_least_zero(self, "epsilon")
+    epsilon: NotNegative | None = None
 
 
 @dataclass(frozen=True)
-class MovingAverage:
+class MovingAverage(Checked):
     """One running mean u_i per sample and direction.  NeuCLIP eq. (3).
 
     gamma          weight of the new value
@@ -48,20 +48,14 @@ class MovingAverage:
                    are alike (SogCLR's code)
     """
 
-    gamma: float = 0.8
-    gamma_epochs: float | None = None
-    epsilon: float = 1e-14
+    gamma: Gamma = 0.8
+    gamma_epochs: Positive | None = None
+    epsilon: NotNegative = 1e-14
     shared: bool = False
-
-    def __post_init__(self) -> None:
-        require_choices(self)
-        require_gamma(self)
-        require_at_least_zero(self, "epsilon")
-        require_positive(self, "gamma_epochs")
 
 
 @dataclass(frozen=True)
-class Scent:
+class Scent(Checked):
     """A moving average whose weight is a sample's own: u_i <- (1 - gamma_i) u_i + gamma_i (epsilon + g_i) with
     gamma_i = sigmoid(log_step + log u_i), so that large normalizers forget faster.  SCENT, Wei et al. 2026.
 
@@ -69,34 +63,24 @@ class Scent:
     epsilon    added to the batch's mean
     """
 
-    log_step: float = 10.0
-    epsilon: float = 1e-14
-
-    def __post_init__(self) -> None:
-        require(is_number(self.log_step), self, "log_step", "be a number")
-        require_at_least_zero(self, "epsilon")
+    log_step: Number = 10.0
+    epsilon: NotNegative = 1e-14
 
 
-def _check_fitted(owner: Prototypes | Rolling | Mlp) -> None:
-    require_choices(owner)
-    require_at_least_zero(owner, "epsilon")
-    require_count(owner, "updates", 0)
-    require_positive(owner, "prototype_lr")
+_Forgotten = Annotated[
+    float, Rule("lie in [0, 1]", lambda value: isinstance(value, numbers.Real) and 0.0 <= value <= 1.0)
+]
 
 
-def _check_prototypes(owner: Prototypes | Rolling) -> None:
-    require_count(owner, "prototypes", 1 if isinstance(owner, Prototypes) else 2)
-    share = owner.reset_accumulator
-    good = isinstance(share, bool) or (is_number(share) and 0.0 <= share <= 1.0)
-    require(good, owner, "reset_accumulator", "lie in [0, 1]")
+class _Learning(Checked):
+    """Prototypes that AdaGrad moves."""
 
-
-def _adagrad_rate(owner: Prototypes | Rolling, width: int) -> float:
-    return 0.05 / math.sqrt(width) if owner.prototype_lr is None else owner.prototype_lr
+    def lr_for(self: Any, width: int) -> float:
+        return 0.05 / math.sqrt(width) if self.prototype_lr is None else float(self.prototype_lr)
 
 
 @dataclass(frozen=True)
-class Prototypes:
+class Prototypes(_Learning):
     """NeuCLIP's normalizer-prediction network: m prototypes and a log-sum-exp pool.  NeuCLIP eq. (10)-(12).
 
     prototypes           m, how many summarise the data set for each direction
@@ -114,21 +98,18 @@ class Prototypes:
     epsilon              added to the mean of the exponentials
     """
 
-    prototypes: int = 4096
-    updates: int = 10
-    restart_every: int | None = 500
+    prototypes: Count = 4096
+    updates: Whole = 10
+    restart_every: Whole | None = 500
     restart_from: Literal["recent", "batch"] = "recent"
-    prototype_lr: float | None = None
+    prototype_lr: Positive | None = None
     prototype_gradient: Literal["full", "detached"] = "full"
     fit: Literal["unified", "separate"] = "unified"
     schedule: Literal["alternating", "simultaneous"] = "alternating"
-    reset_accumulator: float = 0.5
-    epsilon: float = 1e-14
+    reset_accumulator: _Forgotten = 0.5
+    epsilon: NotNegative = 1e-14
 
-    def __post_init__(self) -> None:
-        _check_fitted(self)
-        require_count(self, "restart_every", 0)
-        _check_prototypes(self)
+    def _check(self) -> None:
         if self.schedule == "simultaneous":
             hint = 'with schedule="simultaneous" the prototypes learn from the loss itself'
             require(self.prototype_gradient == "full", self, "prototype_gradient", "be 'full'", hint)
@@ -139,12 +120,9 @@ class Prototypes:
         """NeuCLIP's Table 4: AdaGrad at 1.0, here started anew at each restart (the paper does not say)."""
         return cls(4096, updates=10, restart_every=500, restart_from="batch", prototype_lr=1.0, reset_accumulator=True)
 
-    def lr_for(self, width: int) -> float:
-        return _adagrad_rate(self, width)
-
 
 @dataclass(frozen=True)
-class Rolling:
+class Rolling(_Learning):
     """The newest embeddings as prototypes: in each step the batch's take the places of the oldest, and then all learn
     as NeuCLIP's do.  There are no restarts.  With ``updates=0`` it is a plain queue.
 
@@ -159,25 +137,18 @@ class Rolling:
     epsilon              added to the mean of the exponentials
     """
 
-    prototypes: int = 4096
-    updates: int = 10
-    prototype_lr: float | None = None
+    prototypes: Annotated[int, at_least(2)] = 4096
+    updates: Whole = 10
+    prototype_lr: Positive | None = None
     prototype_gradient: Literal["full", "detached"] = "full"
     fit: Literal["unified", "separate"] = "unified"
-    reset_accumulator: float = 0.5
+    reset_accumulator: _Forgotten = 0.5
     own_positive: Literal["left_out", "kept"] = "left_out"
-    epsilon: float = 1e-14
-
-    def __post_init__(self) -> None:
-        _check_fitted(self)
-        _check_prototypes(self)
-
-    def lr_for(self, width: int) -> float:
-        return _adagrad_rate(self, width)
+    epsilon: NotNegative = 1e-14
 
 
 @dataclass(frozen=True)
-class BatchAndQueue:
+class BatchAndQueue(Checked):
     """The mean over the batch's negatives and the newest embeddings before it, as XBM has it: no estimate beside the
     loss, but a longer loss.
 
@@ -185,16 +156,12 @@ class BatchAndQueue:
     epsilon   added to the mean; None stands for 1 / (number of negatives), which makes it InfoNCE
     """
 
-    queue: int = 4096
-    epsilon: float | None = None
-
-    def __post_init__(self) -> None:
-        require_count(self, "queue", 1)
-        require_at_least_zero(self, "epsilon")
+    queue: Count = 4096
+    epsilon: NotNegative | None = None
 
 
 @dataclass(frozen=True)
-class Mlp:
+class Mlp(Checked):
     """The MLP that NeuCLIP compares its prototypes with (Tables 14-16): alpha_i = MLP(stopgrad e_i) - s_ii / tau.  The
     net is AmorLIP's, which it follows.
 
@@ -206,20 +173,16 @@ class Mlp:
     epsilon              added to the mean of the exponentials
     """
 
-    updates: int = 10
-    restart_every: int | None = 500
-    prototype_lr: float = 0.01
+    updates: Whole = 10
+    restart_every: Whole | None = 500
+    prototype_lr: Positive = 0.01
     prototype_gradient: Literal["full", "detached"] = "full"
     fit: Literal["unified", "separate"] = "unified"
-    epsilon: float = 1e-14
-
-    def __post_init__(self) -> None:
-        _check_fitted(self)
-        require_count(self, "restart_every", 0)
+    epsilon: NotNegative = 1e-14
 
 
 @dataclass(frozen=True)
-class Amortized:
+class Amortized(Checked):
     """AmorLIP's net predicting log lambda_i, fitted to targets blended with last epoch's averaged net.
 
     positive_weight   weight of the positive pair in the sum
@@ -230,21 +193,15 @@ class Amortized:
     updates, net_lr, net_clip   Adam updates a step, their learning rate and gradient clipping
     """
 
-    positive_weight: float = 1e-3
-    blend: float = 0.8
-    blend_epochs: float = 16.0
+    positive_weight: Positive = 1e-3
+    blend: Share = 0.8
+    blend_epochs: Positive = 16.0
     divide_by: Literal["target", "net"] = "target"
-    ema: float = 0.92
-    ema_every: int = 2
-    updates: int = 3
-    net_lr: float = 1e-3
-    net_clip: float = 1.0
-
-    def __post_init__(self) -> None:
-        require_choices(self)
-        require_positive(self, "positive_weight", "blend_epochs", "net_lr", "net_clip")
-        require_share(self, "blend", "ema")
-        require_counts(self, ema_every=1, updates=0)
+    ema: Share = 0.92
+    ema_every: Count = 2
+    updates: Whole = 3
+    net_lr: Positive = 1e-3
+    net_clip: Positive = 1.0
 
 
 Normalizer = NoNormalizer | BatchMean | BatchAndQueue | MovingAverage | Scent | Prototypes | Rolling | Mlp | Amortized

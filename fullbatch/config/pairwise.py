@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
-from fullbatch.config.checks import is_number, require, require_gamma, require_positive
+from fullbatch.config.checks import Checked, Gamma, Number, Positive, number
 
 
 @dataclass(frozen=True)
@@ -22,49 +23,39 @@ class RawSimilarity:
 
 
 @dataclass(frozen=True)
-class SquaredHinge:
+class SquaredHinge(Checked):
     """max(d_ij + margin, 0)^2: negatives far enough below the positive cost nothing.  TuneCLIP eq. (8).
 
     margin   how far that is
     """
 
-    margin: float = 0.1
-
-    def __post_init__(self) -> None:
-        require(is_number(self.margin) and 0.0 <= self.margin <= 2.0, self, "margin", "lie in [0, 2]")
+    margin: Annotated[float, number("lie in [0, 2]", lambda value: 0.0 <= value <= 2.0)] = 0.1
 
 
 @dataclass(frozen=True)
-class RobustPositives:
+class RobustPositives(Checked):
     """Raw similarities for negatives, positives re-weighted towards the hard ones (iSogCLR_New_v2).
 
     strength   lambda in p_i = exp(-2 s_ii / lambda) / r
     gamma      rate of r, the running mean of the numerator; in epoch 0 r is the batch's own mean
     """
 
-    strength: float = 1.0
-    gamma: float = 0.8
-
-    def __post_init__(self) -> None:
-        require_positive(self, "strength")
-        require_gamma(self)
+    strength: Positive = 1.0
+    gamma: Gamma = 0.8
 
 
 @dataclass(frozen=True)
-class Sigmoid:
+class Sigmoid(Checked):
     """SigLIP: every pair is a binary question; no normalizer exists.
 
     bias   where the learned bias starts
     """
 
-    bias: float = -10.0
-
-    def __post_init__(self) -> None:
-        require(is_number(self.bias), self, "bias", "be a number")
+    bias: Number = -10.0
 
 
 @dataclass(frozen=True)
-class VarianceCovariance:
+class VarianceCovariance(Checked):
     """VICReg: pairs alike, coordinates spread out and uncorrelated; no negatives at all.
 
     Its hinge asks for a standard deviation of 1, which unit rows never reach: it pushes outwards all the time.
@@ -72,12 +63,9 @@ class VarianceCovariance:
     invariance, variance, covariance   weights of the three terms
     """
 
-    invariance: float = 25.0
-    variance: float = 25.0
-    covariance: float = 1.0
-
-    def __post_init__(self) -> None:
-        require_positive(self, "invariance", "variance", "covariance")
+    invariance: Positive = 25.0
+    variance: Positive = 25.0
+    covariance: Positive = 1.0
 
 
 Pairwise = Identity | RawSimilarity | SquaredHinge | RobustPositives | Sigmoid | VarianceCovariance
@@ -87,14 +75,11 @@ RAW = (RawSimilarity, RobustPositives)  # negatives are not compared with the po
 
 
 @dataclass(frozen=True)
-class CycleConsistency:
+class CycleConsistency(Checked):
     """CyCLIP's two penalties, added to any loss: similarities symmetric across modalities, and alike within them.
 
     in_modal, cross_modal   their weights
     """
 
-    in_modal: float = 0.25
-    cross_modal: float = 0.25
-
-    def __post_init__(self) -> None:
-        require_positive(self, "in_modal", "cross_modal")
+    in_modal: Positive = 0.25
+    cross_modal: Positive = 0.25

@@ -4,25 +4,20 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Annotated, Any, Literal
 
-from fullbatch.config.checks import (
-    is_number,
-    require,
-    require_choices,
-    require_count,
-    require_number,
-    require_positive,
-    require_share,
-    require_temperature,
-)
+from fullbatch.config.checks import Checked, Number, Part, Positive, Rule, Share, Tau, at_least, is_number, require
 
 
-def _check_bounds(owner: LearnedScale | RobustGlobal | PerSample | Predicted) -> None:
-    low, high = owner.temperature_min, owner.temperature_max
-    require_temperature(owner, "temperature_min")
-    require_temperature(owner, "temperature_max")
-    require(high > low, owner, "temperature_max", f"exceed temperature_min ({low})")
+class _Bounded(Checked):
+    """It moves between temperature_min and temperature_max."""
+
+    def _check(self: Any) -> None:
+        low = self.temperature_min
+        require(self.temperature_max > low, self, "temperature_max", f"exceed temperature_min ({low})")
+
+
+_Budget = Annotated[float | None, Rule("be a number or None", lambda value: value is None or is_number(value))]
 
 
 def temperature_bounds(owner: LearnedScale | RobustGlobal | PerSample) -> tuple[float, float]:
@@ -31,37 +26,30 @@ def temperature_bounds(owner: LearnedScale | RobustGlobal | PerSample) -> tuple[
 
 
 @dataclass(frozen=True)
-class Constant:
+class Constant(Checked):
     """One temperature that never moves.
 
     temperature   tau
     """
 
-    temperature: float = 0.07
-
-    def __post_init__(self) -> None:
-        require_temperature(self)
+    temperature: Tau = 0.07
 
 
 @dataclass(frozen=True)
-class LearnedScale:
+class LearnedScale(_Bounded):
     """CLIP's learned 1/tau, kept as log tau; the bounds are CLIP's 1 to 100 on the scale.
 
     temperature   where tau starts
     temperature_min, temperature_max   its bounds
     """
 
-    temperature: float = 0.07
-    temperature_min: float = 0.01
-    temperature_max: float = 1.0
-
-    def __post_init__(self) -> None:
-        require_temperature(self)
-        _check_bounds(self)
+    temperature: Tau = 0.07
+    temperature_min: Tau = 0.01
+    temperature_max: Tau = 1.0
 
 
 @dataclass(frozen=True)
-class RobustGlobal:
+class RobustGlobal(_Bounded):
     """One learned temperature with a KL budget ``rho``: the loss gains rho * tau a direction.  NeuCLIP eq. (1), (13).
 
     temperature   where tau starts
@@ -74,22 +62,13 @@ class RobustGlobal:
                   terms with tau inside g count twice: tau comes to rest lower, and FastCLIP's published rho is meant so
     """
 
-    temperature: float = 0.07
-    rho: float | None = None
-    temperature_min: float = 0.01
-    temperature_max: float = 1.0
-    rho_late: float | None = None
-    rho_late_epoch: float = 0.0
+    temperature: Tau = 0.07
+    rho: _Budget = None
+    temperature_min: Tau = 0.01
+    temperature_max: Tau = 1.0
+    rho_late: _Budget = None
+    rho_late_epoch: Number = 0.0
     rule: Literal["equation", "released"] = "equation"
-
-    def __post_init__(self) -> None:
-        require_choices(self)
-        require_temperature(self)
-        _check_bounds(self)
-        require_number(self, "rho_late_epoch")
-        for name in ("rho", "rho_late"):
-            value = getattr(self, name)
-            require(value is None or is_number(value), self, name, "be a number or None")
 
     def for_samples(self, count: int | None) -> RobustGlobal:
         """With a budget, where none was given: the papers' lie between 0.44 and 0.67 of the largest there can be."""
@@ -104,7 +83,7 @@ class RobustGlobal:
 
 
 @dataclass(frozen=True)
-class PerSample:
+class PerSample(_Bounded):
     """iSogCLR: a temperature per sample and direction, moved by its own rule inside the objective.
 
     temperature   where each tau starts
@@ -117,28 +96,20 @@ class PerSample:
     clip          bound on the temperature's gradient, None for none
     """
 
-    temperature: float = 0.01
-    rho: float = 8.0
-    rho_image: float | None = None
-    rho_text: float | None = None
-    temperature_lr: float = 0.03
-    temperature_min: float = 0.005
-    temperature_max: float = 1.0
+    temperature: Tau = 0.01
+    rho: Number = 8.0
+    rho_image: Number | None = None
+    rho_text: Number | None = None
+    temperature_lr: Positive = 0.03
+    temperature_min: Tau = 0.005
+    temperature_max: Tau = 1.0
     rule: Literal["momentum", "adam"] = "momentum"
-    beta: float = 0.9
-    clip: float | None = 5.0
-
-    def __post_init__(self) -> None:
-        require_choices(self)
-        require_temperature(self)
-        _check_bounds(self)
-        require_number(self, "rho", "rho_image", "rho_text")
-        require_positive(self, "temperature_lr", "clip")
-        require(is_number(self.beta) and 0.0 < self.beta <= 1.0, self, "beta", "lie in (0, 1]")
+    beta: Part = 0.9
+    clip: Positive | None = 5.0
 
 
 @dataclass(frozen=True)
-class Predicted:
+class Predicted(_Bounded):
     """TempNet: a small net per direction predicts each anchor's temperature; its weights are trained by your optimizer.
 
     rho           the KL budget of both directions
@@ -148,19 +119,13 @@ class Predicted:
     dropout       inside the net
     """
 
-    rho: float = 7.0
-    rho_image: float | None = None
-    rho_text: float | None = None
-    temperature_min: float = 0.005
-    temperature_max: float = 0.05
-    centers: int = 256
-    dropout: float = 0.5
-
-    def __post_init__(self) -> None:
-        _check_bounds(self)
-        require_number(self, "rho", "rho_image", "rho_text")
-        require_count(self, "centers", 2)
-        require_share(self, "dropout")
+    rho: Number = 7.0
+    rho_image: Number | None = None
+    rho_text: Number | None = None
+    temperature_min: Tau = 0.005
+    temperature_max: Tau = 0.05
+    centers: Annotated[int, at_least(2)] = 256
+    dropout: Share = 0.5
 
 
 Temperature = Constant | LearnedScale | RobustGlobal | PerSample | Predicted
