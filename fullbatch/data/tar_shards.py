@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import json
 import os
+import tarfile
 import threading
 from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -126,8 +128,9 @@ class TarShards:
         # one read for the image and the header before it, where the key stands
         wanted = size if first == IMAGE and size <= MAX_IMAGE_BYTES else 0
         raw = self._bytes(label, shard, offset - BLOCK, BLOCK + wanted)
-        key = tar_index.split_key(tar_index.member_name(raw[:BLOCK]))
-        label = f"{self._labels[shard]}:{key[0]}" if key else label
+        with suppress(tarfile.TarError):  # the shard was written over
+            key = tar_index.split_key(tarfile.TarInfo.frombuf(raw[:BLOCK], "utf-8", "surrogateescape").name)
+            label = f"{self._labels[shard]}:{key[0]}" if key else label
         if first != IMAGE:
             raise BadSample(label, f"no image member (.{self._image or 'jpg, .png, .webp, ...'})")
         check_image_size(label, size)

@@ -14,7 +14,6 @@ FOLDER/
 from __future__ import annotations
 
 import io
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -107,14 +106,10 @@ class ShardSamples:
 
 def _walk(shard: Path) -> dict[str, dict[str, TarMember]]:
     members_of_key: dict[str, dict[str, TarMember]] = {}
-    file = os.open(shard, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        for name, offset, size in walk_members(file, os.fstat(file).st_size, str(shard)):
-            key, extension = split_key(name) or ("", "")
-            if key:
-                members_of_key.setdefault(key, {}).setdefault(extension, TarMember(offset, size))
-    finally:
-        os.close(file)
+    for name, offset, size in walk_members(str(shard)):
+        key, extension = split_key(name) or ("", "")
+        if key:
+            members_of_key.setdefault(key, {}).setdefault(extension, TarMember(offset, size))
     return members_of_key
 
 
