@@ -70,9 +70,9 @@ _ABOUT_TAU = "it divides similarities in [-1, 1], so useful values lie between 0
 Number = Annotated[float, Rule("be a number", is_number)]
 Positive = Annotated[float, number("be a positive number", lambda value: value > 0)]
 NotNegative = Annotated[float, number("be a number of at least 0", lambda value: value >= 0.0)]
-Share = Annotated[float, number("lie in [0, 1)", lambda value: 0.0 <= value < 1.0)]
+BelowOne = Annotated[float, number("lie in [0, 1)", lambda value: 0.0 <= value < 1.0)]
 Chance = Annotated[float, number("lie in [0, 1]", lambda value: 0.0 <= value <= 1.0)]
-Part = Annotated[float, number("lie in (0, 1]", lambda value: 0.0 < value <= 1.0)]
+UpToOne = Annotated[float, number("lie in (0, 1]", lambda value: 0.0 < value <= 1.0)]
 Gamma = Annotated[
     float, number("lie in (0, 1]", lambda value: 0.0 < value <= 1.0, "for no memory use normalizer=BatchMean()")
 ]

@@ -13,9 +13,9 @@ from fullbatch.config.checks import (
     Checked,
     Count,
     Crop,
-    Part,
     Positive,
     Rule,
+    UpToOne,
     Whole,
     at_least,
     is_number,
@@ -109,7 +109,7 @@ class Data(Checked):
     """
 
     data: Annotated[tuple[str, ...], Rule("be a list of at least one source", _are_sources)] = ("emoji",)
-    data_share: Part = 1.0
+    data_share: UpToOne = 1.0
     workers: Whole = 2
     image_size: Annotated[int, at_least(8)] | None = None
     crop: Crop = (0.9, 1.0)

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from fullbatch.config.checks import (
+    BelowOne,
     Checked,
     Count,
     Positive,
     Rule,
-    Share,
     Text,
     Whole,
     at_least,
@@ -92,7 +92,7 @@ class Model(Checked):
     checkpoint_activations: bool = False
     lora_rank: Count | None = None
     lora_alpha: Positive | None = None
-    lora_dropout: Share = 0.0
+    lora_dropout: BelowOne = 0.0
     lora_towers: Literal["both", "image", "text"] = "both"
 
     def _check(self) -> None:

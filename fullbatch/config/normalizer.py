@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from fullbatch.config.checks import (
+    BelowOne,
     Checked,
     Count,
     Gamma,
@@ -15,7 +16,6 @@ from fullbatch.config.checks import (
     Number,
     Positive,
     Rule,
-    Share,
     Whole,
     at_least,
     require,
@@ -194,10 +194,10 @@ class Amortized(Checked):
     """
 
     positive_weight: Positive = 1e-3
-    blend: Share = 0.8
+    blend: BelowOne = 0.8
     blend_epochs: Positive = 16.0
     divide_by: Literal["target", "net"] = "target"
-    ema: Share = 0.92
+    ema: BelowOne = 0.92
     ema_every: Count = 2
     updates: Whole = 3
     net_lr: Positive = 1e-3

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Annotated, Literal
 
-from fullbatch.config.checks import Checked, NotNegative, Positive, Share, Tau, Whole, at_least, number, require
+from fullbatch.config.checks import BelowOne, Checked, NotNegative, Positive, Tau, Whole, at_least, number, require
 from fullbatch.config.messages import listed, nearest
 
 OPTIMIZERS: tuple[str, ...] = (
@@ -54,10 +54,10 @@ class Optimizer(Checked):
     optimizer: str = "adamw"
     lr: Positive = 1e-3
     weight_decay: NotNegative = 0.1
-    beta1: Share = 0.9
-    beta2: Share = 0.98
+    beta1: BelowOne = 0.9
+    beta2: BelowOne = 0.98
     eps: Positive = 1e-6
-    momentum: Share = 0.9
+    momentum: BelowOne = 0.9
     clip_norm: Positive | None = None
     temperature_lr: Positive | None = None
     temperature_lr_drop_below: Tau | None = None
@@ -89,7 +89,7 @@ class Schedule(Checked):
     schedule: ScheduleKind = "cosine"
     warmup_steps: Whole | None = None
     warmup_epochs: NotNegative | None = None
-    warmup_share: Share | None = None
+    warmup_share: BelowOne | None = None
     warmup_from: NotNegative = 0.0
     min_lr: NotNegative = 0.0
     cooldown_steps: Whole | None = None

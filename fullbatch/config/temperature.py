@@ -6,7 +6,18 @@ import math
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
-from fullbatch.config.checks import Checked, Number, Part, Positive, Rule, Share, Tau, at_least, is_number, require
+from fullbatch.config.checks import (
+    BelowOne,
+    Checked,
+    Number,
+    Positive,
+    Rule,
+    Tau,
+    UpToOne,
+    at_least,
+    is_number,
+    require,
+)
 
 
 class _Bounded(Checked):
@@ -104,7 +115,7 @@ class PerSample(_Bounded):
     temperature_min: Tau = 0.005
     temperature_max: Tau = 1.0
     rule: Literal["momentum", "adam"] = "momentum"
-    beta: Part = 0.9
+    beta: UpToOne = 0.9
     clip: Positive | None = 5.0
 
 
@@ -125,7 +136,7 @@ class Predicted(_Bounded):
     temperature_min: Tau = 0.005
     temperature_max: Tau = 0.05
     centers: Annotated[int, at_least(2)] = 256
-    dropout: Share = 0.5
+    dropout: BelowOne = 0.5
 
 
 Temperature = Constant | LearnedScale | RobustGlobal | PerSample | Predicted

@@ -86,17 +86,14 @@ class SamplePool:
         return " ".join(source.fingerprint for source in self.sources)
 
 
-class Part:
+class Part(Samples):
     """Some samples of a pool under numbers of their own; ``Samples`` again."""
 
     def __init__(self, pool: SamplePool, ids: Sequence[int]) -> None:
-        self.pool, self.ids = pool, ids
+        self.pool, self.ids, self.count = pool, ids, len(ids)
         self.name, self.fingerprint = "part", pool.fingerprint
 
-    def __len__(self) -> int:
-        return len(self.ids)
-
-    def read(self, index: int) -> RawSample:
+    def _read(self, index: int) -> RawSample:
         return self.pool.read(self.ids[index])
 
 

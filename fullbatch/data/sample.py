@@ -8,7 +8,6 @@ import stat
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Protocol
 
 import numpy as np
 
@@ -38,18 +37,26 @@ class RawSample:
     captions: tuple[str, ...]
 
 
-class Samples(Protocol):
+class Samples:
     """An ordered, finite list of samples with random access; it pickles and survives a fork, since workers hold copies.
 
-    ``fingerprint`` changes when the samples or their order do; ``read`` raises BadSample.
+    ``fingerprint`` changes when the samples or their order do; ``_read`` gives one of ``count`` samples or raises BadSample.
     """
 
     name: str
     fingerprint: str
+    count: int
 
-    def __len__(self) -> int: ...
+    def __len__(self) -> int:
+        return self.count
 
-    def read(self, index: int) -> RawSample: ...
+    def read(self, index: int) -> RawSample:
+        if not 0 <= index < self.count:
+            raise IndexError(f"{self.name} has samples 0 to {self.count - 1}, asked for {index}.")
+        return self._read(index)
+
+    def _read(self, index: int) -> RawSample:
+        raise NotImplementedError
 
 
 MAX_IMAGE_BYTES = 256 << 20
@@ -172,8 +179,3 @@ class PackedStrings:
 
     def __iter__(self) -> Iterator[bytes]:
         return (self.blob[start:end] for start, end in pairwise(self.ends.tolist()))
-
-
-def check_index(index: int, length: int, name: str) -> None:
-    if not 0 <= index < length:
-        raise IndexError(f"{name} has samples 0 to {length - 1}, asked for {index}.")

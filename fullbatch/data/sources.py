@@ -16,7 +16,7 @@ from fullbatch.config.data import BUILTIN, Source, SourceKind
 from fullbatch.config.messages import listed, nearest
 from fullbatch.data.image_folders import CocoCaptions, ImageFolder
 from fullbatch.data.order import Ints, key_of, shuffled
-from fullbatch.data.sample import BadSample, RawSample, Samples, check_index, fingerprint_of
+from fullbatch.data.sample import BadSample, RawSample, Samples, fingerprint_of
 from fullbatch.data.table_files import ByPicture, CsvTable, HuggingFaceSet, ParquetTable
 from fullbatch.data.tar_index import TAR_ENDINGS
 from fullbatch.data.tar_shards import TarShards
@@ -222,21 +222,17 @@ FEWEST, MOST_HELD_OUT = 50, 1000  # pictures a source must have; pictures it giv
 LARGE = 1_000_000  # samples; nobody splits a larger source without being asked: the list of its parts takes memory
 
 
-class Share:
+class Share(Samples):
     """Some samples of a source in their order, under numbers of their own.
 
     Its fingerprint is its own, since a memory per sample goes by these numbers; ``described`` says which they are.
     """
 
     def __init__(self, whole: Samples, ids: Ints, *described: object) -> None:
-        self.whole, self.name, self.ids = whole, whole.name, np.sort(ids)
+        self.whole, self.name, self.ids, self.count = whole, whole.name, np.sort(ids), len(ids)
         self.fingerprint = fingerprint_of("share", whole.fingerprint, *described)
 
-    def __len__(self) -> int:
-        return len(self.ids)
-
-    def read(self, index: int) -> RawSample:
-        check_index(index, len(self), self.name)
+    def _read(self, index: int) -> RawSample:
         return self.whole.read(int(self.ids[index]))
 
 

@@ -23,9 +23,9 @@ from fullbatch.data.sample import (
     MAX_TEXT_BYTES,
     BadSample,
     RawSample,
+    Samples,
     caption_texts,
     check_image_size,
-    check_index,
     checked_captions,
     fingerprint_of,
     utf8,
@@ -47,7 +47,7 @@ class _File:
             os.close(self.descriptor)
 
 
-class TarShards:
+class TarShards(Samples):
     """Samples of local shards, in the order of the shards and of the samples in each.
 
     A caption is the .txt member, else "captions" or "caption" in the .json; ``captions`` names other .json fields.  A
@@ -63,6 +63,7 @@ class TarShards:
             self._paths = list(pool.map(tar_index.unpacked, paths))
             parts = list(pool.map(tar_index.cached_index, self._paths, [image] * len(paths)))
         self._starts = np.cumsum([0, *map(len, parts)])
+        self.count = int(self._starts[-1])
         self._index: tar_index.Index | None = tar_index.joined_index(self._paths, image, parts)
         shards = zip(paths, parts, strict=True)
         described = [
@@ -71,9 +72,6 @@ class TarShards:
         self.fingerprint = fingerprint_of("tar", image, *captions, *described)
         self._files: OrderedDict[int, _File] = OrderedDict()
         self._lock = threading.Lock()
-
-    def __len__(self) -> int:
-        return int(self._starts[-1])
 
     def __getstate__(self) -> dict[str, Any]:
         """Without descriptors, and without an index that the reader's process finds in the cache."""
@@ -117,8 +115,7 @@ class TarShards:
         except OSError as error:
             raise BadSample(label, f"cannot read the shard: {error.strerror}") from None
 
-    def read(self, index: int) -> RawSample:
-        check_index(index, len(self), self.name)
+    def _read(self, index: int) -> RawSample:
         shard = int(np.searchsorted(self._starts, index, side="right")) - 1
         label = f"{self._labels[shard]}:{index - int(self._starts[shard])}"
         row: list[int] = self._rows()[index].tolist()

@@ -28,8 +28,8 @@ from fullbatch.data.sample import (
     MAX_TEXT_BYTES,
     BadSample,
     RawSample,
+    Samples,
     check_image_size,
-    check_index,
     checked_captions,
     fingerprint_of,
     utf8,
@@ -46,7 +46,7 @@ class TarMember:
     size: int
 
 
-class ShardSamples:
+class ShardSamples(Samples):
     """The samples of a folder's shards, in order.  A classified image has one caption, the name of its class."""
 
     def __init__(self, name: str, shards: list[Path], classes: tuple[str, ...] | None) -> None:
@@ -54,13 +54,11 @@ class ShardSamples:
         self._rows: list[tuple[int, str, dict[str, TarMember]]] = []
         for number, shard in enumerate(shards):
             self._rows += [(number, key, members) for key, members in _walk(shard).items()]
-        if not self._rows:
+        self.count = len(self._rows)
+        if not self.count:
             raise ValueError(f"The shards in {shards[0].parent} hold no sample.")
         described = [part for s in shards for part in (s.name, s.stat().st_size, s.stat().st_mtime_ns)]
         self.fingerprint = fingerprint_of("benchmark", *(classes or ()), *described)
-
-    def __len__(self) -> int:
-        return len(self._rows)
 
     def label(self, index: int) -> str:
         shard, key, _ = self._rows[index]
@@ -86,8 +84,7 @@ class ShardSamples:
             raise ValueError(f"{self.label(index)}: the .cls member {there}, expected {wanted}.")
         return int(text)
 
-    def read(self, index: int) -> RawSample:
-        check_index(index, len(self), self.name)
+    def _read(self, index: int) -> RawSample:
         label, members = self.label(index), self._rows[index][2]
         kind = next((extension for extension in IMAGE_EXTENSIONS if extension in members), None)
         if kind is None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fullbatch import distributed
-from fullbatch.data.sample import BadSample, RawSample, caption_texts, check_index, checked_captions, fingerprint_of
+from fullbatch.data.sample import BadSample, RawSample, Samples, fingerprint_of
 from fullbatch.data.table_files import image_of_field
 from fullbatch.evaluation.embed import Embedder
 from fullbatch.evaluation.result import Average, Result
@@ -207,27 +207,24 @@ def _newest(tables: list[list[Path]]) -> list[list[Path]]:
     return [files for files, when in zip(tables, written, strict=True) if when == max(written)]
 
 
-class ArrowPairs:
+class ArrowPairs(Samples):
     """Images with their captions."""
 
     def __init__(self, folder: Path, image: str = "image", captions: str = "caption") -> None:
         self._rows, self._image, self._captions = ArrowRows(folder, (image, captions)), image, captions
         self.name, self.fingerprint = folder.name, self._rows.fingerprint
         self._folder = str(folder)
-        if len(self._rows) == 0:
+        self.count = len(self._rows)
+        if not self.count:
             raise ValueError(f"The tables in {str(folder)!r} hold no row.")
 
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def read(self, index: int) -> RawSample:
-        check_index(index, len(self), self.name)
+    def _read(self, index: int) -> RawSample:
         label, row = f"{self.name}:row {index}", self._rows.row(index)
         captions = checked_captions(label, caption_texts(row[self._captions]))
         return RawSample(label, image_of_field(label, self._folder, row[self._image]), captions)
 
 
-class CandidateImages:
+class CandidateImages(Samples):
     """The images among which an association is sought, WinoGAViL's: one after the other, row by row."""
 
     def __init__(self, folder: Path) -> None:
@@ -237,12 +234,9 @@ class CandidateImages:
         candidates = self.table.column("candidates")
         self.candidates: list[list[str]] = candidates
         self._places = [(row, place) for row, names in enumerate(candidates) for place in range(len(names))]
+        self.count = len(self._places)
 
-    def __len__(self) -> int:
-        return len(self._places)
-
-    def read(self, index: int) -> RawSample:
-        check_index(index, len(self), self.name)
+    def _read(self, index: int) -> RawSample:
         row, place = self._places[index]
         label, images = f"{self.name}:row {row}, candidate {place}", self._rows.row(row)["candidate_images"]
         if len(images) != len(self.candidates[row]):

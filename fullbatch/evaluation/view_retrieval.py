@@ -191,17 +191,14 @@ SEVERITIES = 5  # a file of CIFAR-C holds all of them, one after the other; what
 
 
 @dataclass
-class ArrayImages:
+class ArrayImages(Samples):
     """The images of one array file at severity 1; their captions are their numbers."""
 
     name: str
     fingerprint: str
     count: int
 
-    def __len__(self) -> int:
-        return self.count
-
-    def read(self, index: int) -> RawSample:
+    def _read(self, index: int) -> RawSample:
         where = f"{self.name}:{index}"
         try:
             pixels_HWC = np.load(self.name, mmap_mode="r", allow_pickle=False)[index]
