@@ -7,7 +7,7 @@ import logging
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -236,12 +236,15 @@ class ParquetTable(Samples):
         image, captions = self._columns[file]
         try:
             table, row = self._group(number), index - int(self._starts[number])
-            texts = [text for column in captions for text in caption_texts(table[column][row].as_py())]
-            value = table[image][row].as_py()
+            values = {column: table[column][row].as_py() for column in (image, *captions)}
         except (OSError, ValueError, ArithmeticError, NotImplementedError) as error:  # pyarrow's errors are these
             raise BadSample(label, f"cannot be read: {error}") from None
-        checked = checked_captions(label, texts)
-        return RawSample(label, image_of_field(label, self._roots[file], value), checked)
+        return sample_of_row(label, self._roots[file], values, image, captions)
+
+
+def sample_of_row(label: str, root: str, row: Mapping[str, Any], image: str, captions: Sequence[str]) -> RawSample:
+    checked = checked_captions(label, [text for column in captions for text in caption_texts(row[column])])
+    return RawSample(label, image_of_field(label, root, row[image]), checked)
 
 
 def image_of_field(label: str, root: str, value: object) -> bytes:
@@ -297,7 +300,8 @@ class HuggingFaceSet(Samples):
         rows = _load(path, split)
         self._image, self._captions = choose_columns(repr(path), rows.column_names, image, captions)
         self._rows = _undecoded(rows.select_columns(list(dict.fromkeys([self._image, *self._captions]))), self._image)
-        files = [part for file in rows.cache_files for part in _name_and_size(file["filename"])]
+        names = [file["filename"] for file in rows.cache_files]
+        files = [part for name in names for part in (os.path.basename(name), os.path.getsize(name))]
         self.count = len(rows)
         self.fingerprint = fingerprint_of("huggingface", self._image, *self._captions, len(rows), *files)
 
@@ -307,12 +311,7 @@ class HuggingFaceSet(Samples):
             row = self._rows[index]
         except (OSError, ValueError) as error:  # pyarrow's errors are these
             raise BadSample(label, f"cannot be read: {error}") from None
-        captions = checked_captions(label, [text for c in self._captions for text in caption_texts(row[c])])
-        return RawSample(label, image_of_field(label, self._root, row[self._image]), captions)
-
-
-def _name_and_size(path: str) -> tuple[str, int]:
-    return os.path.basename(path), os.path.getsize(path)
+        return sample_of_row(label, self._root, row, self._image, self._captions)
 
 
 def _load(path: str, split: str) -> Any:

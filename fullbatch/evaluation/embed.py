@@ -33,36 +33,25 @@ log = logging.getLogger("fullbatch")
 
 
 @dataclass(frozen=True)
-class EmbeddedPairs:
-    """The embedded samples of a source, in its order; float32 on the host."""
+class SourceRows:
+    """What a pass over a source gave for each of its images, in its order; on the host, the same on every rank.
 
-    ids: Tensor
-    image_ND: Tensor
-    text_ND: Tensor
-    captions: list[str]
-
-
-@dataclass(frozen=True)
-class Images:
-    """The embedded images of a source, in its order, with every caption of each.
-
+    tables     what was made of each image: its embedding, or whatever the pass was for
+    captions   every caption of each image
     left_out   the samples that could not be read, and why
     """
 
     ids: Tensor
-    image_ND: Tensor
+    tables: tuple[Tensor, ...]
     captions: list[tuple[str, ...]]
     left_out: tuple[str, ...] = ()
 
+    @property
+    def image_ND(self) -> Tensor:
+        return self.tables[0]
 
-@dataclass(frozen=True)
-class SourceRows:
-    """What a pass over a source gave for each of its images, in its order; on the host, the same on every rank."""
 
-    ids: Tensor
-    tables: tuple[Tensor, ...]
-    captions: list[tuple[str, ...]]
-    left_out: tuple[str, ...]
+Kept = tuple[dict[str, Tensor], list[list[str]]]  # tensors and texts
 
 
 @dataclass(frozen=True)
@@ -92,12 +81,6 @@ class Embedder:
     views: ViewMaker | None = None  # what stands in for captions, where one encoder sees two views of each image
     watch: Callable[[str, int, int], None] = lambda source, done, total: None
 
-    def pairs(self, source: Source) -> EmbeddedPairs:
-        """Every sample of a source with its first caption, on every rank; bad samples are named in the log."""
-        images = self.images(source)
-        captions = [of_image[0] for of_image in images.captions]
-        return EmbeddedPairs(images.ids, images.image_ND, self.captions(captions), captions)
-
     @torch.no_grad()
     def tables(self, batches: Iterable[LoadedBatch]) -> Tables:
         """Every rank brings equally many batches, some of which may be empty."""
@@ -112,35 +95,39 @@ class Embedder:
         order = ids_n.argsort()
         return Tables(ids_n[order], image_nD[order], text_nD[order])
 
-    def images(self, source: Source | Samples) -> Images:
+    def images(self, source: Source | Samples) -> SourceRows:
         """Every image of a source with all its captions, which are not embedded; on every rank the same."""
         named = source if isinstance(source, Source) else None
         samples = open_source(source) if isinstance(source, Source) else source
+
+        def embedded() -> Kept:
+            rows = self.walk(samples, named or samples.name, lambda batch: (self.image_rows(batch.images),))
+            return {"ids": rows.ids, "image": rows.image_ND}, [list(rows.left_out), *map(list, rows.captions)]
+
+        parts = () if self.cache is None else (self.max_pixels, fingerprint_of_samples(samples, named))
+        tensors, (left_out, *captions) = self._kept(embedded, "images", *parts)
+        return SourceRows(tensors["ids"], (tensors["image"],), [tuple(of) for of in captions], tuple(left_out))
+
+    def _kept(self, make: Callable[[], Kept], *parts: object) -> Kept:
+        """What ``make`` gives, or gave before: the cache has it under a name made of ``parts``."""
         if self.cache is None:
-            return self._images(samples, named or samples.name)
-        path = self.cache.path("images", self.max_pixels, fingerprint_of_samples(samples, named))
+            return make()
+        path = self.cache.path(*parts)
         kept = self.cache.load(path)
-        if kept is not None:
-            tensors, (left_out, *captions) = kept
-            return Images(tensors["ids"], tensors["image"], [tuple(of) for of in captions], tuple(left_out))
-        images = self._images(samples, named or samples.name)
-        texts = [list(images.left_out), *map(list, images.captions)]
-        self.cache.save(path, {"ids": images.ids, "image": images.image_ND}, texts)
-        return images
+        if kept is None:
+            kept = make()
+            self.cache.save(path, *kept)
+        return kept
 
     @torch.no_grad()
     def captions(self, captions: list[str]) -> Tensor:
         """Text embeddings, on every rank the same; captions that are equal are embedded once."""
         distinct = list(dict.fromkeys(captions))
         number = {caption: place for place, caption in enumerate(distinct)}
-        return self._distinct(distinct)[torch.tensor([number[caption] for caption in captions])]
+        tensors, _ = self._kept(lambda: ({"text": self._distinct(distinct)}, []), "captions", *distinct)
+        return tensors["text"][torch.tensor([number[caption] for caption in captions])]
 
     def _distinct(self, captions: list[str]) -> Tensor:
-        path = self.cache.path("captions", *captions) if self.cache is not None else None
-        kept = self.cache.load(path) if self.cache is not None and path is not None else None
-        if kept is not None:
-            tensors, _ = kept
-            return tensors["text"]
         world, rows = distributed.world(), self.batch_size
         turns_here = []
         with _evaluating(self.model):
@@ -151,13 +138,7 @@ class Embedder:
         turns = [distributed.gather_uneven(text_BD).cpu() for text_BD in turns_here]  # a turn has the captions in order
         text_TD = torch.cat(turns)
         _check_finite(text_TD, captions, "captions")
-        if self.cache is not None and path is not None:
-            self.cache.save(path, {"text": text_TD}, [])
         return text_TD
-
-    def _images(self, samples: Samples, source: Source | str) -> Images:
-        walked = self.walk(samples, source, lambda batch: (self.image_rows(batch.images),))
-        return Images(walked.ids, walked.tables[0], walked.captions, walked.left_out)
 
     @torch.no_grad()
     def walk(
@@ -292,7 +273,7 @@ class EmbeddingCache:
     def path(self, *parts: object) -> Path:
         return self.folder / f"{fingerprint_of(self.model, *parts)}.safetensors"
 
-    def load(self, path: Path) -> tuple[dict[str, Tensor], list[list[str]]] | None:
+    def load(self, path: Path) -> Kept | None:
         """The tensors and texts under a name; None unless every rank has them whole."""
         kept = _read(path)
         (lacking,) = distributed.any_rank(kept is None)
@@ -311,7 +292,7 @@ class EmbeddingCache:
         distributed.host_barrier()
 
 
-def _read(path: Path) -> tuple[dict[str, Tensor], list[list[str]]] | None:
+def _read(path: Path) -> Kept | None:
     from safetensors import SafetensorError, safe_open
 
     try:
