@@ -94,6 +94,11 @@ class Checked:
     def _check(self) -> None:
         pass
 
+    def leave_out(self, where: bool, rule: str, *fields: str, hint: str = "") -> None:
+        """Where this holds, the fields must keep their defaults."""
+        for field in fields:
+            require(not where or getattr(self, field) == getattr(type(self), field), self, field, rule, hint)
+
 
 @functools.cache
 def _options(kind: type) -> dict[str, tuple[Any, ...]]:

@@ -96,54 +96,35 @@ class Model(Checked):
     lora_towers: Literal["both", "image", "text"] = "both"
 
     def _check(self) -> None:
-        self._check_views()
-        self._check_pair()
+        of_views = self.view_tower is not None
+        self.leave_out(not of_views, "be left out without view_tower", "view_stem", "projection")
+        self.leave_out(of_views, "be left out where view_tower is given", "model", "image_tower", "embed_dim")
+        if of_views:
+            self.refuse_text()
+        hint = "the image and the text tower are given together, instead of model"
+        require(self.image_tower is None or self.text_tower is not None, self, "text_tower", "be given too", hint)
+        require(self.text_tower is None or self.image_tower is not None, self, "image_tower", "be given too", hint)
+        self.leave_out(self.is_pair, "be left out where image_tower and text_tower are given", "model")
+        hint = "an open_clip config sets its own"
+        self.leave_out(not self.is_pair, "be left out", "embed_dim", "text_pooling", hint=hint)
+        hint = "it belongs to image_tower and text_tower; an open_clip model takes `pretrained`"
+        self.leave_out(not self.is_pair, "be False", "text_weights", hint=hint)
+        self.leave_out(not self.is_pair and not of_views, "be False", "image_weights", hint=hint)
         for switch, count in (("lock_image", "unlocked_image_groups"), ("lock_text", "unlocked_text_layers")):
             hint = f"it counts the exceptions to {switch}, so set {switch} too"
-            require(getattr(self, switch) or getattr(self, count) == 0, self, count, f"be 0 without {switch}", hint)
-        self._check_lora()
-
-    def _check_views(self) -> None:
-        if self.view_tower is None:
-            for field, without in (("view_stem", "timm"), ("projection", DEFAULT_PROJECTION)):
-                require(getattr(self, field) == without, self, field, "be left out without view_tower")
-            return
-        rule = "be left out where view_tower is given"
-        require(self.model == DEFAULT_MODEL, self, "model", rule)
-        for field in ("image_tower", "embed_dim"):
-            require(getattr(self, field) is None, self, field, rule)
-        self.refuse_text()
+            self.leave_out(not getattr(self, switch), f"be 0 without {switch}", count, hint=hint)
+        no_lora = self.lora_rank is None
+        self.leave_out(no_lora, "be left out without lora_rank", "lora_alpha", "lora_dropout", "lora_towers")
+        for tower, other in (("image", "text"), ("text", "image")):
+            hint = f"adapters keep the tower's weights as they are; for the other tower alone set lora_towers: {other}"
+            rule = f"be False where the {tower} tower has adapters"
+            self.leave_out(self.has_lora(tower), rule, f"lock_{tower}", hint=hint)
 
     def refuse_text(self) -> None:
         """One encoder for two views has neither a text tower nor LoRA."""
         texts = ("text_tower", "tokenizer", "context_length", "text_pooling", "text_weights", "lock_text", "lora_rank")
-        for field in texts:
-            hint = "there is one image encoder, which learns or is locked whole, and no text tower"
-            require(getattr(self, field) in (None, False), self, field, "be left out for two views", hint)
-
-    def _check_pair(self) -> None:
-        hint = "the image and the text tower are given together, instead of model"
-        require(self.image_tower is None or self.text_tower is not None, self, "text_tower", "be given too", hint)
-        require(self.text_tower is None or self.image_tower is not None, self, "image_tower", "be given too", hint)
-        if self.is_pair:
-            rule = "be left out where image_tower and text_tower are given"
-            require(self.model == DEFAULT_MODEL, self, "model", rule)
-            return
-        for field in ("embed_dim", "text_pooling"):
-            require(getattr(self, field) is None, self, field, "be left out", "an open_clip config sets its own")
-        for field in ("text_weights",) if self.view_tower else ("image_weights", "text_weights"):
-            hint = "it belongs to image_tower and text_tower; an open_clip model takes `pretrained`"
-            require(not getattr(self, field), self, field, "be False", hint)
-
-    def _check_lora(self) -> None:
-        for field, without in (("lora_alpha", None), ("lora_dropout", 0.0), ("lora_towers", "both")):
-            left_out = self.lora_rank is not None or getattr(self, field) == without
-            require(left_out, self, field, "be left out without lora_rank")
-        for tower, switch in (("image", "lock_image"), ("text", "lock_text")):
-            other = "text" if tower == "image" else "image"
-            hint = f"adapters keep the tower's weights as they are; for the other tower alone set lora_towers: {other}"
-            clash = self.has_lora(tower) and getattr(self, switch)
-            require(not clash, self, switch, f"be False where the {tower} tower has adapters", hint)
+        hint = "there is one image encoder, which learns or is locked whole, and no text tower"
+        self.leave_out(True, "be left out for two views", *texts, hint=hint)
 
     def has_lora(self, tower: str) -> bool:
         """Whether the "image" or the "text" tower has adapters."""

@@ -97,17 +97,13 @@ class Schedule(Checked):
     clock: Clock = "steps"
 
     def _check(self) -> None:
-        if self.clock == "albef":
-            for field in ("warmup_steps", "warmup_share", "cooldown_steps", "cooldown_epochs"):
-                hint = "it warms up by epochs and cools down by itself"
-                require(getattr(self, field) is None, self, field, "be None with clock='albef'", hint)
-        for phase in ("warmup", "cooldown"):
-            steps, epochs = f"{phase}_steps", f"{phase}_epochs"
-            if getattr(self, steps) is not None:
-                require(getattr(self, epochs) is None, self, epochs, f"be None where {steps} is given")
-        if self.warmup_share is not None:
-            given = self.warmup_steps is not None or self.warmup_epochs is not None
-            require(not given, self, "warmup_share", "be None where warmup_steps or warmup_epochs is given")
+        hint = "it warms up by epochs and cools down by itself"
+        lengths = ("warmup_steps", "warmup_share", "cooldown_steps", "cooldown_epochs")
+        self.leave_out(self.clock == "albef", "be None with clock='albef'", *lengths, hint=hint)
+        for steps, epochs in (("warmup_steps", "warmup_epochs"), ("cooldown_steps", "cooldown_epochs")):
+            self.leave_out(getattr(self, steps) is not None, f"be None where {steps} is given", epochs)
+        given = self.warmup_steps is not None or self.warmup_epochs is not None
+        self.leave_out(given, "be None where warmup_steps or warmup_epochs is given", "warmup_share")
         cools = bool(self.cooldown_steps or self.cooldown_epochs)
         hint = "a cool-down at a rate of 0 would learn nothing"
         require(self.min_lr > 0.0 or not cools, self, "min_lr", "be positive where there is a cool-down", hint)
@@ -135,5 +131,4 @@ class Recovery(Checked):
     carry: Carry = "all"
 
     def _check(self) -> None:
-        if self.recovery_epochs is not None:
-            require(self.recovery_steps is None, self, "recovery_steps", "be left out with recovery_epochs")
+        self.leave_out(self.recovery_epochs is not None, "be left out with recovery_epochs", "recovery_steps")

@@ -38,9 +38,8 @@ class Selection(Checked):
     planners: Whole = 1
 
     def _check(self) -> None:
-        if self.period_steps is not None:
-            hint = "an ordered plan is for kept_batches"
-            require(self.batches == "spectral", self, "period_steps", 'be left out but with batches="spectral"', hint)
+        rule, hint = 'be left out but with batches="spectral"', "an ordered plan is for kept_batches"
+        self.leave_out(self.batches != "spectral", rule, "period_steps", hint=hint)
         most = f"be at most drawn_batches ({self.drawn_batches})"
         require(self.kept_batches <= self.drawn_batches, self, "kept_batches", most)
 

@@ -55,8 +55,8 @@ class Training(Checked):
     deterministic: bool = False
 
     def _check(self) -> None:
-        require(not (self.graphs and self.micro_batch), self, "graphs", "be left out with micro_batch")
-        require(not (self.graphs and self.precision == "fp16"), self, "graphs", "be left out with fp16; take bf16")
+        self.leave_out(bool(self.micro_batch), "be left out with micro_batch", "graphs")
+        self.leave_out(self.precision == "fp16", "be left out with fp16; take bf16", "graphs")
 
 
 @dataclass(frozen=True)
@@ -103,18 +103,14 @@ class Evaluation(Checked):
         require(not isinstance(self.templates, str), self, "templates", "be a list of prompts")
         for task in self.evaluate or ():
             parse_task(task)
-        if self.evaluations is not None:
-            require(not self.evaluate_every, self, "evaluations", "be left out with evaluate_every")
+        self.leave_out(bool(self.evaluate_every), "be left out with evaluate_every", "evaluations")
         named = self.keep_best is None or (isinstance(self.keep_best, str) and bool(self.keep_best.strip()))
         require(named, self, "keep_best", "be a metric such as mean_r1")
-        if self.patience is not None:
-            often = bool(self.evaluate_every or self.evaluations)
-            hint = "set evaluate_every or evaluations"
-            require(often, self, "patience", "be left out without evaluations during training", hint)
+        never, hint = not (self.evaluate_every or self.evaluations), "set evaluate_every or evaluations"
+        self.leave_out(never, "be left out without evaluations during training", "patience", hint=hint)
         if self.templates is not None:
             check_templates(self.templates)
-        if self.audits is not None:
-            require(self.audit_every is None, self, "audits", "be left out with audit_every")
+        self.leave_out(self.audit_every is not None, "be left out with audit_every", "audits")
 
 
 @dataclass(frozen=True)
