@@ -13,16 +13,13 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch import Tensor
-from torch.utils.data import Dataset
 
 from fullbatch.config.data import Source
 from fullbatch.data.images import EvalTransform
-from fullbatch.data.loader import SamplePool
-from fullbatch.data.sample import BadSample
+from fullbatch.data.loader import EvaluationBatches, SamplePool
 from fullbatch.data.sources import fingerprint_of_samples
 from fullbatch.data.tar_index import cache_folder, write_atomically
+from fullbatch.data.two_views import no_tokens
 from fullbatch.data.workers import read_ahead
 
 log = logging.getLogger("fullbatch")
@@ -67,41 +64,16 @@ def decode_all(pool: SamplePool, key: str, transform: EvalTransform, workers: in
     return decoded
 
 
-@dataclass(frozen=True)
-class _Pieces(Dataset[tuple[Tensor, list[list[str]], list[str]]]):
-    pool: SamplePool
-    transform: EvalTransform
-
-    def __len__(self) -> int:
-        return -(-len(self.pool) // _PIECE)
-
-    def __getitem__(self, piece: int) -> tuple[Tensor, list[list[str]], list[str]]:
-        samples = range(piece * _PIECE, min((piece + 1) * _PIECE, len(self.pool)))
-        size = self.transform.size
-        pixels = torch.zeros((len(samples), 3, size, size), dtype=torch.uint8)
-        captions: list[list[str]] = []
-        bad = []
-        for row, sample in enumerate(samples):
-            try:
-                raw = self.pool.read(sample)
-                pixels[row] = self.transform(raw.image, raw.name)
-                captions.append(list(raw.captions))
-            except BadSample as error:
-                captions.append([])
-                bad.append(str(error))
-        return pixels, captions, bad
-
-
 def _decode(pool: SamplePool, transform: EvalTransform, workers: int) -> Decoded:
-    pieces = _Pieces(pool, transform)
-    size = transform.size
-    pixels = np.empty((len(pool), 3, size, size), np.uint8)
-    captions: list[list[str]] = []
+    pieces = EvaluationBatches(pool, _PIECE, transform, no_tokens)
+    pixels = np.zeros((len(pool), 3, transform.size, transform.size), np.uint8)
+    captions: list[list[str]] = [[] for _ in range(len(pool))]
     bad: list[str] = []
-    for rows, captions_of_piece, errors in read_ahead(pieces, [range(len(pieces))], min(workers, len(pieces))):
-        pixels[len(captions) : len(captions) + len(captions_of_piece)] = rows.numpy()
-        captions += captions_of_piece
-        bad += errors
+    for piece in read_ahead(pieces, [range(len(pieces))], min(workers, len(pieces))):
+        pixels[piece.ids.numpy()] = piece.images.numpy()
+        for sample, texts in zip(piece.ids.tolist(), piece.every_caption, strict=True):
+            captions[sample] = list(texts)
+        bad += map(str, piece.bad)
     return Decoded(pixels, captions, tuple(bad))
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Generator, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -51,12 +51,13 @@ class LoadedBatch:
     every_caption: tuple[tuple[str, ...], ...] = ()
 
     def pin_memory(self) -> LoadedBatch:
-        ids, images, tokens = (tensor.pin_memory() for tensor in (self.ids, self.images, self.tokens))
-        return LoadedBatch(ids, images, tokens, self.bad, self.captions, self.every_caption)
+        return self._with(lambda tensor: tensor.pin_memory())
 
     def to(self, device: torch.device) -> LoadedBatch:
-        ids, images, tokens = (tensor.to(device, non_blocking=True) for tensor in (self.ids, self.images, self.tokens))
-        return LoadedBatch(ids, images, tokens, self.bad, self.captions, self.every_caption)
+        return self._with(lambda tensor: tensor.to(device, non_blocking=True))
+
+    def _with(self, moved: Callable[[Tensor], Tensor]) -> LoadedBatch:
+        return replace(self, ids=moved(self.ids), images=moved(self.images), tokens=moved(self.tokens))
 
     def split(self, rows: int | None) -> list[LoadedBatch]:
         """In pieces of at most ``rows`` rows; None: in one."""

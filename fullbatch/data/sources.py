@@ -289,13 +289,9 @@ def fingerprint_of_samples(samples: Samples, source: Source | None) -> str:
 
 
 def _sizes_and_times(path: str) -> list[object]:
-    if not os.path.isdir(path):
-        status = os.stat(path)
-        return [os.path.basename(path), status.st_size, status.st_mtime_ns]
+    inside = [os.path.join(folder, name) for folder, _, names in os.walk(path, followlinks=True) for name in names]
     parts: list[object] = []
-    for folder, subfolders, files in os.walk(path, followlinks=True):
-        subfolders.sort()
-        for name in sorted(files):
-            status = os.stat(os.path.join(folder, name))
-            parts += [os.path.relpath(folder, path), name, status.st_size, status.st_mtime_ns]
+    for file in sorted(inside) or [path]:
+        status = os.stat(file)
+        parts += [os.path.relpath(file, os.path.dirname(path)), status.st_size, status.st_mtime_ns]
     return parts
