@@ -238,7 +238,13 @@ def method_with(
     method = named_method(name)
     chosen = {axis: parts.get(axis, getattr(method, axis)) for axis in AXES}
     Method(**chosen)  # a wrong part is refused before its settings are
-    _refuse_unknown(name, settings, chosen, surroundings)
+    known = {field for axis in AXES for field in _fields(chosen[axis])}
+    if unknown := next((key for key in settings if key not in known), None):
+        around = f"; surroundings: {listed(surroundings)}" if surroundings else ""
+        raise ValueError(
+            f"{name!r} has no setting {unknown!r}{nearest(unknown, {*known, *surroundings, *AXES} - {unknown})} Its settings are "
+            f"{listed(sorted(known))}; whole parts: {listed(AXES)}{around}."
+        )
     for axis in PARTS:
         own = {key: value for key, value in settings.items() if key in _fields(chosen[axis])}
         if own:
@@ -253,20 +259,6 @@ def settings_of(method: Method) -> tuple[str, ...]:
 
 def _fields(part: Any) -> set[str]:
     return {field.name for field in dataclasses.fields(part)} if dataclasses.is_dataclass(part) else set()
-
-
-def _refuse_unknown(
-    name: str, settings: Mapping[str, Any], parts: Mapping[str, Any], surroundings: tuple[str, ...]
-) -> None:
-    known = {field for axis in AXES for field in _fields(parts[axis])}
-    for key in settings:
-        if key not in known:
-            allowed = {*known, *surroundings, *AXES} - {key}
-            around = f"; surroundings: {listed(surroundings)}" if surroundings else ""
-            raise ValueError(
-                f"{name!r} has no setting {key!r}{nearest(key, allowed)} Its settings are {listed(sorted(known))}; "
-                f"whole parts: {listed(AXES)}{around}."
-            )
 
 
 @dataclass(frozen=True)

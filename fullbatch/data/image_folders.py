@@ -124,8 +124,12 @@ def _load_captions(path: str) -> list[PathAndCaptions]:
             record = json.load(file)
     except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"{path!r} is not a readable JSON file: {error}.") from error
-    if isinstance(record, list):
-        return _of_list(record)
+    captions_of: dict[Any, list[object]] = {}
+    if isinstance(record, list):  # entries of the same image are one
+        for entry in record:
+            if isinstance(entry, dict) and isinstance(entry.get("image"), str) and "caption" in entry:
+                captions_of.setdefault(entry["image"], []).extend(caption_texts(entry["caption"]))
+        return list(captions_of.items())
     lists = [record.get(key) if isinstance(record, dict) else None for key in ("images", "annotations")]
     images, annotations = (
         [e for e in entries if _is_entry(e)] if isinstance(entries, list) else None for entries in lists
@@ -135,21 +139,11 @@ def _load_captions(path: str) -> list[PathAndCaptions]:
             f"{path!r} is not a COCO captions file: it needs the lists 'images' (id, file_name) and 'annotations' "
             '(image_id, caption); or it is one list of {"image": path, "caption": text}.'
         )
-    captions_of: dict[object, list[object]] = {}
     for annotation in annotations:
         captions_of.setdefault(annotation.get("image_id"), []).append(annotation.get("caption"))
     return [
         (image.get("file_name"), captions_of[image.get("id")]) for image in images if image.get("id") in captions_of
     ]
-
-
-def _of_list(entries: list[Any]) -> list[PathAndCaptions]:
-    """Entries of the same image are one."""
-    captions_of: dict[str, list[object]] = {}
-    for entry in entries:
-        if isinstance(entry, dict) and isinstance(entry.get("image"), str) and "caption" in entry:
-            captions_of.setdefault(entry["image"], []).extend(caption_texts(entry["caption"]))
-    return list(captions_of.items())
 
 
 def _is_entry(entry: object) -> bool:

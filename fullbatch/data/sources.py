@@ -57,7 +57,10 @@ def _opened(source: Source) -> Samples:
         path = builtin_path(source.path, source.split)
         return TarShards([path], source.image, source.captions, f"{source.path}/{source.split}")
     paths = expand_pattern(source.path)
-    kind = _kind_of(paths, source.path) if source.kind == "auto" else source.kind
+    kinds = sorted({_kind_of(path) for path in paths}) if source.kind == "auto" else [source.kind]
+    if len(kinds) > 1:
+        raise ValueError(f"{source.path!r} mixes {' and '.join(kinds)} sources; name them apart: --data A B.")
+    kind = kinds[0]
     match kind:
         case "tar":
             return TarShards(_files(paths, kind), source.image, source.captions, source.path)
@@ -89,14 +92,7 @@ def _refuse_options(source: Source, captions: bool, taken: str) -> None:
         raise ValueError(f"The source {str(source)!r} takes no {' or '.join(given)} option, only {taken}.")
 
 
-def _kind_of(paths: list[str], pattern: str) -> SourceKind:
-    kinds = sorted({_kind_of_path(path) for path in paths})
-    if len(kinds) > 1:
-        raise ValueError(f"{pattern!r} mixes {' and '.join(kinds)} sources; name them apart: --data A B.")
-    return kinds[0]
-
-
-def _kind_of_path(path: str) -> SourceKind:
+def _kind_of(path: str) -> SourceKind:
     name = path.lower()
     if os.path.isdir(path):
         there = [entry.lower() for entry in os.listdir(path)]

@@ -16,11 +16,9 @@ from __future__ import annotations
 import io
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from fullbatch.data.sample import (
@@ -53,7 +51,11 @@ class ShardSamples(Samples):
         self.name, self._shards, self._classes = name, shards, classes
         self._rows: list[tuple[int, str, dict[str, TarMember]]] = []
         for number, shard in enumerate(shards):
-            self._rows += [(number, key, members) for key, members in _walk(shard).items()]
+            members: dict[str, dict[str, TarMember]] = {}
+            for member, offset, size in walk_members(str(shard)):
+                if parts := split_key(member):
+                    members.setdefault(parts[0], {}).setdefault(parts[1], TarMember(offset, size))
+            self._rows += [(number, key, of_key) for key, of_key in members.items()]
         self.count = len(self._rows)
         if not self.count:
             raise ValueError(f"The shards in {shards[0].parent} hold no sample.")
@@ -99,15 +101,6 @@ class ShardSamples(Samples):
         image = self.raw(index, kind)
         assert image is not None
         return RawSample(label, image, captions)
-
-
-def _walk(shard: Path) -> dict[str, dict[str, TarMember]]:
-    members_of_key: dict[str, dict[str, TarMember]] = {}
-    for name, offset, size in walk_members(str(shard)):
-        key, extension = split_key(name) or ("", "")
-        if key:
-            members_of_key.setdefault(key, {}).setdefault(extension, TarMember(offset, size))
-    return members_of_key
 
 
 @dataclass(frozen=True)
@@ -189,20 +182,15 @@ def _groups(samples: ShardSamples) -> Tensor | None:
             row = np.atleast_1d(np.load(io.BytesIO(raw), allow_pickle=False))
         except (OSError, ValueError, EOFError) as error:
             raise ValueError(f"{samples.label(index)}: the .npy member cannot be read ({error}).") from None
-        rows.append(_whole(row, samples.label(index)))
+        with np.errstate(invalid="ignore"):
+            whole = row.astype(np.int64) if row.dtype.kind in "biuf" else None
+        if whole is None or not bool((whole == row).all()):  # 0.2 and 0.9 must not become one group
+            shown = np.array2string(row.ravel()[:4], threshold=4)[:80]
+            raise ValueError(
+                f"{samples.label(index)}: the .npy member holds {shown} ({row.dtype}), expected whole numbers that say "
+                "which groups it is in."
+            )
+        rows.append(whole)
     if len({row.shape for row in rows}) > 1 or rows[0].ndim != 1:
         raise ValueError(f"The .npy members of {samples.name} have different shapes.")
     return torch.from_numpy(np.stack(rows))
-
-
-def _whole(row: NDArray[Any], label: str) -> NDArray[np.int64]:
-    """Groups are told apart by whole numbers: 0.2 and 0.9 must not become one group."""
-    if row.dtype.kind in "biuf":
-        with np.errstate(invalid="ignore"):
-            whole = row.astype(np.int64)
-        if bool((whole == row).all()):
-            return whole
-    shown = np.array2string(row.ravel()[:4], threshold=4)[:80]
-    raise ValueError(
-        f"{label}: the .npy member holds {shown} ({row.dtype}), expected whole numbers that say which groups it is in."
-    )

@@ -108,10 +108,7 @@ _ENTRIES = 1 << 24  # similarities held at a time
 def class_embeddings(embedder: Embedder, classes: Sequence[str], templates: Sequence[str]) -> Tensor:
     """The mean of each class's unit prompt embeddings, made unit again (Radford et al. 2021)."""
     prompts = [prompted(template, name) for name in classes for template in templates]
-    return mean_of_prompts(embedder.captions(prompts).view(len(classes), len(templates), -1))
-
-
-def mean_of_prompts(prompts_CPD: Tensor) -> Tensor:
+    prompts_CPD = embedder.captions(prompts).view(len(classes), len(templates), -1)
     return normalize(prompts_CPD.mean(dim=1), dim=-1)
 
 
