@@ -15,12 +15,11 @@ import torch
 from torch import Tensor, nn
 
 from fullbatch import distributed
+from fullbatch.config.axes import Constant, LearnedScale, RobustGlobal
 from fullbatch.config.methods import settings_of
 from fullbatch.config.run import RunConfig
-from fullbatch.config.temperature import Constant, LearnedScale, RobustGlobal
-from fullbatch.data.decoded import decode_all, decoded_key
 from fullbatch.data.images import EvalTransform, TrainTransform
-from fullbatch.data.in_memory import InMemoryBatches, resident
+from fullbatch.data.in_memory import InMemoryBatches, decode_all, decoded_key, resident
 from fullbatch.data.loader import EvaluationBatches, SamplePool, TrainingBatches, load, open_pool
 from fullbatch.data.order import Order
 from fullbatch.data.two_views import ViewMaker, WholeSquare, no_tokens

@@ -8,31 +8,34 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Annotated, Any, Literal, get_args
 
-from fullbatch.config.checks import Checked, one_of, require
-from fullbatch.config.messages import listed, nearest
-from fullbatch.config.normalizer import (
+from fullbatch.config.axes import (
     Amortized,
     BatchAndQueue,
     BatchMean,
+    Constant,
+    CycleConsistency,
+    Identity,
+    LearnedScale,
     Mlp,
     MovingAverage,
     NoNormalizer,
     Normalizer,
+    Pairwise,
+    PerSample,
+    Predicted,
     Prototypes,
+    RawSimilarity,
+    RobustGlobal,
+    RobustPositives,
     Rolling,
     Scent,
-)
-from fullbatch.config.pairwise import (
-    CycleConsistency,
-    Identity,
-    Pairwise,
-    RawSimilarity,
-    RobustPositives,
     Sigmoid,
     SquaredHinge,
+    Temperature,
     VarianceCovariance,
 )
-from fullbatch.config.temperature import Constant, LearnedScale, PerSample, Predicted, RobustGlobal, Temperature
+from fullbatch.config.checks import Checked, one_of, require
+from fullbatch.config.messages import listed, nearest
 
 
 @dataclass(frozen=True)
@@ -239,10 +242,11 @@ def method_with(
     chosen = {axis: parts.get(axis, getattr(method, axis)) for axis in AXES}
     Method(**chosen)  # a wrong part is refused before its settings are
     known = {field for axis in AXES for field in _fields(chosen[axis])}
-    if unknown := next((key for key in settings if key not in known), None):
+    for unknown in (key for key in settings if key not in known):
         around = f"; surroundings: {listed(surroundings)}" if surroundings else ""
+        guess = nearest(unknown, {*known, *surroundings, *AXES} - {unknown})
         raise ValueError(
-            f"{name!r} has no setting {unknown!r}{nearest(unknown, {*known, *surroundings, *AXES} - {unknown})} Its settings are "
+            f"{name!r} has no setting {unknown!r}{guess} Its settings are "
             f"{listed(sorted(known))}; whole parts: {listed(AXES)}{around}."
         )
     for axis in PARTS:

@@ -11,9 +11,8 @@ from PIL import Image
 from torchvision.transforms.v2 import functional as TF
 
 from fullbatch.config.data import Views
-from fullbatch.data.decoded import decode_all, decoded_key
 from fullbatch.data.images import EvalTransform
-from fullbatch.data.in_memory import InMemoryBatches, resident
+from fullbatch.data.in_memory import InMemoryBatches, decode_all, decoded_key, resident
 from fullbatch.data.loader import EvaluationBatches, SamplePool, TrainingBatches
 from fullbatch.data.order import Order
 from fullbatch.data.sample import BadSample, RawSample

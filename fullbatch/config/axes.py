@@ -1,10 +1,14 @@
-"""How 1 / (epsilon + g_i(data set)) is estimated."""
+"""The axes of a method: what one negative costs, how the normalizer is estimated, where the temperature comes from.
+
+An objective is pairwise x normalizer x temperature (plus a scale).  The classes here only describe; the code that acts
+on them lives in ``fullbatch.objective``.  Field names are the keyword settings of ``make_objective``.
+"""
 
 from __future__ import annotations
 
 import math
 import numbers
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
 from fullbatch.config.checks import (
@@ -16,10 +20,98 @@ from fullbatch.config.checks import (
     Number,
     Positive,
     Rule,
+    Tau,
+    UpToOne,
     Whole,
     at_least,
+    is_number,
+    number,
     require,
 )
+
+# ---------------------------------------------------------------------------------------------------------------------
+# what one negative costs
+
+
+@dataclass(frozen=True)
+class Identity:
+    """The gap itself, d_ij = s_ij - s_ii."""
+
+
+@dataclass(frozen=True)
+class RawSimilarity:
+    """The similarity s_ij itself; the positive stands apart, as -s_ii.
+
+    The exact loss is that of the gap: tau log mean exp(s_ij / tau) - s_ii = tau log mean exp((s_ij - s_ii) / tau).
+    What is remembered differs: a moving average of it does not move with the positive (SogCLR on two views).
+    """
+
+
+@dataclass(frozen=True)
+class SquaredHinge(Checked):
+    """max(d_ij + margin, 0)^2: negatives far enough below the positive cost nothing.  TuneCLIP eq. (8).
+
+    margin   how far that is
+    """
+
+    margin: Annotated[float, number("lie in [0, 2]", lambda value: 0.0 <= value <= 2.0)] = 0.1
+
+
+@dataclass(frozen=True)
+class RobustPositives(Checked):
+    """Raw similarities for negatives, positives re-weighted towards the hard ones (iSogCLR_New_v2).
+
+    strength   lambda in p_i = exp(-2 s_ii / lambda) / r
+    gamma      rate of r, the running mean of the numerator; in epoch 0 r is the batch's own mean
+    """
+
+    strength: Positive = 1.0
+    gamma: Gamma = 0.8
+
+
+@dataclass(frozen=True)
+class Sigmoid(Checked):
+    """SigLIP: every pair is a binary question; no normalizer exists.
+
+    bias   where the learned bias starts
+    """
+
+    bias: Number = -10.0
+
+
+@dataclass(frozen=True)
+class VarianceCovariance(Checked):
+    """VICReg: pairs alike, coordinates spread out and uncorrelated; no negatives at all.
+
+    Its hinge asks for a standard deviation of 1, which unit rows never reach: it pushes outwards all the time.
+
+    invariance, variance, covariance   weights of the three terms
+    """
+
+    invariance: Positive = 25.0
+    variance: Positive = 25.0
+    covariance: Positive = 1.0
+
+
+Pairwise = Identity | RawSimilarity | SquaredHinge | RobustPositives | Sigmoid | VarianceCovariance
+
+
+RAW = (RawSimilarity, RobustPositives)  # negatives are not compared with the positive
+
+
+@dataclass(frozen=True)
+class CycleConsistency(Checked):
+    """CyCLIP's two penalties, added to any loss: similarities symmetric across modalities, and alike within them.
+
+    in_modal, cross_modal   their weights
+    """
+
+    in_modal: Positive = 0.25
+    cross_modal: Positive = 0.25
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# how 1 / (epsilon + g_i(data set)) is estimated
 
 
 @dataclass(frozen=True)
@@ -205,3 +297,134 @@ class Amortized(Checked):
 
 
 Normalizer = NoNormalizer | BatchMean | BatchAndQueue | MovingAverage | Scent | Prototypes | Rolling | Mlp | Amortized
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# where tau comes from
+
+
+class _Bounded(Checked):
+    """It moves between temperature_min and temperature_max."""
+
+    def _check(self: Any) -> None:
+        low = self.temperature_min
+        require(self.temperature_max > low, self, "temperature_max", f"exceed temperature_min ({low})")
+
+
+_Budget = Annotated[float | None, Rule("be a number or None", lambda value: value is None or is_number(value))]
+
+
+def temperature_bounds(owner: LearnedScale | RobustGlobal | PerSample) -> tuple[float, float]:
+    """The bounds, widened where the start lies outside them: who starts at 0.005 means it."""
+    return min(owner.temperature_min, owner.temperature), max(owner.temperature_max, owner.temperature)
+
+
+@dataclass(frozen=True)
+class Constant(Checked):
+    """One temperature that never moves.
+
+    temperature   tau
+    """
+
+    temperature: Tau = 0.07
+
+
+@dataclass(frozen=True)
+class LearnedScale(_Bounded):
+    """CLIP's learned 1/tau, kept as log tau; the bounds are CLIP's 1 to 100 on the scale.
+
+    temperature   where tau starts
+    temperature_min, temperature_max   its bounds
+    """
+
+    temperature: Tau = 0.07
+    temperature_min: Tau = 0.01
+    temperature_max: Tau = 1.0
+
+
+@dataclass(frozen=True)
+class RobustGlobal(_Bounded):
+    """One learned temperature with a KL budget ``rho``: the loss gains rho * tau a direction.  NeuCLIP eq. (1), (13).
+
+    temperature   where tau starts
+    rho           the KL budget; below log(number of negatives), or tau falls to its least value.  None: half of the
+                  largest there can be, log(number of samples - 1), or 6.5 where that number is not known
+    temperature_min, temperature_max   the bounds of tau
+    rho_late      replaces rho from epoch rho_late_epoch on (AmorLIP's script does that); None: rho stays
+    rho_late_epoch   see rho_late
+    rule          "equation": tau's gradient is eq. (13); "released": that of FastCLIP's released code, in which the
+                  terms with tau inside g count twice: tau comes to rest lower, and FastCLIP's published rho is meant so
+    """
+
+    temperature: Tau = 0.07
+    rho: _Budget = None
+    temperature_min: Tau = 0.01
+    temperature_max: Tau = 1.0
+    rho_late: _Budget = None
+    rho_late_epoch: Number = 0.0
+    rule: Literal["equation", "released"] = "equation"
+
+    def for_samples(self, count: int | None) -> RobustGlobal:
+        """With a budget, where none was given: the papers' lie between 0.44 and 0.67 of the largest there can be."""
+        if self.rho is not None:
+            return self
+        return replace(self, rho=6.5 if count is None else 0.5 * math.log(max(count - 1, 2)))
+
+    def rho_at(self, epoch: float) -> float:
+        assert self.rho is not None, "for_samples chooses it"
+        late = self.rho_late is not None and epoch >= self.rho_late_epoch
+        return self.rho_late if late and self.rho_late is not None else self.rho
+
+
+@dataclass(frozen=True)
+class PerSample(_Bounded):
+    """iSogCLR: a temperature per sample and direction, moved by its own rule inside the objective.
+
+    temperature   where each tau starts
+    rho           the KL budget of both directions
+    rho_image, rho_text   the budget of one direction; None: rho
+    temperature_lr   step size of the rule
+    temperature_min, temperature_max   the bounds of each tau
+    rule          "momentum": m <- (1 - beta) m + beta dtau; "adam": FastCLIP v2's per-sample Adam
+    beta          of the rule "momentum"
+    clip          bound on the temperature's gradient, None for none
+    """
+
+    temperature: Tau = 0.01
+    rho: Number = 8.0
+    rho_image: Number | None = None
+    rho_text: Number | None = None
+    temperature_lr: Positive = 0.03
+    temperature_min: Tau = 0.005
+    temperature_max: Tau = 1.0
+    rule: Literal["momentum", "adam"] = "momentum"
+    beta: UpToOne = 0.9
+    clip: Positive | None = 5.0
+
+
+@dataclass(frozen=True)
+class Predicted(_Bounded):
+    """TempNet: a small net per direction predicts each anchor's temperature; its weights are trained by your optimizer.
+
+    rho           the KL budget of both directions
+    rho_image, rho_text   the budget of one direction; None: rho
+    temperature_min, temperature_max   what the net can predict
+    centers       unit vectors it compares with; they start from the first batch of the other modality
+    dropout       inside the net
+    """
+
+    rho: Number = 7.0
+    rho_image: Number | None = None
+    rho_text: Number | None = None
+    temperature_min: Tau = 0.005
+    temperature_max: Tau = 0.05
+    centers: Annotated[int, at_least(2)] = 256
+    dropout: BelowOne = 0.5
+
+
+Temperature = Constant | LearnedScale | RobustGlobal | PerSample | Predicted
+
+
+def rho_of_direction(temperature: PerSample | Predicted, direction: str) -> float:
+    own = temperature.rho_image if direction == "image" else temperature.rho_text
+    return temperature.rho if own is None else own
