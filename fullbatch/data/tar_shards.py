@@ -8,10 +8,9 @@ from __future__ import annotations
 import json
 import os
 import tarfile
-import threading
-from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -70,18 +69,16 @@ class TarShards(Samples):
             part for path, rows in shards for part in (os.path.basename(path), os.path.getsize(path), len(rows))
         ]
         self.fingerprint = fingerprint_of("tar", image, *captions, *described)
-        self._files: OrderedDict[int, _File] = OrderedDict()
-        self._lock = threading.Lock()
+        self._file = lru_cache(_OPEN_FILES)(_File)
 
     def __getstate__(self) -> dict[str, Any]:
         """Without descriptors, and without an index that the reader's process finds in the cache."""
         mapped = isinstance(self._index, np.memmap)
-        dropped: dict[str, Any] = {"_files": None, "_lock": None}
-        return self.__dict__ | dropped | ({"_index": None} if mapped else {})
+        return self.__dict__ | {"_file": None} | ({"_index": None} if mapped else {})
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._files, self._lock = OrderedDict(), threading.Lock()
+        self._file = lru_cache(_OPEN_FILES)(_File)
 
     def _rows(self) -> tar_index.Index:
         if self._index is None:
@@ -92,19 +89,9 @@ class TarShards(Samples):
             self._index = index
         return self._index
 
-    def _file(self, shard: int) -> _File:
-        with self._lock:
-            file = self._files.get(shard)
-            if file is None:
-                file = self._files[shard] = _File(self._paths[shard])
-                if len(self._files) > _OPEN_FILES:
-                    self._files.popitem(last=False)
-            self._files.move_to_end(shard)
-            return file
-
     def _bytes(self, label: str, shard: int, offset: int, size: int) -> bytes:
         try:
-            file = self._file(shard)
+            file = self._file(self._paths[shard])
             raw = os.pread(file.descriptor, size, offset)
             while len(raw) < size:  # network file systems may give less than asked for
                 more = os.pread(file.descriptor, size - len(raw), offset + len(raw))

@@ -98,10 +98,10 @@ class Embedder:
     def images(self, source: Source | Samples) -> SourceRows:
         """Every image of a source with all its captions, which are not embedded; on every rank the same."""
         named = source if isinstance(source, Source) else None
-        samples = open_source(source) if isinstance(source, Source) else source
+        samples = _samples_of(source)
 
         def embedded() -> Kept:
-            rows = self.walk(samples, named or samples.name, lambda batch: (self.image_rows(batch.images),))
+            rows = self.walk(samples, lambda batch: (self.image_rows(batch.images),))
             return {"ids": rows.ids, "image": rows.image_ND}, [list(rows.left_out), *map(list, rows.captions)]
 
         parts = () if self.cache is None else (self.max_pixels, fingerprint_of_samples(samples, named))
@@ -141,25 +141,24 @@ class Embedder:
         return text_TD
 
     @torch.no_grad()
-    def walk(
-        self, samples: Samples, source: Source | str, rows: Callable[[LoadedBatch], tuple[Tensor, ...]]
-    ) -> SourceRows:
+    def walk(self, source: Source | Samples, rows: Callable[[LoadedBatch], tuple[Tensor, ...]]) -> SourceRows:
         """Whatever ``rows`` makes of a batch, one row per sample, over all samples; the model is in evaluation mode.
         Every rank calls ``rows`` equally often: with a batch of one black image where its share is used up."""
+        samples, name = _samples_of(source), str(source) if isinstance(source, Source) else source.name
         transform = EvalTransform(self.image_size, self.max_pixels)
         batches = EvaluationBatches(SamplePool([samples]), self.batch_size, transform, no_tokens, distributed.world())
         ids: list[Tensor] = []
         parts: list[tuple[Tensor, ...]] = []
         captions: dict[int, tuple[str, ...]] = {}
         bad: list[str] = []
-        self.watch(str(source), 0, len(batches))
+        self.watch(name, 0, len(batches))
         with _evaluating(self.model):
             for number, batch in enumerate(load(batches, range(len(batches)), self.workers, self.device), start=1):
                 ids.append(batch.ids)
                 parts.append(tuple(part[: len(batch.ids)] for part in rows(self._present(batch, no_tokens))))
                 captions.update(zip(batch.ids.tolist(), batch.every_caption, strict=True))
                 bad += [str(error) for error in batch.bad]
-                self.watch(str(source), number, len(batches))
+                self.watch(name, number, len(batches))
         captions_of_id: dict[int, tuple[str, ...]] = {}
         left_out: list[str] = []
         for captions_there, bad_there in distributed.gather_objects((captions, bad)):
@@ -168,14 +167,14 @@ class Embedder:
         for error in left_out:
             log.info("left a bad sample out of the evaluation: %s", error)
         if not captions_of_id:
-            raise ValueError(f"No sample of {source} can be evaluated ({left_out[0] if left_out else 'it is empty'}).")
+            raise ValueError(f"No sample of {name} can be evaluated ({left_out[0] if left_out else 'it is empty'}).")
         tables_of_parts: list[tuple[Tensor, ...]] = [tuple(ids), *zip(*parts, strict=True)]
         gathered = [distributed.gather_uneven(torch.cat(table)).cpu() for table in tables_of_parts]
         order = gathered[0].argsort()
         ids_N, *tables = (rows_N[order] for rows_N in gathered)
         names = [captions_of_id[sample] for sample in ids_N.tolist()]
         for rows_ND in tables:
-            _check_finite(rows_ND, [repr(of[0]) for of in names], f"images of {source}")
+            _check_finite(rows_ND, [repr(of[0]) for of in names], f"images of {name}")
         return SourceRows(ids_N, tuple(tables), names, tuple(left_out))
 
     def image_rows(self, images_BCSS: Tensor) -> Tensor:
@@ -203,6 +202,10 @@ class Embedder:
         with in_precision(self.precision, self.device):
             embedded: tuple[Tensor, Tensor] = self.model(images, tokens)
         return embedded
+
+
+def _samples_of(source: Source | Samples) -> Samples:
+    return distributed.together(lambda: open_source(source)) if isinstance(source, Source) else source
 
 
 def _check_finite(table_ND: Tensor, names: list[str], what: str) -> None:

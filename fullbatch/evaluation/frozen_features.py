@@ -10,9 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fullbatch import distributed
 from fullbatch.config.data import Source
-from fullbatch.data.sources import open_source
 from fullbatch.evaluation.embed import Embedder, SourceRows
 from fullbatch.evaluation.measure import left_out_note, mean_per_class, share
 from fullbatch.evaluation.result import Result
@@ -39,8 +37,7 @@ def labelled_features(task: str, train: Source, test: Source, embedder: Embedder
     """Both sets on the embedder's device; classes are those of the training set."""
 
     def walk(source: Source) -> SourceRows:
-        samples = distributed.together(lambda: open_source(source))
-        return embedder.walk(samples, source, lambda batch: (embedder.feature_rows(batch.images).float(),))
+        return embedder.walk(source, lambda batch: (embedder.feature_rows(batch.images).float(),))
 
     def labelled(walked: SourceRows) -> Labelled:
         labels_N = torch.tensor([number[of_image[0]] for of_image in walked.captions], device=embedder.device)

@@ -78,15 +78,11 @@ def count(
 log = logging.getLogger("fullbatch")
 
 # What a kind of task gives, the main number first; a test holds it against what the tasks do give.
-RETRIEVAL = (
-    "mean_r1", "image_to_text_r1", "image_to_text_r5", "image_to_text_r10", "image_to_text_median_rank",
-    "text_to_image_r1", "text_to_image_r5", "text_to_image_r10", "text_to_image_median_rank",
-)  # fmt: skip
+_RANKED = ("r1", "r5", "r10", "median_rank")
+RETRIEVAL = ("mean_r1", *(f"{way}_{name}" for way in ("image_to_text", "text_to_image") for name in _RANKED))
 CLASSIFICATION = ("accuracy", "accuracy_top5", "mean_per_class", "f1_macro")
-VIEWS = (
-    "mean_r1", "first_to_second_r1", "first_to_second_r5", "first_to_second_median_rank",
-    "second_to_first_r1", "second_to_first_r5", "second_to_first_median_rank",
-)  # fmt: skip
+_FOUND = ("r1", "r5", "median_rank")
+VIEWS = ("mean_r1", *(f"{way}_{name}" for way in ("first_to_second", "second_to_first") for name in _FOUND))
 CORRUPTED = ("mean_r1", "first_to_second_r1", "second_to_first_r1", *(f"r1_{name}" for name in CORRUPTION_NAMES))
 NEIGHBOURS = ("accuracy", "accuracy_20", "mean_per_class")
 LINEAR = ("accuracy", "mean_per_class")

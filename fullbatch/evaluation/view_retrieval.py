@@ -49,8 +49,7 @@ _VERSION = 2  # raise it when corruptions change
 
 
 def other_view(task: str, source: Source, embedder: Embedder) -> Result:
-    samples = distributed.together(lambda: open_source(source))
-    walked = embedder.walk(samples, source, lambda batch: _embedded(embedder, batch.images, EVALUATION, batch.ids))
+    walked = embedder.walk(source, lambda batch: _embedded(embedder, batch.images, EVALUATION, batch.ids))
     first_ND, second_ND = (table.to(embedder.device) for table in walked.tables)
     count = len(first_ND)
     if count == 1:
@@ -89,7 +88,7 @@ def corrupted_views(task: str, source: Source, embedder: Embedder) -> Result:
         kinds = enumerate(every_corruption(batch, keep))
         return _hits([_embedded(embedder, images, _epoch(kind), batch.ids) for kind, images in kinds])
 
-    return _corrupted_result(task, embedder.walk(samples, source, rows), CORRUPTION_NAMES)
+    return _corrupted_result(task, embedder.walk(samples, rows), CORRUPTION_NAMES)
 
 
 def _published_views(task: str, published: Mapping[str, Samples], embedder: Embedder) -> Result:
@@ -97,7 +96,7 @@ def _published_views(task: str, published: Mapping[str, Samples], embedder: Embe
 
     def walk(name: str, samples: Samples) -> SourceRows:
         epoch = _epoch(CORRUPTION_NAMES.index(name))
-        return embedder.walk(samples, samples.name, lambda batch: _embedded(embedder, batch.images, epoch, batch.ids))
+        return embedder.walk(samples, lambda batch: _embedded(embedder, batch.images, epoch, batch.ids))
 
     walks = [walk(name, samples) for name, samples in published.items()]
     ids_N = (torch.cat([walked.ids for walked in walks]).bincount() == len(walks)).nonzero()[:, 0]
