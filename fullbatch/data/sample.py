@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
+from array import array
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
@@ -160,16 +161,11 @@ class PackedStrings:
     """Millions of short strings in two buffers: no Python object each, so forked workers keep sharing the memory."""
 
     def __init__(self, strings: Iterable[bytes]) -> None:
-        blob, ends = bytearray(), [np.zeros(1, np.int64)]
-        block: list[int] = []
+        blob, ends = bytearray(), array("q", [0])
         for string in strings:
             blob += string
-            block.append(len(blob))
-            if len(block) == 65536:
-                ends.append(np.array(block, np.int64))
-                block = []
-        ends.append(np.array(block, np.int64))
-        self.blob, self.ends = bytes(blob), np.concatenate(ends)
+            ends.append(len(blob))
+        self.blob, self.ends = bytes(blob), np.array(ends, np.int64)
 
     def __len__(self) -> int:
         return len(self.ends) - 1

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import glob
+import itertools
+import math
 import os
 import re
-from collections.abc import Iterator
 from importlib import resources
 from typing import Literal
 
@@ -182,30 +183,20 @@ def expand_braces(text: str) -> list[str]:
     >>> expand_braces("{a,b}/{08..10}.tar")[:4]
     ['a/08.tar', 'a/09.tar', 'a/10.tar', 'b/08.tar']
     """
-    paths: list[str] = []
-    for path in _written_out(text):
-        paths.append(path)
-        if len(paths) > _MOST_PATHS:
-            raise ValueError(f"{text!r} stands for more than {_MOST_PATHS:,} paths; name fewer.")
-    return paths
+    parts = re.split(r"\{(\d+\.\.\d+|[^{}]*,[^{}]*)\}", text)  # every second one stood in braces
+    choices = [_words(part) if place % 2 else [part] for place, part in enumerate(parts)]
+    if math.prod(map(len, choices)) > _MOST_PATHS:
+        raise ValueError(f"{text!r} stands for more than {_MOST_PATHS:,} paths; name fewer.")
+    return ["".join(words) for words in itertools.product(*choices)]
 
 
-def _written_out(text: str) -> Iterator[str]:
-    match = re.search(r"\{(?:(\d+)\.\.(\d+)|([^{}]*,[^{}]*))\}", text)
-    if match is None:
-        yield text
-        return
-    before, after = text[: match.start()], text[match.end() :]
-    if match[3] is not None:
-        words: Iterator[str] = iter(match[3].split(","))
-    else:
-        first, last = int(match[1]), int(match[2])
-        width = len(match[1]) if match[1].startswith("0") else 0
-        numbers = range(first, last + 1) if first <= last else range(first, last - 1, -1)
-        words = (str(number).zfill(width) for number in numbers)
-    for word in words:
-        for rest in _written_out(after):
-            yield before + word + rest
+def _words(braced: str) -> list[str]:
+    ends = re.fullmatch(r"(\d+)\.\.(\d+)", braced)
+    if ends is None:
+        return braced.split(",")
+    first, last = int(ends[1]), int(ends[2])
+    step, width = 1 if first <= last else -1, len(ends[1]) if ends[1].startswith("0") else 0
+    return [str(number).zfill(width) for number in range(first, last + step, step)[: _MOST_PATHS + 1]]
 
 
 # ---------------------------------------------------------------------------------------------------------------------
