@@ -13,7 +13,6 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-import logging
 import pickle
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -30,7 +29,7 @@ from fullbatch.data.images import EvalTransform, Floats, cropped, random_boxes
 from fullbatch.data.loader import EvaluationBatches, LoadedBatch, SamplePool, Tokenize
 from fullbatch.data.order import BatchPlans, Ints, Order, PeriodPlan, key_of, uniforms
 from fullbatch.data.sources import fingerprint_of_samples
-from fullbatch.data.tar_index import cache_folder, write_atomically
+from fullbatch.data.tar_index import cache_folder, keep_in_cache
 from fullbatch.data.two_views import EVALUATION, ViewMaker, no_tokens
 from fullbatch.data.workers import read_ahead
 from fullbatch.distributed import World
@@ -40,7 +39,6 @@ _PIECE = 256  # samples a worker decodes at a time
 _VERSION = 1
 
 Pixels = npt.NDArray[np.uint8]
-log = logging.getLogger("fullbatch")
 
 
 @dataclass(frozen=True)
@@ -70,10 +68,10 @@ def decode_all(pool: SamplePool, key: str, transform: EvalTransform, workers: in
         return kept
     decoded = _decode(pool, transform, workers)
     if folder is not None:
-        try:
-            _write(folder / name, decoded)
-        except OSError as error:
-            log.warning("the decoded data set is not kept for the next run in %s: %s", folder, error.strerror)
+        texts = json.dumps({"captions": decoded.captions, "bad": decoded.bad}).encode()
+        pixels, captions = (folder / f"{name}{ending}" for ending in (".npy", ".json"))
+        keep_in_cache(pixels, lambda file: np.save(file, decoded.pixels_nCHW), "The decoded data set")
+        keep_in_cache(captions, lambda file: file.write(texts), "The captions of the decoded data set")
     return decoded
 
 
@@ -88,13 +86,6 @@ def _decode(pool: SamplePool, transform: EvalTransform, workers: int) -> Decoded
             captions[sample] = list(texts)
         bad += map(str, piece.bad)
     return Decoded(pixels, captions, tuple(bad))
-
-
-def _write(path: Path, decoded: Decoded) -> None:
-    """The pixels first: where the captions lie, the pixels lie too."""
-    write_atomically(path.with_suffix(".npy"), lambda file: np.save(file, decoded.pixels_nCHW))
-    texts = json.dumps({"captions": decoded.captions, "bad": decoded.bad}).encode()
-    write_atomically(path.with_suffix(".json"), lambda file: file.write(texts))
 
 
 def _read(path: Path, count: int, size: int) -> Decoded | None:

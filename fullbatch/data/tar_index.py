@@ -160,6 +160,14 @@ def write_atomically(target: Path, write: Callable[[IO[bytes]], object]) -> None
         raise
 
 
+def keep_in_cache(target: Path, write: Callable[[IO[bytes]], object], what: str) -> None:
+    """Where it cannot be kept, it is made anew by the next run."""
+    try:
+        write_atomically(target, write)
+    except OSError as error:
+        log.warning("%s cannot be kept in %s (%s).", what, target.parent, error.strerror)
+
+
 def load_array(path: Path) -> Index | None:
     """A cached index, mapped so that all processes of a machine share it; None where it is absent or damaged."""
     try:
@@ -212,11 +220,8 @@ def _cached(name: str, build: Callable[[], list[Index]]) -> Index:
         return kept
     parts = build()
     if target:
-        try:
-            write_atomically(target, lambda file: _write_index(file, parts))
-            kept = load_array(target)
-        except OSError as error:
-            log.warning("Cannot keep the index %s (%s); it stays in memory.", target, error.strerror)
+        keep_in_cache(target, lambda file: _write_index(file, parts), "The index of a shard")
+        kept = load_array(target)
     return np.concatenate(parts) if kept is None else kept
 
 

@@ -23,7 +23,7 @@ from fullbatch.data.images import EvalTransform
 from fullbatch.data.loader import EvaluationBatches, LoadedBatch, SamplePool, load
 from fullbatch.data.sample import Samples, fingerprint_of
 from fullbatch.data.sources import fingerprint_of_samples, open_source
-from fullbatch.data.tar_index import cache_folder, write_atomically
+from fullbatch.data.tar_index import cache_folder, keep_in_cache
 from fullbatch.data.two_views import ViewMaker, no_tokens
 from fullbatch.models.design import to_json
 from fullbatch.models.execution import in_precision
@@ -288,10 +288,7 @@ class EmbeddingCache:
 
         if distributed.is_node_leader():
             raw = save({name: tensor.contiguous() for name, tensor in tensors.items()}, {"texts": json.dumps(texts)})
-            try:
-                write_atomically(path, lambda file: file.write(raw))
-            except OSError as error:
-                log.warning("Cannot keep embeddings in %s (%s).", path.parent, error.strerror)
+            keep_in_cache(path, lambda file: file.write(raw), "Embeddings")
         distributed.host_barrier()
 
 

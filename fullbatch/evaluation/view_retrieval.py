@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import hashlib
 import io
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,15 +31,13 @@ from fullbatch.config.data import Source, Views
 from fullbatch.data.loader import LoadedBatch
 from fullbatch.data.sample import BadSample, RawSample, Samples
 from fullbatch.data.sources import open_source
-from fullbatch.data.tar_index import cache_folder, write_atomically
+from fullbatch.data.tar_index import cache_folder, keep_in_cache
 from fullbatch.data.two_views import EVALUATION, ViewMaker
 from fullbatch.evaluation.corruptions import CORRUPTION_NAMES, CORRUPTIONS, Pixels, corrupted
 from fullbatch.evaluation.embed import Embedder, SourceRows
 from fullbatch.evaluation.measure import left_out_note
 from fullbatch.evaluation.result import Result
 from fullbatch.evaluation.retrieval import Ranks, ranks
-
-log = logging.getLogger("fullbatch")
 
 SEED = 0  # of the views and corruptions that all models are measured on
 _MAKER = ViewMaker(Views(), SEED)
@@ -167,10 +164,7 @@ def corrupted_squares(images_NHWC: Pixels, ids: list[int], keep: bool) -> Pixels
         return kept
     every_KNHWC = np.stack([corrupted(images_NHWC, ids, kind, SEED) for kind in range(len(CORRUPTIONS))])
     if path is not None:
-        try:
-            write_atomically(path, lambda file: np.save(file, every_KNHWC))
-        except OSError as error:
-            log.warning("the corrupted images are not kept for the next evaluation in %s: %s", folder, error.strerror)
+        keep_in_cache(path, lambda file: np.save(file, every_KNHWC), "The corrupted images")
     return every_KNHWC
 
 
