@@ -173,12 +173,12 @@ class TrainTransform:
 @dataclass(frozen=True)
 class EvalTransform:
     """open_clip's evaluation transform, with nothing random: the shorter side resized to ``size``, then the middle
-    square."""
+    square; views are cut from it too."""
 
     size: int
     max_pixels: int = 50_000_000
 
-    def __call__(self, raw: bytes, name: str) -> Tensor:
+    def __call__(self, raw: bytes, name: str, rng: random.Random | None = None) -> Tensor:
         image = load_rgb(open_image(raw, name, self.max_pixels), name)
         width, height = image.size
         short = min(width, height)

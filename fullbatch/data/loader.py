@@ -24,7 +24,7 @@ from fullbatch.data.images import EvalTransform, TrainTransform
 from fullbatch.data.order import BatchPlans, Ints, Order, key_of
 from fullbatch.data.sample import BadSample, RawSample, Samples
 from fullbatch.data.sources import open_source, share_of
-from fullbatch.data.two_views import EVALUATION, ViewMaker, WholeSquare
+from fullbatch.data.two_views import EVALUATION, ViewMaker
 from fullbatch.data.workers import read_ahead
 from fullbatch.distributed import World
 
@@ -117,7 +117,7 @@ class TrainingBatches(Dataset[LoadedBatch]):
     pool: SamplePool
     order: Order
     batch_size: int
-    transform: TrainTransform | WholeSquare
+    transform: TrainTransform | EvalTransform
     tokenize: Tokenize
     world: World = World()
     plans: BatchPlans | None = None
