@@ -15,6 +15,7 @@ import itertools
 import json
 import pickle
 from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -89,14 +90,21 @@ def _decode(pool: SamplePool, transform: EvalTransform, workers: int) -> Decoded
 
 
 def _read(path: Path, count: int, size: int) -> Decoded | None:
-    try:
+    pixels = load_pixels(path.with_suffix(".npy"), (count, 3, size, size))
+    with suppress(OSError, ValueError, KeyError, TypeError):
         texts = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
-        pixels = np.load(path.with_suffix(".npy"), mmap_mode="c", allow_pickle=False)
-        if pixels.shape == (count, 3, size, size) and pixels.dtype == np.uint8 and len(texts["captions"]) == count:
+        if pixels is not None and len(texts["captions"]) == count:
             return Decoded(pixels, texts["captions"], tuple(texts["bad"]))
-    except (OSError, ValueError, KeyError, TypeError):
-        pass
     return None
+
+
+def load_pixels(path: Path, shape: tuple[int, ...]) -> Pixels | None:
+    """A kept array, mapped; None where it is absent or another."""
+    try:
+        pixels: Pixels = np.load(path, mmap_mode="c", allow_pickle=False)
+    except (OSError, ValueError):
+        return None
+    return pixels if pixels.shape == shape and pixels.dtype == np.uint8 else None
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import hashlib
 import json
 import logging
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -278,7 +278,12 @@ class EmbeddingCache:
 
     def load(self, path: Path) -> Kept | None:
         """The tensors and texts under a name; None unless every rank has them whole."""
-        kept = _read(path)
+        from safetensors import SafetensorError, safe_open
+
+        kept: Kept | None = None
+        with suppress(OSError, SafetensorError, KeyError, ValueError), safe_open(path, "pt") as opened:
+            texts: list[list[str]] = json.loads((opened.metadata() or {})["texts"])
+            kept = {name: opened.get_tensor(name) for name in opened.keys()}, texts  # noqa: SIM118
         (lacking,) = distributed.any_rank(kept is None)
         return None if lacking else kept
 
@@ -290,14 +295,3 @@ class EmbeddingCache:
             raw = save({name: tensor.contiguous() for name, tensor in tensors.items()}, {"texts": json.dumps(texts)})
             keep_in_cache(path, lambda file: file.write(raw), "Embeddings")
         distributed.host_barrier()
-
-
-def _read(path: Path) -> Kept | None:
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(path, "pt") as opened:
-            texts: list[list[str]] = json.loads((opened.metadata() or {})["texts"])
-            return {name: opened.get_tensor(name) for name in opened.keys()}, texts  # noqa: SIM118
-    except (OSError, SafetensorError, KeyError, ValueError):
-        return None

@@ -28,6 +28,7 @@ from torch import Tensor
 
 from fullbatch import distributed
 from fullbatch.config.data import Source, Views
+from fullbatch.data.in_memory import load_pixels
 from fullbatch.data.loader import LoadedBatch
 from fullbatch.data.sample import BadSample, RawSample, Samples
 from fullbatch.data.sources import open_source
@@ -160,20 +161,12 @@ def corrupted_squares(images_NHWC: Pixels, ids: list[int], keep: bool) -> Pixels
     digest.update(images_NHWC.tobytes())
     folder = cache_folder() if keep else None
     path = None if folder is None else folder / f"corrupted-{digest.hexdigest()}.npy"
-    if path is not None and (kept := _read(path, (len(CORRUPTIONS), *images_NHWC.shape))) is not None:
+    if path is not None and (kept := load_pixels(path, (len(CORRUPTIONS), *images_NHWC.shape))) is not None:
         return kept
     every_KNHWC = np.stack([corrupted(images_NHWC, ids, kind, SEED) for kind in range(len(CORRUPTIONS))])
     if path is not None:
         keep_in_cache(path, lambda file: np.save(file, every_KNHWC), "The corrupted images")
     return every_KNHWC
-
-
-def _read(path: object, shape: tuple[int, ...]) -> Pixels | None:
-    try:
-        kept: Pixels = np.load(str(path), mmap_mode="c", allow_pickle=False)
-    except (OSError, ValueError):
-        return None
-    return kept if kept.shape == shape and kept.dtype == np.uint8 else None
 
 
 # ---------------------------------------------------------------------------------------------------------------------
