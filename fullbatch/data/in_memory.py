@@ -83,7 +83,7 @@ def _decode(pool: SamplePool, transform: EvalTransform, workers: int) -> Decoded
     bad: list[str] = []
     for piece in read_ahead(pieces, [range(len(pieces))], min(workers, len(pieces))):
         pixels[piece.ids.numpy()] = piece.images.numpy()
-        for sample, texts in zip(piece.ids.tolist(), piece.every_caption, strict=True):
+        for sample, texts in zip(piece.ids.tolist(), piece.captions, strict=True):
             captions[sample] = list(texts)
         bad += map(str, piece.bad)
     return Decoded(pixels, captions, tuple(bad))
@@ -102,7 +102,7 @@ def load_pixels(path: Path, shape: tuple[int, ...]) -> Pixels | None:
     """A kept array, mapped; None where it is absent or another."""
     try:
         pixels: Pixels = np.load(path, mmap_mode="c", allow_pickle=False)
-    except (OSError, ValueError):
+    except (OSError, ValueError, EOFError):
         return None
     return pixels if pixels.shape == shape and pixels.dtype == np.uint8 else None
 

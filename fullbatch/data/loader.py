@@ -39,16 +39,14 @@ class LoadedBatch:
     images   uint8, channels first
     tokens   of one caption each; for a model of two views the second view, as images are
     bad      what could not be read in making this batch
-    captions the captions themselves, where evaluation wants them
-    every_caption   and all that each of the samples has
+    captions all that each of the samples has, where evaluation wants them
     """
 
     ids: Tensor
     images: Tensor
     tokens: Tensor
     bad: tuple[BadSample, ...] = ()
-    captions: tuple[str, ...] = ()
-    every_caption: tuple[tuple[str, ...], ...] = ()
+    captions: tuple[tuple[str, ...], ...] = ()
 
     def pin_memory(self) -> LoadedBatch:
         return self._with(lambda tensor: tensor.pin_memory())
@@ -192,13 +190,11 @@ class EvaluationBatches(Dataset[LoadedBatch]):
     def __getitem__(self, index: int) -> LoadedBatch:
         first = (self.world.rank + index * self.world.size) * self.batch_size
         ids, images, captions, bad = [], [], [], []
-        every: list[tuple[str, ...]] = []
         for sample in range(first, min(first + self.batch_size, len(self.pool))):
             try:
                 raw = self.pool.read(sample)
                 images.append(self.transform(raw.image, raw.name))
-                captions.append(raw.captions[0])
-                every.append(raw.captions)
+                captions.append(raw.captions)
                 ids.append(sample)
             except BadSample as error:
                 bad.append(error)
@@ -207,10 +203,8 @@ class EvaluationBatches(Dataset[LoadedBatch]):
         if self.views is not None:
             first_view, second = self.views(stacked, EVALUATION, np.array(ids, np.int64))
         else:
-            first_view, second = stacked, self.tokenize(captions or [""])[: len(captions)]
-        return LoadedBatch(
-            torch.tensor(ids, dtype=torch.int64), first_view, second, tuple(bad), tuple(captions), tuple(every)
-        )
+            first_view, second = stacked, self.tokenize([of[0] for of in captions] or [""])[: len(captions)]
+        return LoadedBatch(torch.tensor(ids, dtype=torch.int64), first_view, second, tuple(bad), tuple(captions))
 
 
 def load(

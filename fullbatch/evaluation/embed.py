@@ -156,7 +156,7 @@ class Embedder:
             for number, batch in enumerate(load(batches, range(len(batches)), self.workers, self.device), start=1):
                 ids.append(batch.ids)
                 parts.append(tuple(part[: len(batch.ids)] for part in rows(self._present(batch, no_tokens))))
-                captions.update(zip(batch.ids.tolist(), batch.every_caption, strict=True))
+                captions.update(zip(batch.ids.tolist(), batch.captions, strict=True))
                 bad += [str(error) for error in batch.bad]
                 self.watch(name, number, len(batches))
         captions_of_id: dict[int, tuple[str, ...]] = {}
