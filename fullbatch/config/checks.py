@@ -87,7 +87,7 @@ class Checked:
     """Settings that keep the rules of their fields; ``_check`` has those between fields."""
 
     def __post_init__(self) -> None:
-        for field, rule in _rules(type(self)):
+        for field, rule in _rules(self.__class__):
             require_rule(self, field, rule)
         self._check()
 
