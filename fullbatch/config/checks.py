@@ -87,7 +87,8 @@ class Checked:
     """Settings that keep the rules of their fields; ``_check`` has those between fields."""
 
     def __post_init__(self) -> None:
-        for field, rule in _rules(self.__class__):
+        kind: Any = self.__class__  # mypy holds no class for hashable
+        for field, rule in _rules(kind):
             require_rule(self, field, rule)
         self._check()
 
