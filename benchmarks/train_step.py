@@ -27,7 +27,6 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
 from itertools import cycle, islice
@@ -48,7 +47,7 @@ from fullbatch.config.training import RunFolder, Training
 from fullbatch.data.images import TrainTransform
 from fullbatch.data.loader import LoadedBatch, SamplePool, TrainingBatches
 from fullbatch.data.order import Order
-from fullbatch.data.sample import RawSample
+from fullbatch.data.sample import Samples
 from fullbatch.models.build import build_model
 from fullbatch.models.open_clip_towers import TINY
 from fullbatch.models.tokenizers import Tokenizer
@@ -65,18 +64,10 @@ WARM_UP_GRAPHS = 48  # the same where batches are small, and a step is recorded 
 Steps = Callable[[int], None]
 
 
-@dataclass
-class Nothing:
+class Nothing(Samples):
     """A source that is as long as it says and is never read: the batches are random."""
 
-    name: str = "random"
-    fingerprint: str = "random"
-
-    def __len__(self) -> int:
-        return SAMPLES
-
-    def read(self, index: int) -> RawSample:
-        raise AssertionError("the batches lie on the device")
+    name, fingerprint, count = "random", "random", SAMPLES
 
 
 def random_batches(model: TwoTowers, size: int, device: torch.device) -> list[LoadedBatch]:

@@ -41,8 +41,8 @@ def main() -> None:
     options = parsed()
     model = load_trained(options.run).model
     embedder = Embedder(model, model.tokenize, model.image_size, torch.device("cpu"))
-    pairs = embedder.pairs(SOURCE)
-    found = (embedder.captions(options.captions) @ pairs.image_ND.T).topk(SHOWN, dim=1).indices
+    images = embedder.images(SOURCE)
+    found = (embedder.captions(options.captions) @ images.image_ND.T).topk(SHOWN, dim=1).indices
     samples = open_source(SOURCE)
 
     sheet = Image.new("RGB", (TEXT + SHOWN * CELL, len(options.captions) * CELL), "white")
@@ -51,7 +51,7 @@ def main() -> None:
     for row, caption in enumerate(options.captions):
         draw.text((8, row * CELL + CELL // 2 - 9), caption, fill="black", font=font)
         for column, index in enumerate(found[row].tolist()):
-            sample = samples.read(int(pairs.ids[index]))
+            sample = samples.read(int(images.ids[index]))
             corner = (TEXT + column * CELL + 4, row * CELL + 4)
             sheet.paste(Image.open(io.BytesIO(sample.image)).convert("RGB"), corner)
             if sample.captions[0] == caption:

@@ -7,7 +7,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from fullbatch.audit.exact import exact_log_normalizers
-    from fullbatch.config import (
+    from fullbatch.config.axes import (
         Amortized,
         BatchAndQueue,
         BatchMean,
@@ -15,7 +15,6 @@ if TYPE_CHECKING:
         CycleConsistency,
         Identity,
         LearnedScale,
-        Method,
         Mlp,
         MovingAverage,
         NoNormalizer,
@@ -26,13 +25,12 @@ if TYPE_CHECKING:
         RobustGlobal,
         RobustPositives,
         Rolling,
-        Scale,
         Scent,
         Sigmoid,
         SquaredHinge,
         VarianceCovariance,
     )
-    from fullbatch.config.methods import METHODS, settings_of
+    from fullbatch.config.methods import METHODS, Method, Scale, settings_of
     from fullbatch.config.run import RunConfig
     from fullbatch.finetuning.finetune import finetune
     from fullbatch.objective.objective import Objective, Output, make_objective
@@ -52,8 +50,10 @@ __all__ = [
     "settings_of", "train",
 ]  # fmt: skip
 
-_MODULES = {  # of the names that are not in fullbatch.config
+_MODULES = {  # of the names that are not in fullbatch.config.axes
     "METHODS": "config.methods",
+    "Method": "config.methods",
+    "Scale": "config.methods",
     "Context": "objective.parts",
     "Objective": "objective.objective",
     "Output": "objective.objective",
@@ -76,6 +76,6 @@ def __getattr__(name: str) -> "Any":
         raise AttributeError(f"module 'fullbatch' has no attribute {name!r}")
     from importlib import import_module
 
-    value = getattr(import_module(f"fullbatch.{_MODULES.get(name, 'config')}"), name)
+    value = getattr(import_module(f"fullbatch.{_MODULES.get(name, 'config.axes')}"), name)
     globals()[name] = value
     return value

@@ -15,15 +15,14 @@ import torch
 from torch import Tensor, nn
 
 from fullbatch import distributed
+from fullbatch.config.axes import Constant, LearnedScale, RobustGlobal
 from fullbatch.config.methods import settings_of
 from fullbatch.config.run import RunConfig
-from fullbatch.config.temperature import Constant, LearnedScale, RobustGlobal
-from fullbatch.data.decoded import decode_all, decoded_key
 from fullbatch.data.images import EvalTransform, TrainTransform
-from fullbatch.data.in_memory import InMemoryBatches, resident
+from fullbatch.data.in_memory import InMemoryBatches, decode_all, decoded_key, resident
 from fullbatch.data.loader import EvaluationBatches, SamplePool, TrainingBatches, load, open_pool
 from fullbatch.data.order import Order
-from fullbatch.data.two_views import ViewMaker, WholeSquare, no_tokens
+from fullbatch.data.two_views import ViewMaker, no_tokens
 from fullbatch.distributed import towers
 from fullbatch.evaluation.embed import Embedder
 from fullbatch.models.build import build_model, rebuild_model
@@ -138,7 +137,7 @@ def make_batches(config: RunConfig, model: TwoTowers, device: torch.device) -> B
         return _in_memory(config, model, pool, order, device)
     data = config.data
     views = view_maker(config, model)
-    transform: TrainTransform | WholeSquare = WholeSquare(model.image_size, data.max_pixels)
+    transform: TrainTransform | EvalTransform = EvalTransform(model.image_size, data.max_pixels)
     if views is None:
         transform = TrainTransform(model.image_size, data.crop, data.flip, data.max_pixels)
     return TrainingBatches(pool, order, batch_size, transform, model.tokenize, world, views=views)

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fullbatch.config.axes import Constant
 from fullbatch.config.run import RunConfig
-from fullbatch.config.temperature import Constant
 from fullbatch.models.adapters import plain_state
 from fullbatch.models.build import rebuild_model
 from fullbatch.models.saved import Format, export

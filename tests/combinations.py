@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import fullbatch as fb
-from fullbatch.config import excluded_because
+from fullbatch.config.methods import excluded_because
 
 WIDTH, SAMPLES = 6, 24
 

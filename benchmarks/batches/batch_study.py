@@ -170,8 +170,8 @@ def icons_plan(data: Path, samples: int, device: str, graphs: bool, planners: in
 def prepare(data: Path, jobs: int) -> None:
     """Into the cache, with more processes than a run has: the training pixels and the corrupted test images."""
     from fullbatch.config.data import Data
-    from fullbatch.data.decoded import decode_all, decoded_key
     from fullbatch.data.images import EvalTransform
+    from fullbatch.data.in_memory import decode_all, decoded_key
     from fullbatch.data.loader import open_pool
 
     source = Data(data=(f"{data}/train-{{00000..00004}}.tar",))

@@ -35,8 +35,9 @@ def measured(model: Path, data: Path, device: torch.device, workers: int) -> dic
     """Each picture looks for captions."""
     towers = open_model(Model(str(model))).model.to(device)
     embedder = Embedder(towers, towers.tokenize, towers.image_size, device, batch_size=1024, workers=workers)
-    pairs = embedder.pairs(Source(f"{data}/tune-once.tar"))
-    found = similarity_distributions(pairs.image_ND.to(device), pairs.text_ND.to(device))
+    images = embedder.images(Source(f"{data}/tune-once.tar"))
+    text_ND = embedder.captions([of_image[0] for of_image in images.captions])
+    found = similarity_distributions(images.image_ND.to(device), text_ND.to(device))
     return {kind: each for kind in KINDS if (each := getattr(found, kind)) is not None}
 
 

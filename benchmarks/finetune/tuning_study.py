@@ -239,8 +239,8 @@ def export_best(comparison: Mapping[str, Any], out: Path) -> None:
 def decode(data: Path, workers: int) -> None:
     """Fill the cache that runs with the data in memory read, with more processes than a run has."""
     from fullbatch.config.data import Data
-    from fullbatch.data.decoded import decode_all, decoded_key
     from fullbatch.data.images import EvalTransform
+    from fullbatch.data.in_memory import decode_all, decoded_key
     from fullbatch.data.loader import open_pool
 
     pixels = json.loads(Path(MODEL).read_text())["vision_cfg"]["image_size"]

@@ -14,7 +14,7 @@ from typing_extensions import assert_never
 
 from fullbatch import distributed
 from fullbatch.audit.exact import references
-from fullbatch.config import (
+from fullbatch.config.axes import (
     Amortized,
     BatchAndQueue,
     BatchMean,

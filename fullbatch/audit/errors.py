@@ -26,7 +26,7 @@ from torch import Tensor
 from fullbatch import distributed
 from fullbatch.audit.beliefs import AskedAnchors, Belief, beliefs, temperatures
 from fullbatch.audit.exact import checked_anchors, log_means, log_means_of_batches
-from fullbatch.config import Identity, NoNormalizer
+from fullbatch.config.axes import Identity, NoNormalizer
 from fullbatch.config.checks import is_whole
 from fullbatch.objective.advice import check_shapes, check_unit_rows
 from fullbatch.objective.log_domain import log_add

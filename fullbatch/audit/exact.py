@@ -13,9 +13,8 @@ import torch
 from torch import Tensor
 
 from fullbatch import distributed
-from fullbatch.config import Identity, Pairwise, SquaredHinge
+from fullbatch.config.axes import RAW, Identity, Pairwise, SquaredHinge
 from fullbatch.config.checks import is_number, is_whole
-from fullbatch.config.pairwise import RAW
 from fullbatch.kernels.log_mean_exp import exponents, reduce_terms
 from fullbatch.objective.advice import check_shapes, check_unit_rows
 from fullbatch.objective.log_domain import log_add

@@ -18,7 +18,7 @@ import torch
 from fullbatch import distributed
 from fullbatch.assembly import build_objective, evaluation_batches, make_embedder, pick_device
 from fullbatch.audit.errors import EPSILON, AuditNumbers, mean_errors, normalizer_audit
-from fullbatch.config import NoNormalizer
+from fullbatch.config.axes import NoNormalizer
 from fullbatch.config.data import Data
 from fullbatch.config.run import RunConfig
 from fullbatch.config.training import Precision

@@ -1,4 +1,7 @@
-"""Checks of a field: the rule and the value in one sentence.  None passes where the field's annotation allows it."""
+"""The rules of fields, as part of their annotations: ``lr: Positive``.  A broken one is a sentence with rule and value.
+
+``Checked`` settings keep the rules of their fields; None passes where the annotation allows it.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,9 @@ import functools
 import math
 import numbers
 import types
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 
 def title(kind: type) -> str:
@@ -24,94 +29,114 @@ def is_number(value: object) -> bool:
     return isinstance(value, numbers.Real) and not isinstance(value, bool) and math.isfinite(value)
 
 
+def is_text(value: object) -> bool:
+    return isinstance(value, str) and bool(value)
+
+
 def is_whole(value: object, least: int) -> bool:
     return isinstance(value, numbers.Integral) and not isinstance(value, bool) and int(value) >= least
 
 
+@dataclass(frozen=True)
+class Rule:
+    """The value must ..."""
+
+    words: str
+    holds: Callable[[Any], bool]
+    hint: str = ""
+
+
+def number(words: str, holds: Callable[[float], bool], hint: str = "") -> Rule:
+    return Rule(words, lambda value: is_number(value) and holds(value), hint)
+
+
+def at_least(least: int) -> Rule:
+    return Rule(f"be a whole number of at least {least}", lambda value: is_whole(value, least))
+
+
+def one_of(*allowed: object) -> Rule:
+    def holds(value: object) -> bool:
+        return any(type(choice) is type(value) and choice == value for choice in allowed)
+
+    return Rule(f"be one of {', '.join(map(repr, allowed))}", holds)
+
+
+def _is_crop(crop: Any) -> bool:
+    low, high = crop if len(crop) == 2 else (0.0, 0.0)
+    return is_number(low) and is_number(high) and 0.0 < low <= high <= 1.0
+
+
+_ABOUT_TAU = "it divides similarities in [-1, 1], so useful values lie between 0.005 and 1"
+Number = Annotated[float, Rule("be a number", is_number)]
+Positive = Annotated[float, number("be a positive number", lambda value: value > 0)]
+NotNegative = Annotated[float, number("be a number of at least 0", lambda value: value >= 0.0)]
+BelowOne = Annotated[float, number("lie in [0, 1)", lambda value: 0.0 <= value < 1.0)]
+Chance = Annotated[float, number("lie in [0, 1]", lambda value: 0.0 <= value <= 1.0)]
+UpToOne = Annotated[float, number("lie in (0, 1]", lambda value: 0.0 < value <= 1.0)]
+Gamma = Annotated[
+    float, number("lie in (0, 1]", lambda value: 0.0 < value <= 1.0, "for no memory use normalizer=BatchMean()")
+]
+Tau = Annotated[float, number("be a number in (0, 10]", lambda value: 0.0 < value <= 10.0, _ABOUT_TAU)]
+Whole = Annotated[int, at_least(0)]
+Count = Annotated[int, at_least(1)]
+Text = Annotated[str, Rule("be a name or a path", is_text)]
+Crop = Annotated[tuple[float, float], Rule("be two shares of the area, 0 < least <= most <= 1", _is_crop)]
+
+
+class Checked:
+    """Settings that keep the rules of their fields; ``_check`` has those between fields."""
+
+    def __post_init__(self) -> None:
+        kind: Any = self.__class__  # mypy holds no class for hashable
+        for field, rule in _rules(kind):
+            require_rule(self, field, rule)
+        self._check()
+
+    def _check(self) -> None:
+        pass
+
+    def leave_out(self, where: bool, rule: str, *fields: str, hint: str = "") -> None:
+        """Where this holds, the fields must keep their defaults."""
+        for field in fields:
+            require(not where or getattr(self, field) == getattr(type(self), field), self, field, rule, hint)
+
+
 @functools.cache
-def _annotations(kind: type) -> dict[str, tuple[Any, ...]]:
+def _options(kind: type) -> dict[str, tuple[Any, ...]]:
     """What each field may be: the members of a union, or the one type."""
-    hints = get_type_hints(kind)
-    unions = (Union, types.UnionType)
+    hints, unions = get_type_hints(kind, include_extras=True), (Union, types.UnionType)
     return {name: get_args(hint) if get_origin(hint) in unions else (hint,) for name, hint in hints.items()}
 
 
-def _left_out(owner: Any, field: str) -> bool:
-    return getattr(owner, field) is None and type(None) in _annotations(owner.__class__)[field]
+@functools.cache
+def _rules(kind: type) -> tuple[tuple[str, Rule], ...]:
+    """A bool or a Literal must be one of its values."""
+    options = _options(kind).items()
+    return tuple((field, rule) for field, them in options for each in them for rule in _rules_of(each, len(them) == 1))
 
 
-def _require_or_none(owner: object, field: str, good: bool, rule: str, hint: str = "") -> None:
-    require(good or _left_out(owner, field), owner, field, rule, hint)
+def _rules_of(option: Any, alone: bool) -> Iterator[Rule]:
+    if get_origin(option) is Annotated:
+        yield from (rule for rule in option.__metadata__ if isinstance(rule, Rule))
+    elif get_origin(option) is Literal:
+        yield one_of(*get_args(option))
+    elif option is bool and alone:
+        yield one_of(True, False)
 
 
-def require_number(owner: object, *fields: str) -> None:
-    for field in fields:
-        _require_or_none(owner, field, is_number(getattr(owner, field)), "be a number")
+def require_rule(owner: Any, field: str, rule: Rule) -> None:
+    value = getattr(owner, field)
+    left_out = value is None and type(None) in _options(owner.__class__)[field]
+    require(left_out or rule.holds(value), owner, field, rule.words, rule.hint)
 
 
-def require_positive(owner: object, *fields: str) -> None:
-    for field in fields:
-        value = getattr(owner, field)
-        _require_or_none(owner, field, is_number(value) and value > 0, "be a positive number")
-
-
-def require_at_least_zero(owner: object, *fields: str) -> None:
-    for field in fields:
-        value = getattr(owner, field)
-        _require_or_none(owner, field, is_number(value) and value >= 0.0, "be a number of at least 0")
-
-
-def require_share(owner: object, *fields: str) -> None:
-    for field in fields:
-        value = getattr(owner, field)
-        _require_or_none(owner, field, is_number(value) and 0.0 <= value < 1.0, "lie in [0, 1)")
-
-
-def require_chance(owner: object, *fields: str) -> None:
-    for field in fields:
-        value = getattr(owner, field)
-        require(is_number(value) and 0.0 <= value <= 1.0, owner, field, "lie in [0, 1]")
-
-
-def require_crop(owner: object, field: str) -> None:
-    crop = getattr(owner, field)
-    low, high = crop if len(crop) == 2 else (0.0, 0.0)
-    good = is_number(low) and is_number(high) and 0.0 < low <= high <= 1.0
-    require(good, owner, field, "be two shares of the area, 0 < least <= most <= 1")
+def require_positive(owner: object, field: str) -> None:
+    require_rule(owner, field, number("be a positive number", lambda value: value > 0))
 
 
 def require_count(owner: object, field: str, least: int) -> None:
-    good = is_whole(getattr(owner, field), least)
-    _require_or_none(owner, field, good, f"be a whole number of at least {least}")
-
-
-def require_counts(owner: object, **least: int) -> None:
-    for field, number in least.items():
-        require_count(owner, field, number)
+    require_rule(owner, field, at_least(least))
 
 
 def require_choice(owner: object, field: str, allowed: tuple[object, ...]) -> None:
-    value = getattr(owner, field)
-    same_kind = [choice for choice in allowed if type(choice) is type(value)]
-    require(value in same_kind, owner, field, f"be one of {', '.join(map(repr, allowed))}")
-
-
-def require_choices(owner: Any) -> None:
-    """Every field that is annotated as a bool or a Literal holds one of its values."""
-    for field, options in _annotations(owner.__class__).items():
-        allowed = next((get_args(option) for option in options if get_origin(option) is Literal), ())
-        allowed = (True, False) if options == (bool,) else allowed
-        if allowed and not _left_out(owner, field):
-            require_choice(owner, field, allowed)
-
-
-def require_temperature(owner: object, field: str = "temperature") -> None:
-    value = getattr(owner, field)
-    hint = "it divides similarities in [-1, 1], so useful values lie between 0.005 and 1"
-    _require_or_none(owner, field, is_number(value) and 0.0 < value <= 10.0, "be a number in (0, 10]", hint)
-
-
-def require_gamma(owner: object) -> None:
-    value = getattr(owner, "gamma")  # noqa: B009
-    good = is_number(value) and 0.0 < value <= 1.0
-    require(good, owner, "gamma", "lie in (0, 1]", "for no memory use normalizer=BatchMean()")
+    require_rule(owner, field, one_of(*allowed))

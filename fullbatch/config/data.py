@@ -5,17 +5,21 @@ from __future__ import annotations
 import dataclasses
 import re
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 from urllib.parse import parse_qsl
 
 from fullbatch.config.checks import (
+    Chance,
+    Checked,
+    Count,
+    Crop,
+    Positive,
+    Rule,
+    UpToOne,
+    Whole,
+    at_least,
     is_number,
-    require,
-    require_chance,
-    require_choices,
-    require_counts,
-    require_crop,
-    require_positive,
+    is_text,
 )
 from fullbatch.config.messages import listed, nearest
 
@@ -26,7 +30,7 @@ SourceKind = Literal["auto", "builtin", "tar", "csv", "parquet", "folder", "coco
 
 
 @dataclass(frozen=True)
-class Source:
+class Source(Checked):
     """One place samples come from.
 
     path      a built-in set ("emoji"), or a file, folder, glob or brace pattern: "cc3m/{00000..00331}.tar"
@@ -40,19 +44,14 @@ class Source:
     part      "held_out": every tenth picture, up to 1,000, the same ones in every run; "train": all others
     """
 
-    path: str
+    path: Annotated[str, Rule("name a file, folder, pattern or set", is_text)]
     kind: SourceKind = "auto"
-    weight: float = 1.0
+    weight: Positive = 1.0
     image: str = ""
     captions: tuple[str, ...] = ()
     root: str = ""
     split: str = "train"
     part: Literal["all", "train", "held_out"] = "all"
-
-    def __post_init__(self) -> None:
-        require_choices(self)
-        require(isinstance(self.path, str) and bool(self.path), self, "path", "name a file, folder, pattern or set")
-        require_positive(self, "weight")
 
     @classmethod
     def parse(cls, text: str) -> Source:
@@ -90,8 +89,12 @@ class Source:
         return self.path + ("?" + "&".join(changed) if changed else "")
 
 
+def _are_sources(texts: object) -> bool:
+    return isinstance(texts, (tuple, list)) and bool(texts) and all(isinstance(text, str) for text in texts)
+
+
 @dataclass(frozen=True)
-class Data:
+class Data(Checked):
     """Where samples come from.
 
     data            the training sources: PATH, or PATH?weight=2&captions=title
@@ -105,24 +108,17 @@ class Data:
     max_bad         the run stops when more than this share of the samples cannot be read
     """
 
-    data: tuple[str, ...] = ("emoji",)
-    data_share: float = 1.0
-    workers: int = 2
-    image_size: int | None = None
-    crop: tuple[float, float] = (0.9, 1.0)
+    data: Annotated[tuple[str, ...], Rule("be a list of at least one source", _are_sources)] = ("emoji",)
+    data_share: UpToOne = 1.0
+    workers: Whole = 2
+    image_size: Annotated[int, at_least(8)] | None = None
+    crop: Crop = (0.9, 1.0)
     flip: bool = False
-    max_pixels: int = 50_000_000
+    max_pixels: Count = 50_000_000
     in_memory: bool = False
-    max_bad: float = 0.05
+    max_bad: Chance = 0.05
 
-    def __post_init__(self) -> None:
-        require_choices(self)
-        listed_sources = isinstance(self.data, (tuple, list)) and all(isinstance(text, str) for text in self.data)
-        require(listed_sources and bool(self.data), self, "data", "be a list of at least one source")
-        require(is_number(self.data_share) and 0.0 < self.data_share <= 1.0, self, "data_share", "lie in (0, 1]")
-        require_counts(self, workers=0, image_size=8, max_pixels=1)
-        require_crop(self, "crop")
-        require_chance(self, "max_bad")
+    def _check(self) -> None:
         for text in self.data:
             Source.parse(text)
 
@@ -131,8 +127,15 @@ class Data:
         return tuple(Source.parse(text) for text in self.data)
 
 
+_FOUR = "be four numbers in [0, 1], the last, for the hue, at most 0.5"
+
+
+def _are_moves(moves: tuple[float, ...]) -> bool:
+    return len(moves) == 4 and all(is_number(move) and 0.0 <= move <= 1.0 for move in moves) and moves[3] <= 0.5
+
+
 @dataclass(frozen=True)
-class Views:
+class Views(Checked):
     """Each view of an image is cropped, mirrored and coloured by itself; only models with a view_tower have views.
 
     view_crop            share of the area of the middle square that a view keeps, least and most
@@ -143,16 +146,9 @@ class Views:
     view_blur            chance that it is blurred, with a sigma of 0.1 to 2 pixels at 224 pixels a side
     """
 
-    view_crop: tuple[float, float] = (0.08, 1.0)
-    view_flip: float = 0.5
-    view_jitter: tuple[float, float, float, float] = (0.4, 0.4, 0.4, 0.1)
-    view_jitter_chance: float = 0.8
-    view_grey: float = 0.2
-    view_blur: float = 0.0
-
-    def __post_init__(self) -> None:
-        require_crop(self, "view_crop")
-        require_chance(self, "view_flip", "view_jitter_chance", "view_grey", "view_blur")
-        moves = self.view_jitter
-        good = len(moves) == 4 and all(is_number(move) and 0.0 <= move <= 1.0 for move in moves) and moves[3] <= 0.5
-        require(good, self, "view_jitter", "be four numbers in [0, 1], the last, for the hue, at most 0.5")
+    view_crop: Crop = (0.08, 1.0)
+    view_flip: Chance = 0.5
+    view_jitter: Annotated[tuple[float, float, float, float], Rule(_FOUR, _are_moves)] = (0.4, 0.4, 0.4, 0.1)
+    view_jitter_chance: Chance = 0.8
+    view_grey: Chance = 0.2
+    view_blur: Chance = 0.0

@@ -6,37 +6,40 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
-from fullbatch.config.checks import require, require_choice, require_choices
-from fullbatch.config.messages import listed, nearest
-from fullbatch.config.normalizer import (
+from fullbatch.config.axes import (
     Amortized,
     BatchAndQueue,
     BatchMean,
+    Constant,
+    CycleConsistency,
+    Identity,
+    LearnedScale,
     Mlp,
     MovingAverage,
     NoNormalizer,
     Normalizer,
+    Pairwise,
+    PerSample,
+    Predicted,
     Prototypes,
+    RawSimilarity,
+    RobustGlobal,
+    RobustPositives,
     Rolling,
     Scent,
-)
-from fullbatch.config.pairwise import (
-    CycleConsistency,
-    Identity,
-    Pairwise,
-    RawSimilarity,
-    RobustPositives,
     Sigmoid,
     SquaredHinge,
+    Temperature,
     VarianceCovariance,
 )
-from fullbatch.config.temperature import Constant, LearnedScale, PerSample, Predicted, RobustGlobal, Temperature
+from fullbatch.config.checks import Checked, one_of, require
+from fullbatch.config.messages import listed, nearest
 
 
 @dataclass(frozen=True)
-class Scale:
+class Scale(Checked):
     """How the two directions become one number.
 
     times_temperature   the loss is multiplied by tau, NeuCLIP eq. (1)
@@ -49,9 +52,6 @@ class Scale:
     directions: Literal["sum", "mean"] = "sum"
     log_of_sum: bool = False
     rho_terms: Literal["each", "once"] = "each"
-
-    def __post_init__(self) -> None:
-        require_choices(self)
 
 
 AVERAGES = (MovingAverage, Scent)  # one number a sample and direction
@@ -241,7 +241,14 @@ def method_with(
     method = named_method(name)
     chosen = {axis: parts.get(axis, getattr(method, axis)) for axis in AXES}
     Method(**chosen)  # a wrong part is refused before its settings are
-    _refuse_unknown(name, settings, chosen, surroundings)
+    known = {field for axis in AXES for field in _fields(chosen[axis])}
+    for unknown in (key for key in settings if key not in known):
+        around = f"; surroundings: {listed(surroundings)}" if surroundings else ""
+        guess = nearest(unknown, {*known, *surroundings, *AXES} - {unknown})
+        raise ValueError(
+            f"{name!r} has no setting {unknown!r}{guess} Its settings are "
+            f"{listed(sorted(known))}; whole parts: {listed(AXES)}{around}."
+        )
     for axis in PARTS:
         own = {key: value for key, value in settings.items() if key in _fields(chosen[axis])}
         if own:
@@ -258,22 +265,8 @@ def _fields(part: Any) -> set[str]:
     return {field.name for field in dataclasses.fields(part)} if dataclasses.is_dataclass(part) else set()
 
 
-def _refuse_unknown(
-    name: str, settings: Mapping[str, Any], parts: Mapping[str, Any], surroundings: tuple[str, ...]
-) -> None:
-    known = {field for axis in AXES for field in _fields(parts[axis])}
-    for key in settings:
-        if key not in known:
-            allowed = {*known, *surroundings, *AXES} - {key}
-            around = f"; surroundings: {listed(surroundings)}" if surroundings else ""
-            raise ValueError(
-                f"{name!r} has no setting {key!r}{nearest(key, allowed)} Its settings are {listed(sorted(known))}; "
-                f"whole parts: {listed(AXES)}{around}."
-            )
-
-
 @dataclass(frozen=True)
-class ObjectiveConfig:
+class ObjectiveConfig(Checked):
     """The method.
 
     method             a named point of pairwise x normalizer x temperature
@@ -291,22 +284,19 @@ class ObjectiveConfig:
     pairwise: str | None = None
     normalizer: str | None = None
     temperature_rule: str | None = None
-    negatives: str | None = None
+    negatives: Annotated[str, one_of("across", "both")] | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
     loss_chunk: int | None = None
-    table_dtype: str = "float32"
+    table_dtype: Annotated[str, one_of("float32", "float16")] = "float32"
     table_storage: str = "auto"
 
-    def __post_init__(self) -> None:
+    def _check(self) -> None:
         named_method(self.method)
         for axis, kinds in (("pairwise", PAIRWISE), ("normalizer", NORMALIZERS), ("temperature_rule", TEMPERATURES)):
             value = getattr(self, axis)
             hint = str(nearest(value, kinds)).strip("; .")
             require(value is None or value in kinds, self, axis, f"be one of {listed(kinds)}", hint)
-        if self.negatives is not None:
-            require_choice(self, "negatives", ("across", "both"))
         require(isinstance(self.settings, Mapping), self, "settings", "map names to values")
-        require_choice(self, "table_dtype", ("float32", "float16"))
         self.build()
 
     def build(self) -> Method:

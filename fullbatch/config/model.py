@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from fullbatch.config.checks import (
+    BelowOne,
+    Checked,
+    Count,
+    Positive,
+    Rule,
+    Text,
+    Whole,
+    at_least,
+    is_text,
     is_whole,
     require,
-    require_choices,
-    require_count,
-    require_counts,
-    require_positive,
-    require_share,
 )
 
-_TEXTS = ("pretrained", "image_tower", "text_tower", "view_tower", "tokenizer")
 _DESIGN = (
     "model", "image_tower", "text_tower", "view_tower", "view_stem", "projection", "embed_dim", "context_length",
     "text_pooling", "image_weights", "text_weights",
@@ -24,10 +27,19 @@ _DESIGN = (
 DEFAULT_MODEL = "tiny"
 DEFAULT_PAIR_WIDTH = 256
 DEFAULT_PROJECTION = (2048, 128)
+_WIDTHS = "be at least one width, a whole number of at least 1"
+
+
+def _is_switch(value: object) -> bool:
+    return isinstance(value, bool) or is_text(value)
+
+
+def _are_widths(value: object) -> bool:
+    return isinstance(value, tuple) and bool(value) and all(is_whole(width, 1) for width in value)
 
 
 @dataclass(frozen=True)
-class Model:
+class Model(Checked):
     """An open_clip model, a timm image tower with a Hugging Face text tower, or one timm encoder for two views.
 
     model                   an open_clip config name ("ViT-B-32"), a path to an open_clip JSON config, or "tiny"
@@ -60,93 +72,59 @@ class Model:
     lora_towers             "both", "image" or "text"; the other tower learns whole, unless it is locked
     """
 
-    model: str = DEFAULT_MODEL
-    pretrained: str | None = None
-    image_tower: str | None = None
-    text_tower: str | None = None
-    view_tower: str | None = None
+    model: Annotated[str, Rule("name a model or a JSON config", is_text)] = DEFAULT_MODEL
+    pretrained: Text | None = None
+    image_tower: Text | None = None
+    text_tower: Text | None = None
+    view_tower: Text | None = None
     view_stem: Literal["timm", "small"] = "timm"
-    projection: tuple[int, ...] = DEFAULT_PROJECTION
-    embed_dim: int | None = None
-    tokenizer: str | None = None
-    context_length: int | None = None
+    projection: Annotated[tuple[int, ...], Rule(_WIDTHS, _are_widths)] = DEFAULT_PROJECTION
+    embed_dim: Count | None = None
+    tokenizer: Text | None = None
+    context_length: Annotated[int, at_least(3)] | None = None
     text_pooling: Literal["first", "mean"] | None = None
-    image_weights: bool | str = False
+    image_weights: Annotated[bool | str, Rule("be True, False or a file", _is_switch)] = False
     text_weights: bool = False
     lock_image: bool = False
     lock_text: bool = False
-    unlocked_image_groups: int = 0
-    unlocked_text_layers: int = 0
+    unlocked_image_groups: Whole = 0
+    unlocked_text_layers: Whole = 0
     checkpoint_activations: bool = False
-    lora_rank: int | None = None
-    lora_alpha: float | None = None
-    lora_dropout: float = 0.0
+    lora_rank: Count | None = None
+    lora_alpha: Positive | None = None
+    lora_dropout: BelowOne = 0.0
     lora_towers: Literal["both", "image", "text"] = "both"
 
-    def __post_init__(self) -> None:
-        require_choices(self)
-        require(isinstance(self.model, str) and bool(self.model), self, "model", "name a model or a JSON config")
-        for field in _TEXTS:
-            value = getattr(self, field)
-            require(value is None or (isinstance(value, str) and bool(value)), self, field, "be a name or a path")
-        weights = self.image_weights
-        good = isinstance(weights, bool) or (isinstance(weights, str) and bool(weights))
-        require(good, self, "image_weights", "be True, False or a file")
-        require_counts(self, unlocked_image_groups=0, unlocked_text_layers=0, context_length=3, embed_dim=1)
-        self._check_views()
-        self._check_pair()
+    def _check(self) -> None:
+        of_views = self.view_tower is not None
+        self.leave_out(not of_views, "be left out without view_tower", "view_stem", "projection")
+        self.leave_out(of_views, "be left out where view_tower is given", "model", "image_tower", "embed_dim")
+        if of_views:
+            self.refuse_text()
+        hint = "the image and the text tower are given together, instead of model"
+        require(self.image_tower is None or self.text_tower is not None, self, "text_tower", "be given too", hint)
+        require(self.text_tower is None or self.image_tower is not None, self, "image_tower", "be given too", hint)
+        self.leave_out(self.is_pair, "be left out where image_tower and text_tower are given", "model")
+        hint = "an open_clip config sets its own"
+        self.leave_out(not self.is_pair, "be left out", "embed_dim", "text_pooling", hint=hint)
+        hint = "it belongs to image_tower and text_tower; an open_clip model takes `pretrained`"
+        self.leave_out(not self.is_pair, "be False", "text_weights", hint=hint)
+        self.leave_out(not self.is_pair and not of_views, "be False", "image_weights", hint=hint)
         for switch, count in (("lock_image", "unlocked_image_groups"), ("lock_text", "unlocked_text_layers")):
             hint = f"it counts the exceptions to {switch}, so set {switch} too"
-            require(getattr(self, switch) or getattr(self, count) == 0, self, count, f"be 0 without {switch}", hint)
-        self._check_lora()
-
-    def _check_views(self) -> None:
-        widths = self.projection
-        good = isinstance(widths, tuple) and bool(widths) and all(is_whole(width, 1) for width in widths)
-        require(good, self, "projection", "be at least one width, a whole number of at least 1")
-        if self.view_tower is None:
-            for field, without in (("view_stem", "timm"), ("projection", DEFAULT_PROJECTION)):
-                require(getattr(self, field) == without, self, field, "be left out without view_tower")
-            return
-        rule = "be left out where view_tower is given"
-        require(self.model == DEFAULT_MODEL, self, "model", rule)
-        for field in ("image_tower", "embed_dim"):
-            require(getattr(self, field) is None, self, field, rule)
-        self.refuse_text()
+            self.leave_out(not getattr(self, switch), f"be 0 without {switch}", count, hint=hint)
+        no_lora = self.lora_rank is None
+        self.leave_out(no_lora, "be left out without lora_rank", "lora_alpha", "lora_dropout", "lora_towers")
+        for tower, other in (("image", "text"), ("text", "image")):
+            hint = f"adapters keep the tower's weights as they are; for the other tower alone set lora_towers: {other}"
+            rule = f"be False where the {tower} tower has adapters"
+            self.leave_out(self.has_lora(tower), rule, f"lock_{tower}", hint=hint)
 
     def refuse_text(self) -> None:
         """One encoder for two views has neither a text tower nor LoRA."""
         texts = ("text_tower", "tokenizer", "context_length", "text_pooling", "text_weights", "lock_text", "lora_rank")
-        for field in texts:
-            hint = "there is one image encoder, which learns or is locked whole, and no text tower"
-            require(getattr(self, field) in (None, False), self, field, "be left out for two views", hint)
-
-    def _check_pair(self) -> None:
-        hint = "the image and the text tower are given together, instead of model"
-        require(self.image_tower is None or self.text_tower is not None, self, "text_tower", "be given too", hint)
-        require(self.text_tower is None or self.image_tower is not None, self, "image_tower", "be given too", hint)
-        if self.is_pair:
-            rule = "be left out where image_tower and text_tower are given"
-            require(self.model == DEFAULT_MODEL, self, "model", rule)
-            return
-        for field in ("embed_dim", "text_pooling"):
-            require(getattr(self, field) is None, self, field, "be left out", "an open_clip config sets its own")
-        for field in ("text_weights",) if self.view_tower else ("image_weights", "text_weights"):
-            hint = "it belongs to image_tower and text_tower; an open_clip model takes `pretrained`"
-            require(not getattr(self, field), self, field, "be False", hint)
-
-    def _check_lora(self) -> None:
-        require_share(self, "lora_dropout")
-        require_positive(self, "lora_alpha")
-        require_count(self, "lora_rank", 1)
-        for field, without in (("lora_alpha", None), ("lora_dropout", 0.0), ("lora_towers", "both")):
-            left_out = self.lora_rank is not None or getattr(self, field) == without
-            require(left_out, self, field, "be left out without lora_rank")
-        for tower, switch in (("image", "lock_image"), ("text", "lock_text")):
-            other = "text" if tower == "image" else "image"
-            hint = f"adapters keep the tower's weights as they are; for the other tower alone set lora_towers: {other}"
-            clash = self.has_lora(tower) and getattr(self, switch)
-            require(not clash, self, switch, f"be False where the {tower} tower has adapters", hint)
+        hint = "there is one image encoder, which learns or is locked whole, and no text tower"
+        self.leave_out(True, "be left out for two views", *texts, hint=hint)
 
     def has_lora(self, tower: str) -> bool:
         """Whether the "image" or the "text" tower has adapters."""

@@ -5,19 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Literal
+from typing import Annotated, Literal
 
-from fullbatch.config.checks import (
-    is_number,
-    require,
-    require_at_least_zero,
-    require_choices,
-    require_count,
-    require_counts,
-    require_positive,
-    require_share,
-    require_temperature,
-)
+from fullbatch.config.checks import BelowOne, Checked, NotNegative, Positive, Tau, Whole, at_least, number, require
 from fullbatch.config.messages import listed, nearest
 
 OPTIMIZERS: tuple[str, ...] = (
@@ -42,7 +32,7 @@ Clock = Literal["steps", "albef"]
 
 
 @dataclass(frozen=True)
-class Optimizer:
+class Optimizer(Checked):
     """What moves the encoders' weights, and at which rate the temperature follows.
 
     optimizer        adamw, adam, radam, novograd (the paper's), nvnovograd (NVIDIA's), rmsprop, sgd (with momentum),
@@ -62,30 +52,26 @@ class Optimizer:
     """
 
     optimizer: str = "adamw"
-    lr: float = 1e-3
-    weight_decay: float = 0.1
-    beta1: float = 0.9
-    beta2: float = 0.98
-    eps: float = 1e-6
-    momentum: float = 0.9
-    clip_norm: float | None = None
-    temperature_lr: float | None = None
-    temperature_lr_drop_below: float | None = None
+    lr: Positive = 1e-3
+    weight_decay: NotNegative = 0.1
+    beta1: BelowOne = 0.9
+    beta2: BelowOne = 0.98
+    eps: Positive = 1e-6
+    momentum: BelowOne = 0.9
+    clip_norm: Positive | None = None
+    temperature_lr: Positive | None = None
+    temperature_lr_drop_below: Tau | None = None
 
-    def __post_init__(self) -> None:
+    def _check(self) -> None:
         if self.optimizer not in OPTIMIZERS:
             raise ValueError(
                 f"Optimizer.optimizer has no {self.optimizer!r}{nearest(str(self.optimizer).lower(), OPTIMIZERS)} "
                 f"The optimizers are {listed(OPTIMIZERS)}."
             )
-        require_positive(self, "lr", "eps", "clip_norm", "temperature_lr")
-        require_at_least_zero(self, "weight_decay")
-        require_share(self, "beta1", "beta2", "momentum")
-        require_temperature(self, "temperature_lr_drop_below")
 
 
 @dataclass(frozen=True)
-class Schedule:
+class Schedule(Checked):
     """The learning rate over a run: a linear warm-up to the peak, a descent, a cool-down at ``min_lr``.
 
     schedule         the descent: cosine, tanh (late and steep), linear, or constant
@@ -101,41 +87,34 @@ class Schedule:
     """
 
     schedule: ScheduleKind = "cosine"
-    warmup_steps: int | None = None
-    warmup_epochs: float | None = None
-    warmup_share: float | None = None
-    warmup_from: float = 0.0
-    min_lr: float = 0.0
-    cooldown_steps: int | None = None
-    cooldown_epochs: float | None = None
+    warmup_steps: Whole | None = None
+    warmup_epochs: NotNegative | None = None
+    warmup_share: BelowOne | None = None
+    warmup_from: NotNegative = 0.0
+    min_lr: NotNegative = 0.0
+    cooldown_steps: Whole | None = None
+    cooldown_epochs: NotNegative | None = None
     clock: Clock = "steps"
 
-    def __post_init__(self) -> None:
-        require_choices(self)
-        if self.clock == "albef":
-            for field in ("warmup_steps", "warmup_share", "cooldown_steps", "cooldown_epochs"):
-                hint = "it warms up by epochs and cools down by itself"
-                require(getattr(self, field) is None, self, field, "be None with clock='albef'", hint)
-        require_at_least_zero(self, "min_lr", "warmup_from", "warmup_epochs", "cooldown_epochs")
-        for phase in ("warmup", "cooldown"):
-            steps, epochs = f"{phase}_steps", f"{phase}_epochs"
-            require_count(self, steps, 0)
-            if getattr(self, steps) is not None:
-                require(getattr(self, epochs) is None, self, epochs, f"be None where {steps} is given")
-        require_share(self, "warmup_share")
-        if self.warmup_share is not None:
-            given = self.warmup_steps is not None or self.warmup_epochs is not None
-            require(not given, self, "warmup_share", "be None where warmup_steps or warmup_epochs is given")
+    def _check(self) -> None:
+        hint = "it warms up by epochs and cools down by itself"
+        lengths = ("warmup_steps", "warmup_share", "cooldown_steps", "cooldown_epochs")
+        self.leave_out(self.clock == "albef", "be None with clock='albef'", *lengths, hint=hint)
+        for steps, epochs in (("warmup_steps", "warmup_epochs"), ("cooldown_steps", "cooldown_epochs")):
+            self.leave_out(getattr(self, steps) is not None, f"be None where {steps} is given", epochs)
+        given = self.warmup_steps is not None or self.warmup_epochs is not None
+        self.leave_out(given, "be None where warmup_steps or warmup_epochs is given", "warmup_share")
         cools = bool(self.cooldown_steps or self.cooldown_epochs)
         hint = "a cool-down at a rate of 0 would learn nothing"
         require(self.min_lr > 0.0 or not cools, self, "min_lr", "be positive where there is a cool-down", hint)
 
 
+_PASSES = number("be a number of at least 0", lambda value: value >= 0.0, "0 means no recovery")
 Carry = Literal["all", "moments", "memory", "none"]
 
 
 @dataclass(frozen=True)
-class Recovery:
+class Recovery(Checked):
     """Optimizer statistics recovery (TuneCLIP, Algorithm 1): steps with frozen weights, before those that move them.
 
     recovery_epochs   passes over the data in which the optimizer's moments and the objective's memory settle on the
@@ -146,16 +125,10 @@ class Recovery:
                       u of each sample, prototypes, nets), or "none"
     """
 
-    recovery_epochs: float | None = None
-    recovery_steps: int | None = None
-    recovery_batch: int | None = None
+    recovery_epochs: Annotated[float, _PASSES] | None = None
+    recovery_steps: Whole | None = None
+    recovery_batch: Annotated[int, at_least(2)] | None = None
     carry: Carry = "all"
 
-    def __post_init__(self) -> None:
-        require_choices(self)
-        epochs = self.recovery_epochs
-        if epochs is not None:
-            good = is_number(epochs) and epochs >= 0.0
-            require(good, self, "recovery_epochs", "be a number of at least 0", "0 means no recovery")
-            require(self.recovery_steps is None, self, "recovery_steps", "be left out with recovery_epochs")
-        require_counts(self, recovery_steps=0, recovery_batch=2)
+    def _check(self) -> None:
+        self.leave_out(self.recovery_epochs is not None, "be left out with recovery_epochs", "recovery_steps")

@@ -10,11 +10,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from fullbatch.config.axes import Rolling
 from fullbatch.config.data import Data, Views
 from fullbatch.config.messages import listed, nearest
 from fullbatch.config.methods import METHODS, ObjectiveConfig, settings_of
 from fullbatch.config.model import Model
-from fullbatch.config.normalizer import Rolling
 from fullbatch.config.optimization import Optimizer, Recovery, Schedule
 from fullbatch.config.selection import Selection
 from fullbatch.config.training import Evaluation, RunFolder, Training

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from fullbatch.config.checks import require, require_choices, require_count, require_counts
+from fullbatch.config.checks import Checked, Count, Whole, require
 
 
 @dataclass(frozen=True)
-class Selection:
+class Selection(Checked):
     """Which samples meet in a batch (Cho et al. 2024: mini-batches that a contrastive loss learns most from).
 
     batches         "uniform": at random; "spectral": alike samples together, each once an epoch (their Algorithm 3);
@@ -30,20 +30,16 @@ class Selection:
     batches: Literal["uniform", "spectral", "ordered"] = "uniform"
     embeddings: Literal["passes", "forward"] = "passes"
     plan_ahead: bool = True
-    period_steps: int | None = None
-    block_batches: int = 40
-    drawn_batches: int = 1500
-    kept_batches: int = 150
+    period_steps: Count | None = None
+    block_batches: Count = 40
+    drawn_batches: Count = 1500
+    kept_batches: Count = 150
     reading: Literal["sequential", "averaged"] = "sequential"
-    planners: int = 1
+    planners: Whole = 1
 
-    def __post_init__(self) -> None:
-        require_choices(self)
-        if self.period_steps is not None:
-            require_count(self, "period_steps", 1)
-            hint = "an ordered plan is for kept_batches"
-            require(self.batches == "spectral", self, "period_steps", 'be left out but with batches="spectral"', hint)
-        require_counts(self, block_batches=1, drawn_batches=1, kept_batches=1, planners=0)
+    def _check(self) -> None:
+        rule, hint = 'be left out but with batches="spectral"', "an ordered plan is for kept_batches"
+        self.leave_out(self.batches != "spectral", rule, "period_steps", hint=hint)
         most = f"be at most drawn_batches ({self.drawn_batches})"
         require(self.kept_batches <= self.drawn_batches, self, "kept_batches", most)
 

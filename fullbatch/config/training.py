@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
-from fullbatch.config.checks import is_number, require, require_choices, require_counts, require_positive
+from fullbatch.config.checks import Checked, Count, Positive, Whole, at_least, number, require
 from fullbatch.config.tasks import parse_task
 
 Precision = Literal["fp32", "bf16", "fp16"]
@@ -22,7 +22,7 @@ def check_templates(templates: tuple[str, ...]) -> None:
 
 
 @dataclass(frozen=True)
-class Training:
+class Training(Checked):
     """The training loop.
 
     batch_size    pairs a step, over all ranks
@@ -40,31 +40,27 @@ class Training:
     deterministic   on a GPU, only kernels that give the same bits every time; slower.  A CPU needs no such switch
     """
 
-    batch_size: int = 128
-    micro_batch: int | None = None
-    epochs: int = 30
-    samples: int | None = None
+    batch_size: Annotated[int, at_least(2)] = 128
+    micro_batch: Count | None = None
+    epochs: Count = 30
+    samples: Count | None = None
     precision: Precision = "fp32"
     compile: bool = False
     graphs: bool = False
     channels_last: bool = False
-    ema: float | None = None
+    ema: Annotated[float, number("lie in (0, 1)", lambda value: 0.0 < value < 1.0)] | None = None
     parallel: Literal["ddp", "fsdp"] = "ddp"
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    seed: int = 0
+    seed: Whole = 0
     deterministic: bool = False
 
-    def __post_init__(self) -> None:
-        require_choices(self)
-        require_counts(self, batch_size=2, micro_batch=1, epochs=1, samples=1, seed=0)
-        require(not (self.graphs and self.micro_batch), self, "graphs", "be left out with micro_batch")
-        require(not (self.graphs and self.precision == "fp16"), self, "graphs", "be left out with fp16; take bf16")
-        if self.ema is not None:
-            require(is_number(self.ema) and 0.0 < self.ema < 1.0, self, "ema", "lie in (0, 1)")
+    def _check(self) -> None:
+        self.leave_out(bool(self.micro_batch), "be left out with micro_batch", "graphs")
+        self.leave_out(self.precision == "fp16", "be left out with fp16; take bf16", "graphs")
 
 
 @dataclass(frozen=True)
-class Evaluation:
+class Evaluation(Checked):
     """What is measured on data the run does not train on.
 
     evaluate         tasks: "retrieval:SOURCE", "zero_shot:SOURCE" (its captions are the class names),
@@ -90,42 +86,35 @@ class Evaluation:
     """
 
     evaluate: tuple[str, ...] | None = None
-    evaluate_every: int = 0
-    evaluations: int | None = None
+    evaluate_every: Whole = 0
+    evaluations: Count | None = None
     keep_best: str | None = None
-    patience: int | None = None
+    patience: Count | None = None
     evaluate_start: bool = False
     templates: tuple[str, ...] | None = None
-    eval_batch: int = 256
-    audit_every: int | None = None
-    audits: int | None = None
-    audit_anchors: int = 256
-    audit_samples: int | None = None
+    eval_batch: Count = 256
+    audit_every: Whole | None = None
+    audits: Count | None = None
+    audit_anchors: Count = 256
+    audit_samples: Annotated[int, at_least(2)] | None = None
 
-    def __post_init__(self) -> None:
-        require_choices(self)
+    def _check(self) -> None:
         require(not isinstance(self.evaluate, str), self, "evaluate", "be a list of tasks")
         require(not isinstance(self.templates, str), self, "templates", "be a list of prompts")
         for task in self.evaluate or ():
             parse_task(task)
-        require_counts(self, evaluate_every=0, evaluations=1, patience=1, eval_batch=1)
-        require_counts(self, audit_every=0, audits=1, audit_anchors=1, audit_samples=2)
-        if self.evaluations is not None:
-            require(not self.evaluate_every, self, "evaluations", "be left out with evaluate_every")
+        self.leave_out(bool(self.evaluate_every), "be left out with evaluate_every", "evaluations")
         named = self.keep_best is None or (isinstance(self.keep_best, str) and bool(self.keep_best.strip()))
         require(named, self, "keep_best", "be a metric such as mean_r1")
-        if self.patience is not None:
-            often = bool(self.evaluate_every or self.evaluations)
-            hint = "set evaluate_every or evaluations"
-            require(often, self, "patience", "be left out without evaluations during training", hint)
+        never, hint = not (self.evaluate_every or self.evaluations), "set evaluate_every or evaluations"
+        self.leave_out(never, "be left out without evaluations during training", "patience", hint=hint)
         if self.templates is not None:
             check_templates(self.templates)
-        if self.audits is not None:
-            require(self.audit_every is None, self, "audits", "be left out with audit_every")
+        self.leave_out(self.audit_every is not None, "be left out with audit_every", "audits")
 
 
 @dataclass(frozen=True)
-class RunFolder:
+class RunFolder(Checked):
     """What a run leaves behind.
 
     runs               the folder of all runs
@@ -141,17 +130,14 @@ class RunFolder:
 
     runs: str = "runs"
     name: str = ""
-    save_every: int | None = None
-    save_minutes: float | None = 10.0
-    keep: int = 3
-    log_every: int = 10
+    save_every: Count | None = None
+    save_minutes: Positive | None = 10.0
+    keep: Count = 3
+    log_every: Count = 10
     quiet: bool = False
     tensorboard: bool = True
     wandb: str | None = None
 
-    def __post_init__(self) -> None:
-        require_choices(self)
+    def _check(self) -> None:
         safe = isinstance(self.name, str) and "/" not in self.name and self.name not in (".", "..")
         require(safe, self, "name", "be a plain folder name", "the folder it lies in is `runs`")
-        require_positive(self, "save_minutes")
-        require_counts(self, save_every=1, keep=1, log_every=1)

@@ -15,8 +15,8 @@ from fullbatch.data.sample import (
     BadSample,
     PackedStrings,
     RawSample,
+    Samples,
     caption_texts,
-    check_index,
     checked_captions,
     checked_image,
     fingerprint_of,
@@ -28,7 +28,7 @@ from fullbatch.data.sample import (
 _TRIED = 16  # images that are looked for, to find the folder that all start from
 
 
-class ImageFolder:
+class ImageFolder(Samples):
     """All images below a folder, sorted by path.
 
     The captions of ``cats/7.jpg`` are the lines of ``cats/7.txt``; without one, "a photo of a cats", from the folder.
@@ -39,21 +39,18 @@ class ImageFolder:
         self.name, self._bare, self._uncaptioned = name or path, bare, uncaptioned
         self._root = os.path.abspath(path)
         self._images = PackedStrings(sorted(os.fsencode(image) for image in images_below(self._root)))
-        if not len(self._images):
+        self.count = len(self._images)
+        if not self.count:
             endings = ", ".join(f".{extension}" for extension in IMAGE_EXTENSIONS)
             raise ValueError(f"The folder {path!r} holds no images ({endings}); name one that does.")
         self.fingerprint = fingerprint_of("folder", *self._images)
-
-    def __len__(self) -> int:
-        return len(self._images)
 
     @property
     def kinds(self) -> set[str]:
         """What the names of the folders say that the images lie in."""
         return {_kind(os.fsdecode(image)) for image in self._images}
 
-    def read(self, index: int) -> RawSample:
-        check_index(index, len(self), self.name)
+    def _read(self, index: int) -> RawSample:
         relative = os.fsdecode(self._images[index])
         label = f"{os.path.basename(self._root)}/{relative}"
         path = os.path.join(self._root, relative)
@@ -92,7 +89,7 @@ def images_below(root: str) -> Iterator[str]:
                 yield os.path.relpath(os.path.join(folder, file), root)
 
 
-class CocoCaptions:
+class CocoCaptions(Samples):
     """The captioned images of a JSON file: of COCO's, or of a list of {"image": path, "caption": text or texts}."""
 
     def __init__(self, path: str, root: str = "", name: str = "") -> None:
@@ -106,14 +103,10 @@ class CocoCaptions:
                 f"{path!r} has no image with a caption: no annotation's image_id is the id of an image, or no entry of "
                 'its list has "image" and "caption".'
             )
-        self._rows = PackedStrings(rows)
+        self._rows, self.count = PackedStrings(rows), len(rows)
         self.fingerprint = fingerprint_of("coco", *rows)
 
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def read(self, index: int) -> RawSample:
-        check_index(index, len(self), self.name)
+    def _read(self, index: int) -> RawSample:
         file_name, captions = json.loads(self._rows[index])
         label = f"{self._label}:{file_name}"
         if not isinstance(file_name, str):
@@ -131,8 +124,12 @@ def _load_captions(path: str) -> list[PathAndCaptions]:
             record = json.load(file)
     except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"{path!r} is not a readable JSON file: {error}.") from error
-    if isinstance(record, list):
-        return _of_list(record)
+    captions_of: dict[Any, list[object]] = {}
+    if isinstance(record, list):  # entries of the same image are one
+        for entry in record:
+            if isinstance(entry, dict) and isinstance(entry.get("image"), str) and "caption" in entry:
+                captions_of.setdefault(entry["image"], []).extend(caption_texts(entry["caption"]))
+        return list(captions_of.items())
     lists = [record.get(key) if isinstance(record, dict) else None for key in ("images", "annotations")]
     images, annotations = (
         [e for e in entries if _is_entry(e)] if isinstance(entries, list) else None for entries in lists
@@ -142,21 +139,11 @@ def _load_captions(path: str) -> list[PathAndCaptions]:
             f"{path!r} is not a COCO captions file: it needs the lists 'images' (id, file_name) and 'annotations' "
             '(image_id, caption); or it is one list of {"image": path, "caption": text}.'
         )
-    captions_of: dict[object, list[object]] = {}
     for annotation in annotations:
         captions_of.setdefault(annotation.get("image_id"), []).append(annotation.get("caption"))
     return [
         (image.get("file_name"), captions_of[image.get("id")]) for image in images if image.get("id") in captions_of
     ]
-
-
-def _of_list(entries: list[Any]) -> list[PathAndCaptions]:
-    """Entries of the same image are one."""
-    captions_of: dict[str, list[object]] = {}
-    for entry in entries:
-        if isinstance(entry, dict) and isinstance(entry.get("image"), str) and "caption" in entry:
-            captions_of.setdefault(entry["image"], []).extend(caption_texts(entry["caption"]))
-    return list(captions_of.items())
 
 
 def _is_entry(entry: object) -> bool:

@@ -109,12 +109,6 @@ def decode(raw: bytes, name: str, max_pixels: int) -> Image.Image:
     return load_rgb(open_image(raw, name, max_pixels), name)
 
 
-def shrink_while_decoding(image: Image.Image, factor: int) -> None:
-    """Let libjpeg decode at 1/2, 1/4 or 1/8, the least that is no smaller than 1/factor; other formats stay."""
-    if factor >= 2 and isinstance(image, JpegImagePlugin.JpegImageFile):
-        image.draft(None, (image.width // factor, image.height // factor))
-
-
 # ---------------------------------------------------------------------------------------------------------------------
 # pixels of one image
 
@@ -162,7 +156,9 @@ class TrainTransform:
         image = open_image(raw, name, self.max_pixels)
         full_width, full_height = image.size
         left, top, width, height = random_crop(full_width, full_height, self.crop, rng)
-        shrink_while_decoding(image, min(width, height) // self.size)
+        factor = min(width, height) // self.size
+        if factor >= 2 and isinstance(image, JpegImagePlugin.JpegImageFile):
+            image.draft(None, (image.width // factor, image.height // factor))  # libjpeg decodes at 1/2, 1/4 or 1/8
         rgb = load_rgb(image, name)
 
         across, down = rgb.width / full_width, rgb.height / full_height
@@ -177,12 +173,12 @@ class TrainTransform:
 @dataclass(frozen=True)
 class EvalTransform:
     """open_clip's evaluation transform, with nothing random: the shorter side resized to ``size``, then the middle
-    square."""
+    square; views are cut from it too."""
 
     size: int
     max_pixels: int = 50_000_000
 
-    def __call__(self, raw: bytes, name: str) -> Tensor:
+    def __call__(self, raw: bytes, name: str, rng: random.Random | None = None) -> Tensor:
         image = load_rgb(open_image(raw, name, self.max_pixels), name)
         width, height = image.size
         short = min(width, height)

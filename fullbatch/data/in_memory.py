@@ -1,4 +1,5 @@
-"""Training batches from a data set that lies decoded in the device's memory: nothing is read or moved in a step.
+"""Training batches from a data set that lies decoded in the device's memory: nothing is read or moved in a step.  It is
+read and decoded once, and kept in the cache folder: squares of pixels and all captions.
 
 Order, crops and captions are functions of (seed, epoch, position), as when samples are read from disk, and are drawn
 for a whole epoch at once, or for a period that has a plan.  Crops are cut from the middle square at the model's own
@@ -11,23 +12,99 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import json
 import pickle
 from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from fullbatch.data.decoded import Decoded, Pixels
-from fullbatch.data.images import Floats, cropped, random_boxes
-from fullbatch.data.loader import LoadedBatch, SamplePool, Tokenize
+from fullbatch.config.data import Source
+from fullbatch.data.images import EvalTransform, Floats, cropped, random_boxes
+from fullbatch.data.loader import EvaluationBatches, LoadedBatch, SamplePool, Tokenize
 from fullbatch.data.order import BatchPlans, Ints, Order, PeriodPlan, key_of, uniforms
-from fullbatch.data.two_views import EVALUATION, ViewMaker
+from fullbatch.data.sources import fingerprint_of_samples
+from fullbatch.data.tar_index import cache_folder, keep_in_cache
+from fullbatch.data.two_views import EVALUATION, ViewMaker, no_tokens
+from fullbatch.data.workers import read_ahead
 from fullbatch.distributed import World
 
 _REPLACEMENTS = 1000  # draws of another sample; when that many in a row are bad, the data set is no data set
+_PIECE = 256  # samples a worker decodes at a time
+_VERSION = 1
+
+Pixels = npt.NDArray[np.uint8]
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """pixels_nCHW   the middle square of every image, uint8; zeros where a sample cannot be read
+    captions      of each sample; none where it cannot be read
+    bad           what could not be read
+    """
+
+    pixels_nCHW: Pixels
+    captions: list[list[str]]
+    bad: tuple[str, ...]
+
+
+def decoded_key(pool: SamplePool, sources: Sequence[Source | None], transform: EvalTransform) -> str:
+    """Changes with the samples, their pictures and how they are decoded; ``sources`` are where the pool's come from."""
+    contents = [fingerprint_of_samples(*pair) for pair in zip(pool.sources, sources, strict=True)]
+    parts = (contents, len(pool), transform, _VERSION)
+    return hashlib.blake2b(repr(parts).encode(), digest_size=16).hexdigest()
+
+
+def decode_all(pool: SamplePool, key: str, transform: EvalTransform, workers: int) -> Decoded:
+    """From the cache folder if it was done before under this key, else by ``workers`` processes."""
+    folder = cache_folder()
+    name = f"decoded-{key}"
+    if folder is not None and (kept := _read(folder / name, len(pool), transform.size)) is not None:
+        return kept
+    decoded = _decode(pool, transform, workers)
+    if folder is not None:
+        texts = json.dumps({"captions": decoded.captions, "bad": decoded.bad}).encode()
+        pixels, captions = (folder / f"{name}{ending}" for ending in (".npy", ".json"))
+        keep_in_cache(pixels, lambda file: np.save(file, decoded.pixels_nCHW), "The decoded data set")
+        keep_in_cache(captions, lambda file: file.write(texts), "The captions of the decoded data set")
+    return decoded
+
+
+def _decode(pool: SamplePool, transform: EvalTransform, workers: int) -> Decoded:
+    pieces = EvaluationBatches(pool, _PIECE, transform, no_tokens)
+    pixels = np.zeros((len(pool), 3, transform.size, transform.size), np.uint8)
+    captions: list[list[str]] = [[] for _ in range(len(pool))]
+    bad: list[str] = []
+    for piece in read_ahead(pieces, [range(len(pieces))], min(workers, len(pieces))):
+        pixels[piece.ids.numpy()] = piece.images.numpy()
+        for sample, texts in zip(piece.ids.tolist(), piece.captions, strict=True):
+            captions[sample] = list(texts)
+        bad += map(str, piece.bad)
+    return Decoded(pixels, captions, tuple(bad))
+
+
+def _read(path: Path, count: int, size: int) -> Decoded | None:
+    pixels = load_pixels(path.with_suffix(".npy"), (count, 3, size, size))
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        texts = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
+        if pixels is not None and len(texts["captions"]) == count:
+            return Decoded(pixels, texts["captions"], tuple(texts["bad"]))
+    return None
+
+
+def load_pixels(path: Path, shape: tuple[int, ...]) -> Pixels | None:
+    """A kept array, mapped; None where it is absent or another."""
+    try:
+        pixels: Pixels = np.load(path, mmap_mode="c", allow_pickle=False)
+    except (OSError, ValueError, EOFError):
+        return None
+    return pixels if pixels.shape == shape and pixels.dtype == np.uint8 else None
 
 
 @dataclass(frozen=True)

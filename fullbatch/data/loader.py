@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Generator, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -24,7 +24,7 @@ from fullbatch.data.images import EvalTransform, TrainTransform
 from fullbatch.data.order import BatchPlans, Ints, Order, key_of
 from fullbatch.data.sample import BadSample, RawSample, Samples
 from fullbatch.data.sources import open_source, share_of
-from fullbatch.data.two_views import EVALUATION, ViewMaker, WholeSquare
+from fullbatch.data.two_views import EVALUATION, ViewMaker
 from fullbatch.data.workers import read_ahead
 from fullbatch.distributed import World
 
@@ -39,24 +39,23 @@ class LoadedBatch:
     images   uint8, channels first
     tokens   of one caption each; for a model of two views the second view, as images are
     bad      what could not be read in making this batch
-    captions the captions themselves, where evaluation wants them
-    every_caption   and all that each of the samples has
+    captions all that each of the samples has, where evaluation wants them
     """
 
     ids: Tensor
     images: Tensor
     tokens: Tensor
     bad: tuple[BadSample, ...] = ()
-    captions: tuple[str, ...] = ()
-    every_caption: tuple[tuple[str, ...], ...] = ()
+    captions: tuple[tuple[str, ...], ...] = ()
 
     def pin_memory(self) -> LoadedBatch:
-        ids, images, tokens = (tensor.pin_memory() for tensor in (self.ids, self.images, self.tokens))
-        return LoadedBatch(ids, images, tokens, self.bad, self.captions, self.every_caption)
+        return self._with(lambda tensor: tensor.pin_memory())
 
     def to(self, device: torch.device) -> LoadedBatch:
-        ids, images, tokens = (tensor.to(device, non_blocking=True) for tensor in (self.ids, self.images, self.tokens))
-        return LoadedBatch(ids, images, tokens, self.bad, self.captions, self.every_caption)
+        return self._with(lambda tensor: tensor.to(device, non_blocking=True))
+
+    def _with(self, moved: Callable[[Tensor], Tensor]) -> LoadedBatch:
+        return replace(self, ids=moved(self.ids), images=moved(self.images), tokens=moved(self.tokens))
 
     def split(self, rows: int | None) -> list[LoadedBatch]:
         """In pieces of at most ``rows`` rows; None: in one."""
@@ -86,17 +85,14 @@ class SamplePool:
         return " ".join(source.fingerprint for source in self.sources)
 
 
-class Part:
+class Part(Samples):
     """Some samples of a pool under numbers of their own; ``Samples`` again."""
 
     def __init__(self, pool: SamplePool, ids: Sequence[int]) -> None:
-        self.pool, self.ids = pool, ids
+        self.pool, self.ids, self.count = pool, ids, len(ids)
         self.name, self.fingerprint = "part", pool.fingerprint
 
-    def __len__(self) -> int:
-        return len(self.ids)
-
-    def read(self, index: int) -> RawSample:
+    def _read(self, index: int) -> RawSample:
         return self.pool.read(self.ids[index])
 
 
@@ -119,7 +115,7 @@ class TrainingBatches(Dataset[LoadedBatch]):
     pool: SamplePool
     order: Order
     batch_size: int
-    transform: TrainTransform | WholeSquare
+    transform: TrainTransform | EvalTransform
     tokenize: Tokenize
     world: World = World()
     plans: BatchPlans | None = None
@@ -194,13 +190,11 @@ class EvaluationBatches(Dataset[LoadedBatch]):
     def __getitem__(self, index: int) -> LoadedBatch:
         first = (self.world.rank + index * self.world.size) * self.batch_size
         ids, images, captions, bad = [], [], [], []
-        every: list[tuple[str, ...]] = []
         for sample in range(first, min(first + self.batch_size, len(self.pool))):
             try:
                 raw = self.pool.read(sample)
                 images.append(self.transform(raw.image, raw.name))
-                captions.append(raw.captions[0])
-                every.append(raw.captions)
+                captions.append(raw.captions)
                 ids.append(sample)
             except BadSample as error:
                 bad.append(error)
@@ -209,10 +203,8 @@ class EvaluationBatches(Dataset[LoadedBatch]):
         if self.views is not None:
             first_view, second = self.views(stacked, EVALUATION, np.array(ids, np.int64))
         else:
-            first_view, second = stacked, self.tokenize(captions or [""])[: len(captions)]
-        return LoadedBatch(
-            torch.tensor(ids, dtype=torch.int64), first_view, second, tuple(bad), tuple(captions), tuple(every)
-        )
+            first_view, second = stacked, self.tokenize([of[0] for of in captions] or [""])[: len(captions)]
+        return LoadedBatch(torch.tensor(ids, dtype=torch.int64), first_view, second, tuple(bad), tuple(captions))
 
 
 def load(

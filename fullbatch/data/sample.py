@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
+from array import array
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Protocol
 
 import numpy as np
 
@@ -38,18 +38,26 @@ class RawSample:
     captions: tuple[str, ...]
 
 
-class Samples(Protocol):
+class Samples:
     """An ordered, finite list of samples with random access; it pickles and survives a fork, since workers hold copies.
 
-    ``fingerprint`` changes when the samples or their order do; ``read`` raises BadSample.
+    ``fingerprint`` changes when the samples or their order do.  ``_read`` gives a sample or raises BadSample.
     """
 
     name: str
     fingerprint: str
+    count: int
 
-    def __len__(self) -> int: ...
+    def __len__(self) -> int:
+        return self.count
 
-    def read(self, index: int) -> RawSample: ...
+    def read(self, index: int) -> RawSample:
+        if not 0 <= index < self.count:
+            raise IndexError(f"{self.name} has samples 0 to {self.count - 1}, asked for {index}.")
+        return self._read(index)
+
+    def _read(self, index: int) -> RawSample:
+        raise NotImplementedError
 
 
 MAX_IMAGE_BYTES = 256 << 20
@@ -153,16 +161,11 @@ class PackedStrings:
     """Millions of short strings in two buffers: no Python object each, so forked workers keep sharing the memory."""
 
     def __init__(self, strings: Iterable[bytes]) -> None:
-        blob, ends = bytearray(), [np.zeros(1, np.int64)]
-        block: list[int] = []
+        blob, ends = bytearray(), array("q", [0])
         for string in strings:
             blob += string
-            block.append(len(blob))
-            if len(block) == 65536:
-                ends.append(np.array(block, np.int64))
-                block = []
-        ends.append(np.array(block, np.int64))
-        self.blob, self.ends = bytes(blob), np.concatenate(ends)
+            ends.append(len(blob))
+        self.blob, self.ends = bytes(blob), np.array(ends, np.int64)
 
     def __len__(self) -> int:
         return len(self.ends) - 1
@@ -172,8 +175,3 @@ class PackedStrings:
 
     def __iter__(self) -> Iterator[bytes]:
         return (self.blob[start:end] for start, end in pairwise(self.ends.tolist()))
-
-
-def check_index(index: int, length: int, name: str) -> None:
-    if not 0 <= index < length:
-        raise IndexError(f"{name} has samples 0 to {length - 1}, asked for {index}.")

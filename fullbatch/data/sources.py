@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import glob
+import itertools
+import math
 import os
 import re
-from collections.abc import Iterator
 from importlib import resources
 from typing import Literal
 
@@ -16,7 +17,7 @@ from fullbatch.config.data import BUILTIN, Source, SourceKind
 from fullbatch.config.messages import listed, nearest
 from fullbatch.data.image_folders import CocoCaptions, ImageFolder
 from fullbatch.data.order import Ints, key_of, shuffled
-from fullbatch.data.sample import BadSample, RawSample, Samples, check_index, fingerprint_of
+from fullbatch.data.sample import BadSample, RawSample, Samples, fingerprint_of
 from fullbatch.data.table_files import ByPicture, CsvTable, HuggingFaceSet, ParquetTable
 from fullbatch.data.tar_index import TAR_ENDINGS
 from fullbatch.data.tar_shards import TarShards
@@ -57,7 +58,10 @@ def _opened(source: Source) -> Samples:
         path = builtin_path(source.path, source.split)
         return TarShards([path], source.image, source.captions, f"{source.path}/{source.split}")
     paths = expand_pattern(source.path)
-    kind = _kind_of(paths, source.path) if source.kind == "auto" else source.kind
+    kinds = sorted({_kind_of(path) for path in paths}) if source.kind == "auto" else [source.kind]
+    if len(kinds) > 1:
+        raise ValueError(f"{source.path!r} mixes {' and '.join(kinds)} sources; name them apart: --data A B.")
+    kind = kinds[0]
     match kind:
         case "tar":
             return TarShards(_files(paths, kind), source.image, source.captions, source.path)
@@ -89,14 +93,7 @@ def _refuse_options(source: Source, captions: bool, taken: str) -> None:
         raise ValueError(f"The source {str(source)!r} takes no {' or '.join(given)} option, only {taken}.")
 
 
-def _kind_of(paths: list[str], pattern: str) -> SourceKind:
-    kinds = sorted({_kind_of_path(path) for path in paths})
-    if len(kinds) > 1:
-        raise ValueError(f"{pattern!r} mixes {' and '.join(kinds)} sources; name them apart: --data A B.")
-    return kinds[0]
-
-
-def _kind_of_path(path: str) -> SourceKind:
+def _kind_of(path: str) -> SourceKind:
     name = path.lower()
     if os.path.isdir(path):
         there = [entry.lower() for entry in os.listdir(path)]
@@ -186,30 +183,20 @@ def expand_braces(text: str) -> list[str]:
     >>> expand_braces("{a,b}/{08..10}.tar")[:4]
     ['a/08.tar', 'a/09.tar', 'a/10.tar', 'b/08.tar']
     """
-    paths: list[str] = []
-    for path in _written_out(text):
-        paths.append(path)
-        if len(paths) > _MOST_PATHS:
-            raise ValueError(f"{text!r} stands for more than {_MOST_PATHS:,} paths; name fewer.")
-    return paths
+    parts = re.split(r"\{(\d+\.\.\d+|[^{}]*,[^{}]*)\}", text)  # every second one stood in braces
+    choices = [_words(part) if place % 2 else [part] for place, part in enumerate(parts)]
+    if math.prod(map(len, choices)) > _MOST_PATHS:
+        raise ValueError(f"{text!r} stands for more than {_MOST_PATHS:,} paths; name fewer.")
+    return ["".join(words) for words in itertools.product(*choices)]
 
 
-def _written_out(text: str) -> Iterator[str]:
-    match = re.search(r"\{(?:(\d+)\.\.(\d+)|([^{}]*,[^{}]*))\}", text)
-    if match is None:
-        yield text
-        return
-    before, after = text[: match.start()], text[match.end() :]
-    if match[3] is not None:
-        words: Iterator[str] = iter(match[3].split(","))
-    else:
-        first, last = int(match[1]), int(match[2])
-        width = len(match[1]) if match[1].startswith("0") else 0
-        numbers = range(first, last + 1) if first <= last else range(first, last - 1, -1)
-        words = (str(number).zfill(width) for number in numbers)
-    for word in words:
-        for rest in _written_out(after):
-            yield before + word + rest
+def _words(braced: str) -> list[str]:
+    ends = re.fullmatch(r"(\d+)\.\.(\d+)", braced)
+    if ends is None:
+        return braced.split(",")
+    first, last = int(ends[1]), int(ends[2])
+    step, width = 1 if first <= last else -1, len(ends[1]) if ends[1].startswith("0") else 0
+    return [str(number).zfill(width) for number in range(first, last + step, step)[: _MOST_PATHS + 1]]
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -222,21 +209,17 @@ FEWEST, MOST_HELD_OUT = 50, 1000  # pictures a source must have; pictures it giv
 LARGE = 1_000_000  # samples; nobody splits a larger source without being asked: the list of its parts takes memory
 
 
-class Share:
+class Share(Samples):
     """Some samples of a source in their order, under numbers of their own.
 
     Its fingerprint is its own, since a memory per sample goes by these numbers; ``described`` says which they are.
     """
 
     def __init__(self, whole: Samples, ids: Ints, *described: object) -> None:
-        self.whole, self.name, self.ids = whole, whole.name, np.sort(ids)
+        self.whole, self.name, self.ids, self.count = whole, whole.name, np.sort(ids), len(ids)
         self.fingerprint = fingerprint_of("share", whole.fingerprint, *described)
 
-    def __len__(self) -> int:
-        return len(self.ids)
-
-    def read(self, index: int) -> RawSample:
-        check_index(index, len(self), self.name)
+    def _read(self, index: int) -> RawSample:
         return self.whole.read(int(self.ids[index]))
 
 
@@ -293,13 +276,9 @@ def fingerprint_of_samples(samples: Samples, source: Source | None) -> str:
 
 
 def _sizes_and_times(path: str) -> list[object]:
-    if not os.path.isdir(path):
-        status = os.stat(path)
-        return [os.path.basename(path), status.st_size, status.st_mtime_ns]
+    inside = [os.path.join(folder, name) for folder, _, names in os.walk(path, followlinks=True) for name in names]
     parts: list[object] = []
-    for folder, subfolders, files in os.walk(path, followlinks=True):
-        subfolders.sort()
-        for name in sorted(files):
-            status = os.stat(os.path.join(folder, name))
-            parts += [os.path.relpath(folder, path), name, status.st_size, status.st_mtime_ns]
+    for file in sorted(inside) or [path]:
+        status = os.stat(file)
+        parts += [os.path.relpath(file, os.path.dirname(path)), status.st_size, status.st_mtime_ns]
     return parts

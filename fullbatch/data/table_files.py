@@ -7,7 +7,7 @@ import logging
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,8 +18,8 @@ from fullbatch.data.sample import (
     BadSample,
     PackedStrings,
     RawSample,
+    Samples,
     caption_texts,
-    check_index,
     checked_captions,
     checked_image,
     fingerprint_of,
@@ -58,7 +58,7 @@ class _Row(NamedTuple):
     captions: tuple[str, ...]
 
 
-class CsvTable:
+class CsvTable(Samples):
     """Rows of CSV or TSV files.  Relative image paths start at ``root``, by default each file's folder, and may not
     leave it; absolute paths are taken as they are."""
 
@@ -80,14 +80,11 @@ class CsvTable:
                 starts.append(starts[-1] + rows)
 
         self._fields = PackedStrings(fields())
-        self._starts = np.array(starts)
+        self._starts, self.count = np.array(starts), starts[-1]
         names = [os.path.basename(path) for path in paths]
         self.fingerprint = fingerprint_of("csv", image, *captions, *names, *self._fields)
 
-    def __len__(self) -> int:
-        return int(self._starts[-1])
-
-    def read(self, index: int) -> RawSample:
+    def _read(self, index: int) -> RawSample:
         row = self._row(index)
         return RawSample(row.label, read_image(row.label, row.root, row.path), row.captions)
 
@@ -103,7 +100,6 @@ class CsvTable:
         return self._row(index).captions
 
     def _row(self, index: int) -> _Row:
-        check_index(index, len(self), self.name)
         file = int(np.searchsorted(self._starts, index, side="right")) - 1
         problem, path, *captions = (self._fields[index * self._width + column] for column in range(self._width))
         label = f"{self._labels[file]}:row {index - int(self._starts[file])}"
@@ -113,7 +109,7 @@ class CsvTable:
         return _Row(label, self._roots[file], os.fsdecode(path).strip(), checked)
 
 
-class ByPicture:
+class ByPicture(Samples):
     """The pictures of a table that has a row a caption: rows that name the same file are one sample."""
 
     def __init__(self, table: CsvTable) -> None:
@@ -122,17 +118,13 @@ class ByPicture:
         rows: dict[str | int, list[int]] = {}
         for index in range(len(table)):
             rows.setdefault(table.picture(index) or index, []).append(index)
-        self._rows = list(rows.values())
+        self._rows, self.count = list(rows.values()), len(rows)
 
     def rows_of(self, pictures: Iterable[int]) -> NDArray[np.int64]:
         """Where the table names these."""
         return np.array([row for picture in pictures for row in self._rows[picture]], np.int64)
 
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def read(self, index: int) -> RawSample:
-        check_index(index, len(self), self.name)
+    def _read(self, index: int) -> RawSample:
         first, *others = self._rows[index]
         raw = self._table.read(first)
         captions = [*raw.captions, *(caption for row in others for caption in self._table.captions(row))]
@@ -180,7 +172,7 @@ def _footer(path: str) -> bytes:
         return file.read()
 
 
-class ParquetTable:
+class ParquetTable(Samples):
     """Rows of parquet files whose images are bytes, Hugging Face's {bytes, path} or paths below ``root``.
 
     A row is read with its whole row group, and the last groups stay in memory: images at random are slow.
@@ -203,6 +195,7 @@ class ParquetTable:
             if number == 0:
                 _warn_if_slow(file, path, self._columns[0][0])
         self._starts, self._groups = np.array(starts), np.array(groups, np.int64).reshape(-1, 2)
+        self.count = starts[-1]
         described = [part for path in paths for part in (os.path.basename(path), os.path.getsize(path), _footer(path))]
         self.fingerprint = fingerprint_of("parquet", image, *captions, *described, len(self))
         self._forget()
@@ -210,9 +203,6 @@ class ParquetTable:
     def _forget(self) -> None:
         self._loaded: OrderedDict[int, Any] = OrderedDict()
         self._lock, self._process = threading.Lock(), os.getpid()
-
-    def __len__(self) -> int:
-        return int(self._starts[-1])
 
     def __getstate__(self) -> dict[str, Any]:
         return {key: value for key, value in self.__dict__.items() if key not in ("_loaded", "_lock")}
@@ -238,8 +228,7 @@ class ParquetTable:
             self._loaded.move_to_end(number)
             return self._loaded[number]
 
-    def read(self, index: int) -> RawSample:
-        check_index(index, len(self), self.name)
+    def _read(self, index: int) -> RawSample:
         number = int(np.searchsorted(self._starts, index, side="right")) - 1
         file = int(self._groups[number, 0])
         first = int(np.searchsorted(self._groups[:, 0], file))  # the file's first row group
@@ -247,12 +236,15 @@ class ParquetTable:
         image, captions = self._columns[file]
         try:
             table, row = self._group(number), index - int(self._starts[number])
-            texts = [text for column in captions for text in caption_texts(table[column][row].as_py())]
-            value = table[image][row].as_py()
+            values = {column: table[column][row].as_py() for column in (image, *captions)}
         except (OSError, ValueError, ArithmeticError, NotImplementedError) as error:  # pyarrow's errors are these
             raise BadSample(label, f"cannot be read: {error}") from None
-        checked = checked_captions(label, texts)
-        return RawSample(label, image_of_field(label, self._roots[file], value), checked)
+        return sample_of_row(label, self._roots[file], values, image, captions)
+
+
+def sample_of_row(label: str, root: str, row: Mapping[str, Any], image: str, captions: Sequence[str]) -> RawSample:
+    checked = checked_captions(label, [text for column in captions for text in caption_texts(row[column])])
+    return RawSample(label, image_of_field(label, root, row[image]), checked)
 
 
 def image_of_field(label: str, root: str, value: object) -> bytes:
@@ -290,7 +282,7 @@ def _warn_if_slow(file: Any, path: str, image: str) -> None:
         )
 
 
-class HuggingFaceSet:
+class HuggingFaceSet(Samples):
     """Rows of a saved data set; its image column holds images, bytes or paths below ``root``."""
 
     def __init__(
@@ -308,25 +300,18 @@ class HuggingFaceSet:
         rows = _load(path, split)
         self._image, self._captions = choose_columns(repr(path), rows.column_names, image, captions)
         self._rows = _undecoded(rows.select_columns(list(dict.fromkeys([self._image, *self._captions]))), self._image)
-        files = [part for file in rows.cache_files for part in _name_and_size(file["filename"])]
+        names = [file["filename"] for file in rows.cache_files]
+        files = [part for name in names for part in (os.path.basename(name), os.path.getsize(name))]
+        self.count = len(rows)
         self.fingerprint = fingerprint_of("huggingface", self._image, *self._captions, len(rows), *files)
 
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def read(self, index: int) -> RawSample:
-        check_index(index, len(self), self.name)
+    def _read(self, index: int) -> RawSample:
         label = f"{self._label}:row {index}"
         try:
             row = self._rows[index]
         except (OSError, ValueError) as error:  # pyarrow's errors are these
             raise BadSample(label, f"cannot be read: {error}") from None
-        captions = checked_captions(label, [text for c in self._captions for text in caption_texts(row[c])])
-        return RawSample(label, image_of_field(label, self._root, row[self._image]), captions)
-
-
-def _name_and_size(path: str) -> tuple[str, int]:
-    return os.path.basename(path), os.path.getsize(path)
+        return sample_of_row(label, self._root, row, self._image, self._captions)
 
 
 def _load(path: str, split: str) -> Any:

@@ -18,6 +18,7 @@ import lzma
 import os
 import re
 import shutil
+import tarfile
 import tempfile
 import time
 import zlib
@@ -39,15 +40,10 @@ INDEX_VERSION = 1  # part of the name of every cached file; raise it when the ro
 BLOCK = 512
 _SUM_BYTES = 4  # of the checksum at the end of a cached index
 _UNFINISHED, _ABANDONED = ".writing-", 3600.0  # seconds in which a process that is alive has written something
-_MAX_LONG_NAME = 1 << 20
-_FILES, _WITHOUT_DATA, _LONG_NAME, _PAX, _PAX_GLOBAL = b"0\07", b"123456", b"L", b"x", b"g"
+_ENDS = {"EmptyHeaderError": "it ends without an end mark", "TruncatedHeaderError": "it ends inside a header"}
 _KEY = re.compile(r"((?:.*/)?[^./][^./]*)\.([^/]*)", re.DOTALL)
 
 log = logging.getLogger("fullbatch")
-
-
-class _Damage(Exception):
-    """The walk cannot go on."""
 
 
 def split_key(member: str) -> tuple[str, str] | None:
@@ -60,87 +56,34 @@ def split_key(member: str) -> tuple[str, str] | None:
     return (match[1], match[2].lower()) if match else None
 
 
-def member_name(header: bytes) -> str:
-    name = header[:100].split(b"\0", 1)[0]
-    if header[257:263] == b"ustar\0":
-        prefix = header[345:500].split(b"\0", 1)[0]
-        name = prefix + b"/" + name if prefix else name
-    return name.decode("utf-8", "surrogateescape")
+class _Headers(tarfile.TarFile):
+    """tarfile's own ``next`` takes a damaged header for the end of the file."""
+
+    def next(self) -> tarfile.TarInfo:
+        assert self.fileobj is not None
+        self.fileobj.seek(self.offset)
+        return self.tarinfo.fromtarfile(self)
 
 
-def _number(field: bytes) -> int:
-    """An octal number, or a big-endian one after 0x80 (GNU, for files over 8 GB)."""
-    if field[0] == 0x80:
-        return int.from_bytes(field[1:], "big")
-    digits = field.split(b"\0", 1)[0].strip()
-    if not re.fullmatch(rb"[0-7]*", digits):
-        raise _Damage(f"a header holds the number {field!r}")
-    return int(digits or b"0", 8)
-
-
-def _check_sum(header: bytes) -> None:
-    rest = header[:148] + b" " * 8 + header[156:]
-    total, written = sum(rest), _number(header[148:156])
-    if written != total and written != total - 256 * sum(byte > 127 for byte in rest):  # old writers: signed bytes
-        raise _Damage("a header has a wrong checksum")
-
-
-def _pax_records(raw: bytes) -> dict[bytes, bytes]:
-    """Records of the form b"18 path=a/b.jpg\\n", where 18 is the record's own length."""
-    records, at = {}, 0
-    while at < len(raw) and raw[at] != 0:
-        match = re.compile(rb"(\d{1,9}) ([^=]+)=").match(raw, at)
-        if match is None or at + int(match[1]) > len(raw) or at + int(match[1]) <= match.end():
-            raise _Damage("an extended header is not readable")
-        records[match[2]] = raw[match.end() : at + int(match[1]) - 1]
-        at += int(match[1])
-    return records
-
-
-def walk_members(file: int, end: int, path: str) -> Iterator[tuple[str, int, int]]:
+def walk_members(path: str) -> Iterator[tuple[str, int, int]]:
     """(name, offset, size) of every regular member.  What lies behind a damaged header is lost, with a warning."""
-    at, long_name, pax_size = 0, None, None
+    at, end = 0, os.path.getsize(path)
     try:
-        while True:
-            header = os.pread(file, BLOCK, at)
-            if header == bytes(BLOCK):
-                return
-            if len(header) < BLOCK:
-                raise _Damage("it ends without an end mark" if not header else "it ends inside a header")
-            _check_sum(header)
-            kind, size = header[156:157], _number(header[124:136])
-            if kind in _WITHOUT_DATA:
-                size = 0
-            elif kind not in (_LONG_NAME, b"K", _PAX, _PAX_GLOBAL) and pax_size is not None:
-                size = pax_size
-            data = at + BLOCK
-            if data + size > end:
-                raise _Damage(f"{member_name(header)!r} claims {size:,} bytes, {end - data:,} are left")
-            if kind in (_LONG_NAME, _PAX):
-                if size > _MAX_LONG_NAME:
-                    raise _Damage(f"an extended header has {size:,} bytes")
-                raw = os.pread(file, size, data)
-                if kind == _LONG_NAME:
-                    long_name = raw.split(b"\0", 1)[0]
-                else:
-                    records = _pax_records(raw)
-                    long_name = records.get(b"path", long_name)
-                    if b"size" in records:
-                        pax_size = _number_of_pax(records[b"size"])
-            elif kind not in (b"K", _PAX_GLOBAL):
-                name = member_name(header) if long_name is None else long_name.decode("utf-8", "surrogateescape")
-                if kind in _FILES and not name.endswith("/"):
-                    yield name, data, size
-                long_name = pax_size = None
-            at = data + (size + BLOCK - 1) // BLOCK * BLOCK
-    except _Damage as damage:
-        log.warning("%s is damaged at byte %d: %s; samples before it are used.", path, at, damage)
-
-
-def _number_of_pax(raw: bytes) -> int:
-    if not re.fullmatch(rb"\d{1,18}", raw):
-        raise _Damage(f"an extended header holds the size {raw[:20]!r}")
-    return int(raw)
+        with _Headers(path, encoding="utf-8", errors="surrogateescape") as tar:
+            tar.offset = 0  # opening reads the first header
+            while True:
+                at = tar.offset
+                member = tar.next()
+                left, is_plain = end - member.offset_data, member.isreg() and not member.issparse()
+                if member.size < 0 or (is_plain and member.size > left) or tar.offset <= at:
+                    raise tarfile.HeaderError(f"{member.name!r} claims {member.size:,} bytes, {left:,} are left")
+                if is_plain:
+                    yield member.name, member.offset_data, member.size
+    except (tarfile.TarError, ValueError, ArithmeticError, LookupError, RecursionError) as damage:
+        kind = type(damage).__name__
+        if kind != "EOFHeaderError":
+            words = _ENDS.get(kind, damage)
+            log.warning("%s is damaged at byte %d: %s; samples before it are used.", path, at, words)
 
 
 def build_index(path: str, image: str) -> Index:
@@ -149,20 +92,16 @@ def build_index(path: str, image: str) -> Index:
     columns = {"txt": TXT, "json": JSON} | columns
     rows: list[list[int]] = []
     row_of_key: dict[str, list[int]] = {}
-    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        for name, offset, size in walk_members(file, os.fstat(file).st_size, path):
-            key, extension = split_key(name) or ("", "")
-            column = columns.get(extension)
-            if column is None:
-                continue
-            row = row_of_key.get(key)
-            if row is None or row[column] >= 0:  # a member that is there already begins another sample
-                row = row_of_key[key] = [-1] * COLUMNS
-                rows.append(row)
-            row[column], row[column + 1] = offset, size
-    finally:
-        os.close(file)
+    for name, offset, size in walk_members(path):
+        key, extension = split_key(name) or ("", "")
+        column = columns.get(extension)
+        if column is None:
+            continue
+        row = row_of_key.get(key)
+        if row is None or row[column] >= 0:  # a member that is there already begins another sample
+            row = row_of_key[key] = [-1] * COLUMNS
+            rows.append(row)
+        row[column], row[column + 1] = offset, size
     return np.array(rows, np.int64).reshape(-1, COLUMNS)
 
 
@@ -221,6 +160,14 @@ def write_atomically(target: Path, write: Callable[[IO[bytes]], object]) -> None
         raise
 
 
+def keep_in_cache(target: Path, write: Callable[[IO[bytes]], object], what: str) -> None:
+    """Where it cannot be kept, it is made anew by the next run."""
+    try:
+        write_atomically(target, write)
+    except OSError as error:
+        log.warning("%s cannot be kept in %s (%s).", what, target.parent, error.strerror)
+
+
 def load_array(path: Path) -> Index | None:
     """A cached index, mapped so that all processes of a machine share it; None where it is absent or damaged."""
     try:
@@ -254,40 +201,28 @@ def _has_its_sum(path: Path) -> bool:
 
 
 def cached_index(path: str, image: str) -> Index:
-    folder = cache_folder()
-    target = folder / f"{file_key(path, image)}.npy" if folder else None
-    kept = load_array(target) if target else None
-    if kept is not None:
-        return kept
-    index = build_index(path, image)
-    if target:
-        _save(target, [index])
-    return index
+    return _cached(file_key(path, image), lambda: [build_index(path, image)])
 
 
 def joined_index(paths: list[str], image: str, parts: list[Index]) -> Index:
-    """The indexes of all shards as one array: mapped from the cache, in memory where there is none."""
-    if len(parts) == 1:
-        return parts[0]
-    length = sum(map(len, parts))
-    folder = cache_folder()
-    if folder is None:
-        return np.concatenate(parts)
+    """The indexes of all shards as one array."""
     names = "".join(file_key(path, image) for path in paths)
-    target = folder / f"{hashlib.blake2b(names.encode(), digest_size=16).hexdigest()}-joined.npy"
-    kept = load_array(target)
-    if kept is not None and len(kept) == length:
+    name = hashlib.blake2b(names.encode(), digest_size=16).hexdigest()
+    return parts[0] if len(parts) == 1 else _cached(f"{name}-joined", lambda: parts)
+
+
+def _cached(name: str, build: Callable[[], list[Index]]) -> Index:
+    """Mapped from the cache folder; in memory where there is none, or no room in it."""
+    folder = cache_folder()
+    target = folder / f"{name}.npy" if folder else None
+    kept = load_array(target) if target else None
+    if kept is not None:
         return kept
-    _save(target, parts)
-    kept = load_array(target)
+    parts = build()
+    if target:
+        keep_in_cache(target, lambda file: _write_index(file, parts), "The index of a shard")
+        kept = load_array(target)
     return np.concatenate(parts) if kept is None else kept
-
-
-def _save(target: Path, parts: list[Index]) -> None:
-    try:
-        write_atomically(target, lambda file: _write_index(file, parts))
-    except OSError as error:
-        log.warning("Cannot keep the index %s (%s); it stays in memory.", target, error.strerror)
 
 
 _PACKED = {".gz": gzip, ".tgz": gzip, ".xz": lzma, ".txz": lzma, ".bz2": bz2}

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import json
 import os
-import threading
-from collections import OrderedDict
+import tarfile
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,9 @@ from fullbatch.data.sample import (
     MAX_TEXT_BYTES,
     BadSample,
     RawSample,
+    Samples,
     caption_texts,
     check_image_size,
-    check_index,
     checked_captions,
     fingerprint_of,
     utf8,
@@ -45,7 +46,7 @@ class _File:
             os.close(self.descriptor)
 
 
-class TarShards:
+class TarShards(Samples):
     """Samples of local shards, in the order of the shards and of the samples in each.
 
     A caption is the .txt member, else "captions" or "caption" in the .json; ``captions`` names other .json fields.  A
@@ -61,27 +62,23 @@ class TarShards:
             self._paths = list(pool.map(tar_index.unpacked, paths))
             parts = list(pool.map(tar_index.cached_index, self._paths, [image] * len(paths)))
         self._starts = np.cumsum([0, *map(len, parts)])
+        self.count = int(self._starts[-1])
         self._index: tar_index.Index | None = tar_index.joined_index(self._paths, image, parts)
         shards = zip(paths, parts, strict=True)
         described = [
             part for path, rows in shards for part in (os.path.basename(path), os.path.getsize(path), len(rows))
         ]
         self.fingerprint = fingerprint_of("tar", image, *captions, *described)
-        self._files: OrderedDict[int, _File] = OrderedDict()
-        self._lock = threading.Lock()
-
-    def __len__(self) -> int:
-        return int(self._starts[-1])
+        self._file = lru_cache(_OPEN_FILES)(_File)
 
     def __getstate__(self) -> dict[str, Any]:
         """Without descriptors, and without an index that the reader's process finds in the cache."""
         mapped = isinstance(self._index, np.memmap)
-        dropped: dict[str, Any] = {"_files": None, "_lock": None}
-        return self.__dict__ | dropped | ({"_index": None} if mapped else {})
+        return self.__dict__ | {"_file": None} | ({"_index": None} if mapped else {})
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._files, self._lock = OrderedDict(), threading.Lock()
+        self._file = lru_cache(_OPEN_FILES)(_File)
 
     def _rows(self) -> tar_index.Index:
         if self._index is None:
@@ -92,19 +89,9 @@ class TarShards:
             self._index = index
         return self._index
 
-    def _file(self, shard: int) -> _File:
-        with self._lock:
-            file = self._files.get(shard)
-            if file is None:
-                file = self._files[shard] = _File(self._paths[shard])
-                if len(self._files) > _OPEN_FILES:
-                    self._files.popitem(last=False)
-            self._files.move_to_end(shard)
-            return file
-
     def _bytes(self, label: str, shard: int, offset: int, size: int) -> bytes:
         try:
-            file = self._file(shard)
+            file = self._file(self._paths[shard])
             raw = os.pread(file.descriptor, size, offset)
             while len(raw) < size:  # network file systems may give less than asked for
                 more = os.pread(file.descriptor, size - len(raw), offset + len(raw))
@@ -115,8 +102,7 @@ class TarShards:
         except OSError as error:
             raise BadSample(label, f"cannot read the shard: {error.strerror}") from None
 
-    def read(self, index: int) -> RawSample:
-        check_index(index, len(self), self.name)
+    def _read(self, index: int) -> RawSample:
         shard = int(np.searchsorted(self._starts, index, side="right")) - 1
         label = f"{self._labels[shard]}:{index - int(self._starts[shard])}"
         row: list[int] = self._rows()[index].tolist()
@@ -126,8 +112,9 @@ class TarShards:
         # one read for the image and the header before it, where the key stands
         wanted = size if first == IMAGE and size <= MAX_IMAGE_BYTES else 0
         raw = self._bytes(label, shard, offset - BLOCK, BLOCK + wanted)
-        key = tar_index.split_key(tar_index.member_name(raw[:BLOCK]))
-        label = f"{self._labels[shard]}:{key[0]}" if key else label
+        with suppress(tarfile.TarError):  # the shard was written over
+            key = tar_index.split_key(tarfile.TarInfo.frombuf(raw[:BLOCK], "utf-8", "surrogateescape").name)
+            label = f"{self._labels[shard]}:{key[0]}" if key else label
         if first != IMAGE:
             raise BadSample(label, f"no image member (.{self._image or 'jpg, .png, .webp, ...'})")
         check_image_size(label, size)

@@ -10,7 +10,6 @@ Views are cut from the middle square at the model's own size.
 from __future__ import annotations
 
 import math
-import random
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,7 +19,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fullbatch.config.data import Views
-from fullbatch.data.images import EvalTransform, Floats, random_boxes
+from fullbatch.data.images import Floats, random_boxes
 from fullbatch.data.order import Ints, key_of, uniforms
 
 EVALUATION = -1  # the epoch of views that are not trained on; their places are the samples' numbers
@@ -34,17 +33,6 @@ _ELEMENTS = 1 << 24  # numbers augmented at a time
 # what the K numbers are; the first four place the crop: centre and half width (negative: mirrored), centre and half
 # height, where the image reaches from -1 to 1
 _CROP, _BRIGHTNESS, _CONTRAST, _SATURATION, _HUE, _COLOUR, _BLUR = slice(0, 4), 4, 5, 6, 7, 8, 9
-
-
-@dataclass(frozen=True)
-class WholeSquare:
-    """What views are cut from, behind the face of ``TrainTransform``; drawing is left to the batch."""
-
-    size: int
-    max_pixels: int = 50_000_000
-
-    def __call__(self, raw: bytes, name: str, rng: random.Random) -> Tensor:
-        return EvalTransform(self.size, self.max_pixels)(raw, name)
 
 
 def no_tokens(captions: list[str]) -> Tensor:

@@ -14,14 +14,11 @@ FOLDER/
 from __future__ import annotations
 
 import io
-import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from fullbatch.data.sample import (
@@ -29,8 +26,8 @@ from fullbatch.data.sample import (
     MAX_TEXT_BYTES,
     BadSample,
     RawSample,
+    Samples,
     check_image_size,
-    check_index,
     checked_captions,
     fingerprint_of,
     utf8,
@@ -47,21 +44,23 @@ class TarMember:
     size: int
 
 
-class ShardSamples:
+class ShardSamples(Samples):
     """The samples of a folder's shards, in order.  A classified image has one caption, the name of its class."""
 
     def __init__(self, name: str, shards: list[Path], classes: tuple[str, ...] | None) -> None:
         self.name, self._shards, self._classes = name, shards, classes
         self._rows: list[tuple[int, str, dict[str, TarMember]]] = []
         for number, shard in enumerate(shards):
-            self._rows += [(number, key, members) for key, members in _walk(shard).items()]
-        if not self._rows:
+            members: dict[str, dict[str, TarMember]] = {}
+            for member, offset, size in walk_members(str(shard)):
+                if parts := split_key(member):
+                    members.setdefault(parts[0], {}).setdefault(parts[1], TarMember(offset, size))
+            self._rows += [(number, key, of_key) for key, of_key in members.items()]
+        self.count = len(self._rows)
+        if not self.count:
             raise ValueError(f"The shards in {shards[0].parent} hold no sample.")
         described = [part for s in shards for part in (s.name, s.stat().st_size, s.stat().st_mtime_ns)]
         self.fingerprint = fingerprint_of("benchmark", *(classes or ()), *described)
-
-    def __len__(self) -> int:
-        return len(self._rows)
 
     def label(self, index: int) -> str:
         shard, key, _ = self._rows[index]
@@ -87,8 +86,7 @@ class ShardSamples:
             raise ValueError(f"{self.label(index)}: the .cls member {there}, expected {wanted}.")
         return int(text)
 
-    def read(self, index: int) -> RawSample:
-        check_index(index, len(self), self.name)
+    def _read(self, index: int) -> RawSample:
         label, members = self.label(index), self._rows[index][2]
         kind = next((extension for extension in IMAGE_EXTENSIONS if extension in members), None)
         if kind is None:
@@ -103,19 +101,6 @@ class ShardSamples:
         image = self.raw(index, kind)
         assert image is not None
         return RawSample(label, image, captions)
-
-
-def _walk(shard: Path) -> dict[str, dict[str, TarMember]]:
-    members_of_key: dict[str, dict[str, TarMember]] = {}
-    file = os.open(shard, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        for name, offset, size in walk_members(file, os.fstat(file).st_size, str(shard)):
-            key, extension = split_key(name) or ("", "")
-            if key:
-                members_of_key.setdefault(key, {}).setdefault(extension, TarMember(offset, size))
-    finally:
-        os.close(file)
-    return members_of_key
 
 
 @dataclass(frozen=True)
@@ -197,20 +182,15 @@ def _groups(samples: ShardSamples) -> Tensor | None:
             row = np.atleast_1d(np.load(io.BytesIO(raw), allow_pickle=False))
         except (OSError, ValueError, EOFError) as error:
             raise ValueError(f"{samples.label(index)}: the .npy member cannot be read ({error}).") from None
-        rows.append(_whole(row, samples.label(index)))
+        with np.errstate(invalid="ignore"):
+            whole = row.astype(np.int64) if row.dtype.kind in "biuf" else None
+        if whole is None or not bool((whole == row).all()):  # 0.2 and 0.9 must not become one group
+            shown = np.array2string(row.ravel()[:4], threshold=4)[:80]
+            raise ValueError(
+                f"{samples.label(index)}: the .npy member holds {shown} ({row.dtype}), expected whole numbers that say "
+                "which groups it is in."
+            )
+        rows.append(whole)
     if len({row.shape for row in rows}) > 1 or rows[0].ndim != 1:
         raise ValueError(f"The .npy members of {samples.name} have different shapes.")
     return torch.from_numpy(np.stack(rows))
-
-
-def _whole(row: NDArray[Any], label: str) -> NDArray[np.int64]:
-    """Groups are told apart by whole numbers: 0.2 and 0.9 must not become one group."""
-    if row.dtype.kind in "biuf":
-        with np.errstate(invalid="ignore"):
-            whole = row.astype(np.int64)
-        if bool((whole == row).all()):
-            return whole
-    shown = np.array2string(row.ravel()[:4], threshold=4)[:80]
-    raise ValueError(
-        f"{label}: the .npy member holds {shown} ({row.dtype}), expected whole numbers that say which groups it is in."
-    )

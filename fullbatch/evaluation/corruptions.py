@@ -291,28 +291,18 @@ def elastic_transform(x_NHWC: Floats, draws: Draws) -> Floats:
     ones_N31 = np.ones((count, 3, 1))
     # where each pixel comes from: the map back from the moved points
     back_N32 = np.linalg.solve(np.concatenate([moved_N32, ones_N31], axis=2), np.broadcast_to(points_32, (count, 3, 2)))
-    y, x = np.meshgrid(np.arange(size), np.arange(size), indexing="ij")
-    from_NHW2 = np.stack([x, y, np.ones_like(x)], axis=2).astype(np.float64) @ back_N32[:, None]
-    return _sampled(x_NHWC, from_NHW2[..., 1], from_NHW2[..., 0])
+    moved = zip(x_NHWC, back_N32, strict=True)
+    return np.stack([_affine(image_HWC, back_32) for image_HWC, back_32 in moved]).astype(np.float32)
 
 
-def _sampled(x_NHWC: Floats, row_NHW: npt.NDArray[np.float64], column_NHW: npt.NDArray[np.float64]) -> Floats:
+def _affine(image_HWC: Floats, back_32: npt.NDArray[np.float64]) -> Floats:
     """Bilinear; beyond an edge the image is mirrored, the edge itself not repeated."""
-    size, image_N11 = x_NHWC.shape[1], np.arange(len(x_NHWC))[:, None, None]
-    top, left = np.floor(row_NHW).astype(np.int64), np.floor(column_NHW).astype(np.int64)
-    down, right = (row_NHW - top)[..., None].astype(np.float32), (column_NHW - left)[..., None].astype(np.float32)
+    from scipy import ndimage  # here, since few runs need it
 
-    def at(row: npt.NDArray[np.int64], column: npt.NDArray[np.int64]) -> Floats:
-        return x_NHWC[image_N11, _mirrored(row, size), _mirrored(column, size)]
-
-    above = (1.0 - right) * at(top, left) + right * at(top, left + 1)
-    below = (1.0 - right) * at(top + 1, left) + right * at(top + 1, left + 1)
-    return np.asarray((1.0 - down) * above + down * below, np.float32)
-
-
-def _mirrored(place: npt.NDArray[np.int64], size: int) -> npt.NDArray[np.int64]:
-    turn = np.abs(place) % (2 * size - 2)
-    return np.asarray(np.minimum(turn, 2 * size - 2 - turn), np.int64)
+    back_33 = np.eye(3)  # of row, column and channel
+    back_33[:2, :2] = back_32[1::-1, ::-1].T
+    start = (back_32[2, 1], back_32[2, 0], 0.0)
+    return np.asarray(ndimage.affine_transform(image_HWC, back_33, start, order=1, mode="mirror"))
 
 
 def pixelate(x_NHWC: Floats, draws: Draws) -> Floats:

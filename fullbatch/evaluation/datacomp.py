@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fullbatch import distributed
-from fullbatch.data.sample import BadSample, RawSample, caption_texts, check_index, checked_captions, fingerprint_of
-from fullbatch.data.table_files import image_of_field
+from fullbatch.data.sample import BadSample, RawSample, Samples, fingerprint_of
+from fullbatch.data.table_files import image_of_field, sample_of_row
 from fullbatch.evaluation.embed import Embedder
 from fullbatch.evaluation.result import Average, Result
 
@@ -132,21 +132,17 @@ _PART = re.compile(r"(?:-\d+-of-(\d+))?\.arrow$")  # NAME-00000-of-00002.arrow: 
 _VERSION = re.compile(r"\d+\.\d+\.\d+")
 
 
-class ArrowRows:
+class ArrowRows(Samples):
     """The rows of the test split below a folder, or of the only table there; columns as saved."""
 
-    def __init__(self, folder: Path, columns: Sequence[str]) -> None:
+    def __init__(self, folder: Path, *columns: str) -> None:
         self.files = files_of_test_split(folder)
-        self.name, self._columns, self._table = folder.name, list(columns), None
-        missing = [column for column in columns if column not in self._rows().column_names]
-        if missing:
-            there = ", ".join(self._rows().column_names)
-            raise ValueError(f"{self.files[0]} has no column {', '.join(missing)}; its columns are {there}.")
+        self.name, self.folder, self._columns, self._table = folder.name, str(folder), list(columns), None
+        there = self._rows().column_names
+        if missing := [column for column in columns if column not in there]:
+            raise ValueError(f"{self.files[0]} has no column {', '.join(missing)}; its columns are {', '.join(there)}.")
         described = [part for path in self.files for part in (path.name, path.stat().st_size, path.stat().st_mtime_ns)]
-        self.fingerprint = fingerprint_of("arrow", *columns, *described)
-
-    def __len__(self) -> int:
-        return int(self._rows().num_rows)
+        self.fingerprint, self.count = fingerprint_of("arrow", *columns, *described), int(self._rows().num_rows)
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_table": None}
@@ -207,47 +203,33 @@ def _newest(tables: list[list[Path]]) -> list[list[Path]]:
     return [files for files, when in zip(tables, written, strict=True) if when == max(written)]
 
 
-class ArrowPairs:
+class ArrowPairs(ArrowRows):
     """Images with their captions."""
 
-    def __init__(self, folder: Path, image: str = "image", captions: str = "caption") -> None:
-        self._rows, self._image, self._captions = ArrowRows(folder, (image, captions)), image, captions
-        self.name, self.fingerprint = folder.name, self._rows.fingerprint
-        self._folder = str(folder)
-        if len(self._rows) == 0:
-            raise ValueError(f"The tables in {str(folder)!r} hold no row.")
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder, "image", "caption")
+        if not self.count:
+            raise ValueError(f"The tables in {self.folder!r} hold no row.")
 
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def read(self, index: int) -> RawSample:
-        check_index(index, len(self), self.name)
-        label, row = f"{self.name}:row {index}", self._rows.row(index)
-        captions = checked_captions(label, caption_texts(row[self._captions]))
-        return RawSample(label, image_of_field(label, self._folder, row[self._image]), captions)
+    def _read(self, index: int) -> RawSample:
+        return sample_of_row(f"{self.name}:row {index}", self.folder, self.row(index), "image", ("caption",))
 
 
-class CandidateImages:
+class CandidateImages(ArrowRows):
     """The images among which an association is sought, WinoGAViL's: one after the other, row by row."""
 
     def __init__(self, folder: Path) -> None:
-        self._rows = ArrowRows(folder, ("candidate_images",))
-        self.table = ArrowRows(folder, ("cue", "candidates", "associations"))
-        self.name, self.fingerprint, self._folder = folder.name, self._rows.fingerprint, str(folder)
-        candidates = self.table.column("candidates")
-        self.candidates: list[list[str]] = candidates
-        self._places = [(row, place) for row, names in enumerate(candidates) for place in range(len(names))]
+        super().__init__(folder, "candidate_images", "cue", "candidates", "associations")
+        self.candidates: list[list[str]] = self.column("candidates")
+        self._places = [(row, place) for row, names in enumerate(self.candidates) for place in range(len(names))]
+        self.count = len(self._places)
 
-    def __len__(self) -> int:
-        return len(self._places)
-
-    def read(self, index: int) -> RawSample:
-        check_index(index, len(self), self.name)
+    def _read(self, index: int) -> RawSample:
         row, place = self._places[index]
-        label, images = f"{self.name}:row {row}, candidate {place}", self._rows.row(row)["candidate_images"]
+        label, images = f"{self.name}:row {row}, candidate {place}", self.row(row)["candidate_images"]
         if len(images) != len(self.candidates[row]):
             raise BadSample(label, f"{len(images)} images for {len(self.candidates[row])} candidates")
-        return RawSample(label, image_of_field(label, self._folder, images[place]), (self.candidates[row][place],))
+        return RawSample(label, image_of_field(label, self.folder, images[place]), (self.candidates[row][place],))
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -267,7 +249,7 @@ def associations(task: str, folder: Path, embedder: Embedder) -> Result:
     """The mean Jaccard index; main is that of questions with ten or twelve candidates, as in DataComp."""
     samples = distributed.together(lambda: CandidateImages(folder))
     images = embedder.images(samples)
-    cues, right = samples.table.column("cue"), samples.table.column("associations")
+    cues, right = samples.column("cue"), samples.column("associations")
     text_QD = embedder.captions([prompt_of_cue(cue) for cue in cues])
     row_of_id = {sample: row for row, sample in enumerate(images.ids.tolist())}
     scores: dict[int, list[tuple[float, float]]] = {}

@@ -8,7 +8,7 @@ import hashlib
 import json
 import logging
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from fullbatch.data.images import EvalTransform
 from fullbatch.data.loader import EvaluationBatches, LoadedBatch, SamplePool, load
 from fullbatch.data.sample import Samples, fingerprint_of
 from fullbatch.data.sources import fingerprint_of_samples, open_source
-from fullbatch.data.tar_index import cache_folder, write_atomically
+from fullbatch.data.tar_index import cache_folder, keep_in_cache
 from fullbatch.data.two_views import ViewMaker, no_tokens
 from fullbatch.models.design import to_json
 from fullbatch.models.execution import in_precision
@@ -33,36 +33,25 @@ log = logging.getLogger("fullbatch")
 
 
 @dataclass(frozen=True)
-class EmbeddedPairs:
-    """The embedded samples of a source, in its order; float32 on the host."""
+class SourceRows:
+    """What a pass over a source gave for each of its images, in its order; on the host, the same on every rank.
 
-    ids: Tensor
-    image_ND: Tensor
-    text_ND: Tensor
-    captions: list[str]
-
-
-@dataclass(frozen=True)
-class Images:
-    """The embedded images of a source, in its order, with every caption of each.
-
+    tables     what was made of each image: its embedding, or whatever the pass was for
+    captions   every caption of each image
     left_out   the samples that could not be read, and why
     """
 
     ids: Tensor
-    image_ND: Tensor
+    tables: tuple[Tensor, ...]
     captions: list[tuple[str, ...]]
     left_out: tuple[str, ...] = ()
 
+    @property
+    def image_ND(self) -> Tensor:
+        return self.tables[0]
 
-@dataclass(frozen=True)
-class SourceRows:
-    """What a pass over a source gave for each of its images, in its order; on the host, the same on every rank."""
 
-    ids: Tensor
-    tables: tuple[Tensor, ...]
-    captions: list[tuple[str, ...]]
-    left_out: tuple[str, ...]
+Kept = tuple[dict[str, Tensor], list[list[str]]]  # tensors and texts
 
 
 @dataclass(frozen=True)
@@ -92,12 +81,6 @@ class Embedder:
     views: ViewMaker | None = None  # what stands in for captions, where one encoder sees two views of each image
     watch: Callable[[str, int, int], None] = lambda source, done, total: None
 
-    def pairs(self, source: Source) -> EmbeddedPairs:
-        """Every sample of a source with its first caption, on every rank; bad samples are named in the log."""
-        images = self.images(source)
-        captions = [of_image[0] for of_image in images.captions]
-        return EmbeddedPairs(images.ids, images.image_ND, self.captions(captions), captions)
-
     @torch.no_grad()
     def tables(self, batches: Iterable[LoadedBatch]) -> Tables:
         """Every rank brings equally many batches, some of which may be empty."""
@@ -112,35 +95,39 @@ class Embedder:
         order = ids_n.argsort()
         return Tables(ids_n[order], image_nD[order], text_nD[order])
 
-    def images(self, source: Source | Samples) -> Images:
+    def images(self, source: Source | Samples) -> SourceRows:
         """Every image of a source with all its captions, which are not embedded; on every rank the same."""
         named = source if isinstance(source, Source) else None
-        samples = open_source(source) if isinstance(source, Source) else source
+        samples = _samples_of(source)
+
+        def embedded() -> Kept:
+            rows = self.walk(samples, lambda batch: (self.image_rows(batch.images),))
+            return {"ids": rows.ids, "image": rows.image_ND}, [list(rows.left_out), *map(list, rows.captions)]
+
+        parts = () if self.cache is None else (self.max_pixels, fingerprint_of_samples(samples, named))
+        tensors, (left_out, *captions) = self._kept(embedded, "images", *parts)
+        return SourceRows(tensors["ids"], (tensors["image"],), [tuple(of) for of in captions], tuple(left_out))
+
+    def _kept(self, make: Callable[[], Kept], *parts: object) -> Kept:
+        """What ``make`` gives, or gave before: the cache has it under a name made of ``parts``."""
         if self.cache is None:
-            return self._images(samples, named or samples.name)
-        path = self.cache.path("images", self.max_pixels, fingerprint_of_samples(samples, named))
+            return make()
+        path = self.cache.path(*parts)
         kept = self.cache.load(path)
-        if kept is not None:
-            tensors, (left_out, *captions) = kept
-            return Images(tensors["ids"], tensors["image"], [tuple(of) for of in captions], tuple(left_out))
-        images = self._images(samples, named or samples.name)
-        texts = [list(images.left_out), *map(list, images.captions)]
-        self.cache.save(path, {"ids": images.ids, "image": images.image_ND}, texts)
-        return images
+        if kept is None:
+            kept = make()
+            self.cache.save(path, *kept)
+        return kept
 
     @torch.no_grad()
     def captions(self, captions: list[str]) -> Tensor:
         """Text embeddings, on every rank the same; captions that are equal are embedded once."""
         distinct = list(dict.fromkeys(captions))
         number = {caption: place for place, caption in enumerate(distinct)}
-        return self._distinct(distinct)[torch.tensor([number[caption] for caption in captions])]
+        tensors, _ = self._kept(lambda: ({"text": self._distinct(distinct)}, []), "captions", *distinct)
+        return tensors["text"][torch.tensor([number[caption] for caption in captions])]
 
     def _distinct(self, captions: list[str]) -> Tensor:
-        path = self.cache.path("captions", *captions) if self.cache is not None else None
-        kept = self.cache.load(path) if self.cache is not None and path is not None else None
-        if kept is not None:
-            tensors, _ = kept
-            return tensors["text"]
         world, rows = distributed.world(), self.batch_size
         turns_here = []
         with _evaluating(self.model):
@@ -151,34 +138,27 @@ class Embedder:
         turns = [distributed.gather_uneven(text_BD).cpu() for text_BD in turns_here]  # a turn has the captions in order
         text_TD = torch.cat(turns)
         _check_finite(text_TD, captions, "captions")
-        if self.cache is not None and path is not None:
-            self.cache.save(path, {"text": text_TD}, [])
         return text_TD
 
-    def _images(self, samples: Samples, source: Source | str) -> Images:
-        walked = self.walk(samples, source, lambda batch: (self.image_rows(batch.images),))
-        return Images(walked.ids, walked.tables[0], walked.captions, walked.left_out)
-
     @torch.no_grad()
-    def walk(
-        self, samples: Samples, source: Source | str, rows: Callable[[LoadedBatch], tuple[Tensor, ...]]
-    ) -> SourceRows:
+    def walk(self, source: Source | Samples, rows: Callable[[LoadedBatch], tuple[Tensor, ...]]) -> SourceRows:
         """Whatever ``rows`` makes of a batch, one row per sample, over all samples; the model is in evaluation mode.
         Every rank calls ``rows`` equally often: with a batch of one black image where its share is used up."""
+        samples, name = _samples_of(source), str(source) if isinstance(source, Source) else source.name
         transform = EvalTransform(self.image_size, self.max_pixels)
         batches = EvaluationBatches(SamplePool([samples]), self.batch_size, transform, no_tokens, distributed.world())
         ids: list[Tensor] = []
         parts: list[tuple[Tensor, ...]] = []
         captions: dict[int, tuple[str, ...]] = {}
         bad: list[str] = []
-        self.watch(str(source), 0, len(batches))
+        self.watch(name, 0, len(batches))
         with _evaluating(self.model):
             for number, batch in enumerate(load(batches, range(len(batches)), self.workers, self.device), start=1):
                 ids.append(batch.ids)
                 parts.append(tuple(part[: len(batch.ids)] for part in rows(self._present(batch, no_tokens))))
-                captions.update(zip(batch.ids.tolist(), batch.every_caption, strict=True))
+                captions.update(zip(batch.ids.tolist(), batch.captions, strict=True))
                 bad += [str(error) for error in batch.bad]
-                self.watch(str(source), number, len(batches))
+                self.watch(name, number, len(batches))
         captions_of_id: dict[int, tuple[str, ...]] = {}
         left_out: list[str] = []
         for captions_there, bad_there in distributed.gather_objects((captions, bad)):
@@ -187,14 +167,14 @@ class Embedder:
         for error in left_out:
             log.info("left a bad sample out of the evaluation: %s", error)
         if not captions_of_id:
-            raise ValueError(f"No sample of {source} can be evaluated ({left_out[0] if left_out else 'it is empty'}).")
+            raise ValueError(f"No sample of {name} can be evaluated ({left_out[0] if left_out else 'it is empty'}).")
         tables_of_parts: list[tuple[Tensor, ...]] = [tuple(ids), *zip(*parts, strict=True)]
         gathered = [distributed.gather_uneven(torch.cat(table)).cpu() for table in tables_of_parts]
         order = gathered[0].argsort()
         ids_N, *tables = (rows_N[order] for rows_N in gathered)
         names = [captions_of_id[sample] for sample in ids_N.tolist()]
         for rows_ND in tables:
-            _check_finite(rows_ND, [repr(of[0]) for of in names], f"images of {source}")
+            _check_finite(rows_ND, [repr(of[0]) for of in names], f"images of {name}")
         return SourceRows(ids_N, tuple(tables), names, tuple(left_out))
 
     def image_rows(self, images_BCSS: Tensor) -> Tensor:
@@ -222,6 +202,10 @@ class Embedder:
         with in_precision(self.precision, self.device):
             embedded: tuple[Tensor, Tensor] = self.model(images, tokens)
         return embedded
+
+
+def _samples_of(source: Source | Samples) -> Samples:
+    return distributed.together(lambda: open_source(source)) if isinstance(source, Source) else source
 
 
 def _check_finite(table_ND: Tensor, names: list[str], what: str) -> None:
@@ -292,9 +276,14 @@ class EmbeddingCache:
     def path(self, *parts: object) -> Path:
         return self.folder / f"{fingerprint_of(self.model, *parts)}.safetensors"
 
-    def load(self, path: Path) -> tuple[dict[str, Tensor], list[list[str]]] | None:
+    def load(self, path: Path) -> Kept | None:
         """The tensors and texts under a name; None unless every rank has them whole."""
-        kept = _read(path)
+        from safetensors import SafetensorError, safe_open
+
+        kept: Kept | None = None
+        with suppress(OSError, SafetensorError, KeyError, ValueError), safe_open(path, "pt") as opened:
+            texts: list[list[str]] = json.loads((opened.metadata() or {})["texts"])
+            kept = {name: opened.get_tensor(name) for name in opened.keys()}, texts  # noqa: SIM118
         (lacking,) = distributed.any_rank(kept is None)
         return None if lacking else kept
 
@@ -304,19 +293,5 @@ class EmbeddingCache:
 
         if distributed.is_node_leader():
             raw = save({name: tensor.contiguous() for name, tensor in tensors.items()}, {"texts": json.dumps(texts)})
-            try:
-                write_atomically(path, lambda file: file.write(raw))
-            except OSError as error:
-                log.warning("Cannot keep embeddings in %s (%s).", path.parent, error.strerror)
+            keep_in_cache(path, lambda file: file.write(raw), "Embeddings")
         distributed.host_barrier()
-
-
-def _read(path: Path) -> tuple[dict[str, Tensor], list[list[str]]] | None:
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(path, "pt") as opened:
-            texts: list[list[str]] = json.loads((opened.metadata() or {})["texts"])
-            return {name: opened.get_tensor(name) for name in opened.keys()}, texts  # noqa: SIM118
-    except (OSError, SafetensorError, KeyError, ValueError):
-        return None

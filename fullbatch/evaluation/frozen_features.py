@@ -4,18 +4,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fullbatch import distributed
 from fullbatch.config.data import Source
-from fullbatch.data.sources import open_source
 from fullbatch.evaluation.embed import Embedder, SourceRows
-from fullbatch.evaluation.measure import mean_per_class, share
+from fullbatch.evaluation.measure import left_out_note, mean_per_class, share
 from fullbatch.evaluation.result import Result
 
 NEIGHBOURS, TEMPERATURE = 200, 0.07  # Wu et al. 2018
@@ -33,32 +30,27 @@ class Labelled:
     features_NF: Tensor
     labels_N: Tensor
     classes: tuple[str, ...]
-    left_out: int
+    left_out: tuple[str, ...]
 
 
 def labelled_features(task: str, train: Source, test: Source, embedder: Embedder) -> tuple[Labelled, Labelled]:
     """Both sets on the embedder's device; classes are those of the training set."""
 
     def walk(source: Source) -> SourceRows:
-        samples = distributed.together(lambda: open_source(source))
-        return embedder.walk(samples, source, lambda batch: (embedder.feature_rows(batch.images).float(),))
+        return embedder.walk(source, lambda batch: (embedder.feature_rows(batch.images).float(),))
 
     def labelled(walked: SourceRows) -> Labelled:
         labels_N = torch.tensor([number[of_image[0]] for of_image in walked.captions], device=embedder.device)
-        return Labelled(walked.tables[0].to(embedder.device), labels_N, classes, len(walked.left_out))
+        return Labelled(walked.tables[0].to(embedder.device), labels_N, classes, walked.left_out)
 
     trained, tested = walk(train), walk(test)
     classes = tuple(sorted({of_image[0] for of_image in trained.captions}))
-    _require_classes(task, classes, [of_image[0] for of_image in tested.captions])
-    number = {name: place for place, name in enumerate(classes)}
-    return labelled(trained), labelled(tested)
-
-
-def _require_classes(task: str, classes: Sequence[str], test_names: Sequence[str]) -> None:
     if len(classes) < 2:
         raise ValueError(f"The task {task!r} has one class ({classes[0]!r}): any model would be right.")
-    if unknown := sorted(set(test_names) - set(classes)):
+    if unknown := sorted({of_image[0] for of_image in tested.captions} - set(classes)):
         raise ValueError(f"The task {task!r}: no training image is of the class {unknown[0]!r}.")
+    number = {name: place for place, name in enumerate(classes)}
+    return labelled(trained), labelled(tested)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -151,8 +143,7 @@ def fit(features_NF: Tensor, labels_N: Tensor, classes: int, penalty: float) -> 
 
 def _result(task: str, metrics: dict[str, float], train: Labelled, test: Labelled, *notes: str) -> Result:
     left_out = train.left_out + test.left_out
-    if left_out:
-        notes = (*notes, f"{left_out:,} samples could not be read and are left out")
     classes, images = len(train.classes), len(test.labels_N)
-    counts = {"images": images, "training_images": len(train.labels_N), "classes": classes, "left_out": left_out}
+    counts = {"images": images, "training_images": len(train.labels_N), "classes": classes, "left_out": len(left_out)}
+    notes = (*notes, *left_out_note(left_out))
     return Result(task, metrics, "accuracy", 1.0 / classes, classes, counts=counts, notes=notes)

@@ -20,7 +20,7 @@ from fullbatch import distributed
 from fullbatch.config.data import Source
 from fullbatch.evaluation.benchmark_folders import Captioned, Classified, open_benchmark
 from fullbatch.evaluation.datacomp import MainMetric
-from fullbatch.evaluation.embed import Embedder, Images
+from fullbatch.evaluation.embed import Embedder, SourceRows
 from fullbatch.evaluation.result import Result
 from fullbatch.evaluation.retrieval import Answers, Gallery, chance_of_first, own_captions, recalls
 
@@ -108,10 +108,7 @@ _ENTRIES = 1 << 24  # similarities held at a time
 def class_embeddings(embedder: Embedder, classes: Sequence[str], templates: Sequence[str]) -> Tensor:
     """The mean of each class's unit prompt embeddings, made unit again (Radford et al. 2021)."""
     prompts = [prompted(template, name) for name in classes for template in templates]
-    return mean_of_prompts(embedder.captions(prompts).view(len(classes), len(templates), -1))
-
-
-def mean_of_prompts(prompts_CPD: Tensor) -> Tensor:
+    prompts_CPD = embedder.captions(prompts).view(len(classes), len(templates), -1)
     return normalize(prompts_CPD.mean(dim=1), dim=-1)
 
 
@@ -158,7 +155,7 @@ EXAMPLES = 8
 _OTHER_REGION = 5  # FMoW's last: what lies in none of the five; WILDS leaves it out, DataComp does not
 
 
-def retrieved(task: str, images: Images, answers: Answers, embedder: Embedder) -> Result:
+def retrieved(task: str, images: SourceRows, answers: Answers, embedder: Embedder) -> Result:
     chance = chance_of_first(answers)
     if chance == 1.0:
         what = "one image" if len(images.ids) == 1 else "the same caption for every image"
@@ -171,7 +168,7 @@ def retrieved(task: str, images: Images, answers: Answers, embedder: Embedder) -
     return Result(task, metrics, "mean_r1", chance, len(captions), shown, counts, left_out_note(images.left_out))
 
 
-def _examples(images: Images, text_TD: Tensor, captions: list[str]) -> tuple[dict[str, Any], ...]:
+def _examples(images: SourceRows, text_TD: Tensor, captions: list[str]) -> tuple[dict[str, Any], ...]:
     """For a few images, evenly spread: its caption, the rank of the best of its own, and the three nearest captions."""
     count = len(images.ids)
     ends = torch.tensor([len(of_image) for of_image in images.captions]).cumsum(0).tolist()
@@ -188,7 +185,7 @@ def _examples(images: Images, text_TD: Tensor, captions: list[str]) -> tuple[dic
 
 def classified(
     task: str,
-    images: Images,
+    images: SourceRows,
     labels_N: Tensor,
     classes: Sequence[str],
     templates: Sequence[str],

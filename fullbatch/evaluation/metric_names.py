@@ -12,19 +12,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from fullbatch.config import tasks as kinds
 from fullbatch.config.messages import listed, nearest
-from fullbatch.config.tasks import (
-    BenchmarkFolder,
-    CorruptedViews,
-    DataCompSuite,
-    ImageNetFolder,
-    LinearProbe,
-    Neighbours,
-    OtherView,
-    Retrieval,
-    ZeroShot,
-    parse_task,
-)
+from fullbatch.config.tasks import parse_task
 from fullbatch.data.sample import BadSample, Samples
 from fullbatch.data.sources import open_source
 from fullbatch.evaluation.benchmark_folders import Captioned, Classified, open_benchmark
@@ -50,11 +40,11 @@ class Counted:
 def count_classes(text: str, enough: int) -> Counted:
     """The classes of a task of classification; ``enough``: there is no need to count further."""
     match parse_task(text):
-        case ZeroShot(source) | Neighbours(source) | LinearProbe(source):
+        case kinds.ZeroShot(source) | kinds.Neighbours(source) | kinds.LinearProbe(source):
             return count(open_source(source), enough)
-        case ImageNetFolder(path):
+        case kinds.ImageNetFolder(path):
             return count(open_source(class_folders(path)), enough)
-        case BenchmarkFolder(path):
+        case kinds.BenchmarkFolder(path):
             opened = open_benchmark(path)
             return Counted(len(opened.classes) if isinstance(opened, Classified) else 0, whole=True)
         case _:
@@ -88,26 +78,22 @@ def count(
 log = logging.getLogger("fullbatch")
 
 # What a kind of task gives, the main number first; a test holds it against what the tasks do give.
-RETRIEVAL = (
-    "mean_r1", "image_to_text_r1", "image_to_text_r5", "image_to_text_r10", "image_to_text_median_rank",
-    "text_to_image_r1", "text_to_image_r5", "text_to_image_r10", "text_to_image_median_rank",
-)  # fmt: skip
+_RANKED = ("r1", "r5", "r10", "median_rank")
+RETRIEVAL = ("mean_r1", *(f"{way}_{name}" for way in ("image_to_text", "text_to_image") for name in _RANKED))
 CLASSIFICATION = ("accuracy", "accuracy_top5", "mean_per_class", "f1_macro")
-VIEWS = (
-    "mean_r1", "first_to_second_r1", "first_to_second_r5", "first_to_second_median_rank",
-    "second_to_first_r1", "second_to_first_r5", "second_to_first_median_rank",
-)  # fmt: skip
+_FOUND = ("r1", "r5", "median_rank")
+VIEWS = ("mean_r1", *(f"{way}_{name}" for way in ("first_to_second", "second_to_first") for name in _FOUND))
 CORRUPTED = ("mean_r1", "first_to_second_r1", "second_to_first_r1", *(f"r1_{name}" for name in CORRUPTION_NAMES))
 NEIGHBOURS = ("accuracy", "accuracy_20", "mean_per_class")
 LINEAR = ("accuracy", "mean_per_class")
 _METRICS: Mapping[type, tuple[str, ...]] = {
-    Retrieval: RETRIEVAL,
-    ZeroShot: CLASSIFICATION,
-    ImageNetFolder: CLASSIFICATION,
-    OtherView: VIEWS,
-    CorruptedViews: CORRUPTED,
-    Neighbours: NEIGHBOURS,
-    LinearProbe: LINEAR,
+    kinds.Retrieval: RETRIEVAL,
+    kinds.ZeroShot: CLASSIFICATION,
+    kinds.ImageNetFolder: CLASSIFICATION,
+    kinds.OtherView: VIEWS,
+    kinds.CorruptedViews: CORRUPTED,
+    kinds.Neighbours: NEIGHBOURS,
+    kinds.LinearProbe: LINEAR,
 }
 NOT_METRICS = ("chance", "size")  # numbers of a result that are not
 
@@ -150,13 +136,13 @@ def _has_enough_classes(metric: str) -> bool:
 
 def _names(text: str) -> Iterator[str]:
     task = parse_task(text)
-    if isinstance(task, DataCompSuite):
+    if isinstance(task, kinds.DataCompSuite):
         there = [entry for entry in ENTRIES if entry.find(task.path)]
         made = [average for average in averages(dict.fromkeys([entry.key for entry in there], 0.0)) if average.found]
         made.sort(key=lambda average: average.name != "DataComp average")
         yield from (average_name(average.name, average.found, average.of) for average in made)
         yield from (f"datacomp:{entry.key} {entry.main}" for entry in there)
-    elif isinstance(task, BenchmarkFolder):
+    elif isinstance(task, kinds.BenchmarkFolder):
         names = RETRIEVAL if isinstance(open_benchmark(task.path), Captioned) else CLASSIFICATION
         yield from (f"{text} {name}" for name in names)
     else:

@@ -10,37 +10,19 @@ import torch
 from typing_extensions import assert_never
 
 from fullbatch import distributed
+from fullbatch.config import tasks as kinds
 from fullbatch.config.data import BUILTIN, Source
 from fullbatch.config.run import RunConfig
-from fullbatch.config.tasks import (
-    BenchmarkFolder,
-    CorruptedViews,
-    DataCompSuite,
-    ImageNetFolder,
-    LinearProbe,
-    Neighbours,
-    OtherView,
-    Retrieval,
-    ZeroShot,
-    parse_task,
-)
+from fullbatch.config.tasks import parse_task
 from fullbatch.data.image_folders import ImageFolder, images_below
 from fullbatch.data.sample import Samples
 from fullbatch.data.sources import open_source
 from fullbatch.data.table_files import ByPicture, CsvTable
+from fullbatch.evaluation import measure
 from fullbatch.evaluation.benchmark_folders import open_benchmark
 from fullbatch.evaluation.datacomp import ENTRIES, ArrowPairs, Entry, associations, averages
 from fullbatch.evaluation.embed import Embedder
 from fullbatch.evaluation.frozen_features import labelled_features, linear_probe, neighbours
-from fullbatch.evaluation.measure import (
-    PLAIN_TEMPLATES,
-    benchmark,
-    class_folders,
-    classified,
-    imagenet,
-    require_imagenet,
-    retrieved,
-)
 from fullbatch.evaluation.metric_names import MOST_READ, count
 from fullbatch.evaluation.result import Gap, Measured, Result
 from fullbatch.evaluation.retrieval import equal_captions, own_captions
@@ -73,24 +55,24 @@ def check_tasks(tasks: Sequence[str], read: bool = True) -> None:
     """Say now, not after hours of training, that a source is not there, or, if ``read``, that it tells nothing."""
     for text in tasks:
         match task := parse_task(text):
-            case Retrieval(source):
+            case kinds.Retrieval(source):
                 _require(text, source, 2 * read, "the same caption for every image", lambda captions: captions)
-            case ZeroShot(source):
+            case kinds.ZeroShot(source):
                 _require(text, source, 2 * read)
-            case CorruptedViews(source) if published_corruptions(source.path):
+            case kinds.CorruptedViews(source) if published_corruptions(source.path):
                 pass
-            case OtherView(source) | CorruptedViews(source):
+            case kinds.OtherView(source) | kinds.CorruptedViews(source):
                 _require(text, source, 1 * read)
-            case Neighbours(train, test) | LinearProbe(train, test):
+            case kinds.Neighbours(train, test) | kinds.LinearProbe(train, test):
                 _require(text, train, 2 * read)
                 _require(text, test, 1 * read)
-            case ImageNetFolder(path):
-                folder = _require(text, class_folders(path), 2 * read)
+            case kinds.ImageNetFolder(path):
+                folder = _require(text, measure.class_folders(path), 2 * read)
                 if read and isinstance(folder, ImageFolder):
-                    require_imagenet(path, folder.kinds)
-            case BenchmarkFolder(path):
+                    measure.require_imagenet(path, folder.kinds)
+            case kinds.BenchmarkFolder(path):
                 open_benchmark(path)
-            case DataCompSuite(root):
+            case kinds.DataCompSuite(root):
                 _require_suite(root)
             case _:
                 assert_never(task)
@@ -122,7 +104,7 @@ def _require(
 def check_captions_unneeded(tasks: Sequence[str]) -> None:
     """For a model of two views, which reads no text: likewise before hours of training."""
     for text in tasks:
-        if isinstance(parse_task(text), (Retrieval, ZeroShot, ImageNetFolder, BenchmarkFolder, DataCompSuite)):
+        if not isinstance(parse_task(text), kinds.OtherView | kinds.CorruptedViews | kinds.ProbeTask):
             raise ValueError(f"The task {text!r} needs captions, and a model of two views reads none; {VIEW_TASKS}.")
 
 
@@ -146,7 +128,7 @@ def run_tasks(
     suites = 0
     for text in tasks:
         task = parse_task(text)
-        if isinstance(task, DataCompSuite):
+        if isinstance(task, kinds.DataCompSuite):
             suites += 1
             distributed.together(lambda root=task.path: _require_suite(root))  # type: ignore[misc]
             for entry in ENTRIES:
@@ -173,32 +155,32 @@ def _attempted(task: str, run: Callable[[], Result], go_on: bool) -> Result | Ga
 def run_task(text: str, embedder: Embedder, templates: tuple[str, ...] | None = None) -> Result:
     """One task that is no suite."""
     match task := parse_task(text):
-        case Retrieval(source):
+        case kinds.Retrieval(source):
             images = embedder.images(distributed.together(lambda: _pictures(source)))
             if source.path in BUILTIN:  # only the first names what is shown, the others are keywords
                 images = replace(images, captions=[of_image[:1] for of_image in images.captions])
-            return retrieved(text, images, equal_captions(images.captions), embedder)
-        case ZeroShot(source):
+            return measure.retrieved(text, images, equal_captions(images.captions), embedder)
+        case kinds.ZeroShot(source):
             images = embedder.images(source)
             names = [of_image[0] for of_image in images.captions]
             classes = sorted(set(names))
             number = {name: place for place, name in enumerate(classes)}
             labels_N = torch.tensor([number[name] for name in names])
-            result = classified(text, images, labels_N, classes, templates or PLAIN_TEMPLATES, embedder)
+            result = measure.classified(text, images, labels_N, classes, templates or measure.PLAIN_TEMPLATES, embedder)
             return replace(result, notes=(*result.notes, *_empty_classes(source)))
-        case ImageNetFolder(path):
-            return imagenet(text, path, templates or ("openai",), embedder)
-        case BenchmarkFolder(path):
-            return benchmark(text, path, templates, embedder)
-        case OtherView(source):
+        case kinds.ImageNetFolder(path):
+            return measure.imagenet(text, path, templates or ("openai",), embedder)
+        case kinds.BenchmarkFolder(path):
+            return measure.benchmark(text, path, templates, embedder)
+        case kinds.OtherView(source):
             return other_view(text, source, embedder)
-        case CorruptedViews(source):
+        case kinds.CorruptedViews(source):
             return corrupted_views(text, source, embedder)
-        case Neighbours(train, test):
+        case kinds.Neighbours(train, test):
             return neighbours(text, *labelled_features(text, train, test, embedder))
-        case LinearProbe(train, test):
+        case kinds.LinearProbe(train, test):
             return linear_probe(text, *labelled_features(text, train, test, embedder))
-        case DataCompSuite():
+        case kinds.DataCompSuite():
             raise AssertionError("a suite is many tasks")
         case _:
             assert_never(task)
@@ -251,11 +233,11 @@ def _entry_result(task: str, entry: Entry, folder: Path, embedder: Embedder) -> 
             result, counted = associations(task, folder, embedder), "questions"
         case "mean_r1" if next(folder.rglob("*.arrow"), None) is not None:
             images = embedder.images(distributed.together(lambda: ArrowPairs(folder)))
-            result = retrieved(task, images, own_captions([len(of) for of in images.captions]), embedder)
+            result = measure.retrieved(task, images, own_captions([len(of) for of in images.captions]), embedder)
         case "mean_r1":
-            result = benchmark(task, folder, None, embedder, "retrieval")
+            result = measure.benchmark(task, folder, None, embedder, "retrieval")
         case _:
-            result = benchmark(task, folder, None, embedder, "classification", entry.main)
+            result = measure.benchmark(task, folder, None, embedder, "classification", entry.main)
     if result.counts[counted] == entry.size:
         return result
     note = f"{result.counts[counted]:,} {counted}, where DataComp has {entry.size:,}"

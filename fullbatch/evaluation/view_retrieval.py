@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import hashlib
 import io
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,10 +28,11 @@ from torch import Tensor
 
 from fullbatch import distributed
 from fullbatch.config.data import Source, Views
+from fullbatch.data.in_memory import load_pixels
 from fullbatch.data.loader import LoadedBatch
 from fullbatch.data.sample import BadSample, RawSample, Samples
 from fullbatch.data.sources import open_source
-from fullbatch.data.tar_index import cache_folder, write_atomically
+from fullbatch.data.tar_index import cache_folder, keep_in_cache
 from fullbatch.data.two_views import EVALUATION, ViewMaker
 from fullbatch.evaluation.corruptions import CORRUPTION_NAMES, CORRUPTIONS, Pixels, corrupted
 from fullbatch.evaluation.embed import Embedder, SourceRows
@@ -40,17 +40,14 @@ from fullbatch.evaluation.measure import left_out_note
 from fullbatch.evaluation.result import Result
 from fullbatch.evaluation.retrieval import Ranks, ranks
 
-log = logging.getLogger("fullbatch")
-
 SEED = 0  # of the views and corruptions that all models are measured on
 _MAKER = ViewMaker(Views(), SEED)
 _KEPT = 1 << 30  # bytes of corrupted images of a source that are kept in the cache folder
-_VERSION = 1  # raise it when corruptions change
+_VERSION = 2  # raise it when corruptions change
 
 
 def other_view(task: str, source: Source, embedder: Embedder) -> Result:
-    samples = distributed.together(lambda: open_source(source))
-    walked = embedder.walk(samples, source, lambda batch: _embedded(embedder, batch.images, EVALUATION, batch.ids))
+    walked = embedder.walk(source, lambda batch: _embedded(embedder, batch.images, EVALUATION, batch.ids))
     first_ND, second_ND = (table.to(embedder.device) for table in walked.tables)
     count = len(first_ND)
     if count == 1:
@@ -89,7 +86,7 @@ def corrupted_views(task: str, source: Source, embedder: Embedder) -> Result:
         kinds = enumerate(every_corruption(batch, keep))
         return _hits([_embedded(embedder, images, _epoch(kind), batch.ids) for kind, images in kinds])
 
-    return _corrupted_result(task, embedder.walk(samples, source, rows), CORRUPTION_NAMES)
+    return _corrupted_result(task, embedder.walk(samples, rows), CORRUPTION_NAMES)
 
 
 def _published_views(task: str, published: Mapping[str, Samples], embedder: Embedder) -> Result:
@@ -97,7 +94,7 @@ def _published_views(task: str, published: Mapping[str, Samples], embedder: Embe
 
     def walk(name: str, samples: Samples) -> SourceRows:
         epoch = _epoch(CORRUPTION_NAMES.index(name))
-        return embedder.walk(samples, samples.name, lambda batch: _embedded(embedder, batch.images, epoch, batch.ids))
+        return embedder.walk(samples, lambda batch: _embedded(embedder, batch.images, epoch, batch.ids))
 
     walks = [walk(name, samples) for name, samples in published.items()]
     ids_N = (torch.cat([walked.ids for walked in walks]).bincount() == len(walks)).nonzero()[:, 0]
@@ -164,23 +161,12 @@ def corrupted_squares(images_NHWC: Pixels, ids: list[int], keep: bool) -> Pixels
     digest.update(images_NHWC.tobytes())
     folder = cache_folder() if keep else None
     path = None if folder is None else folder / f"corrupted-{digest.hexdigest()}.npy"
-    if path is not None and (kept := _read(path, (len(CORRUPTIONS), *images_NHWC.shape))) is not None:
+    if path is not None and (kept := load_pixels(path, (len(CORRUPTIONS), *images_NHWC.shape))) is not None:
         return kept
     every_KNHWC = np.stack([corrupted(images_NHWC, ids, kind, SEED) for kind in range(len(CORRUPTIONS))])
     if path is not None:
-        try:
-            write_atomically(path, lambda file: np.save(file, every_KNHWC))
-        except OSError as error:
-            log.warning("the corrupted images are not kept for the next evaluation in %s: %s", folder, error.strerror)
+        keep_in_cache(path, lambda file: np.save(file, every_KNHWC), "The corrupted images")
     return every_KNHWC
-
-
-def _read(path: object, shape: tuple[int, ...]) -> Pixels | None:
-    try:
-        kept: Pixels = np.load(str(path), mmap_mode="c", allow_pickle=False)
-    except (OSError, ValueError):
-        return None
-    return kept if kept.shape == shape and kept.dtype == np.uint8 else None
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -191,17 +177,14 @@ SEVERITIES = 5  # a file of CIFAR-C holds all of them, one after the other; what
 
 
 @dataclass
-class ArrayImages:
+class ArrayImages(Samples):
     """The images of one array file at severity 1; their captions are their numbers."""
 
     name: str
     fingerprint: str
     count: int
 
-    def __len__(self) -> int:
-        return self.count
-
-    def read(self, index: int) -> RawSample:
+    def _read(self, index: int) -> RawSample:
         where = f"{self.name}:{index}"
         try:
             pixels_HWC = np.load(self.name, mmap_mode="r", allow_pickle=False)[index]

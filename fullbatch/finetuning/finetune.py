@@ -21,6 +21,7 @@ from fullbatch.finetuning.record import (
     FILE,
     MEAN,
     TUNED,
+    EpochRecorder,
     Record,
     Verdict,
     check_metric,
@@ -28,7 +29,6 @@ from fullbatch.finetuning.record import (
     read_record,
     write_record,
 )
-from fullbatch.finetuning.recorder import EpochRecorder
 from fullbatch.training import checkpoint
 from fullbatch.training.display import Display
 from fullbatch.training.run_folder import LOCK, Folder, training_alone_in

@@ -82,7 +82,10 @@ class Between:
         temperature = math.exp((1.0 - alpha) * logs[0] + alpha * logs[1])
         if alpha in (0.0, 1.0):
             temperature = (self.base, self.tuned)[int(alpha)].temperature
-        return Opened(self.model, temperature, _mixed_bias(self.base.bias, self.tuned.bias, alpha))
+        biases = [opened.bias or 0.0 for opened in (self.base, self.tuned)]
+        bias = (1.0 - alpha) * biases[0] + alpha * biases[1]
+        has_bias = self.base.bias is not None or self.tuned.bias is not None
+        return Opened(self.model, temperature, bias if has_bias else None)
 
 
 def mix(base: Tensor, tuned: Tensor, alpha: float) -> Tensor:
@@ -99,12 +102,6 @@ def _weights(opened: Opened) -> dict[str, Tensor]:
     """A copy on the host, since the towers are written over."""
     state = opened.model.state_dict()
     return {name: value.detach().to("cpu", copy=True) for name, value in state.items() if name not in _SCALARS}
-
-
-def _mixed_bias(base: float | None, tuned: float | None, alpha: float) -> float | None:
-    if base is None and tuned is None:
-        return None
-    return (1.0 - alpha) * (base or 0.0) + alpha * (tuned or 0.0)
 
 
 def _require_alike(base: Design, tuned: Design, *weights: Mapping[str, Tensor]) -> None:
@@ -163,13 +160,12 @@ def write_curve(
     path: Path, curve: Curve, base: str, tuned: str, metric: str, tolerance: float, written: str | None
 ) -> None:
     points = [asdict(replace(point, values=dict(point.values))) for point in curve.points]
-    content = {
+    content: dict[str, object] = {
         "base": base,
         "tuned": tuned,
         "metric": metric,
         "tolerance": tolerance,
         "points": points,
-        "best_alpha": curve.best.alpha,
-        "written": written,
     }
+    content |= {"best_alpha": curve.best.alpha, "written": written}
     replace_text(path, json.dumps(content, indent=1) + "\n")

@@ -13,19 +13,29 @@ RUN/
 from __future__ import annotations
 
 import json
+import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from fullbatch import distributed
+from fullbatch.assembly import Parts
 from fullbatch.config.messages import listed, nearest
+from fullbatch.config.run import RunConfig
 from fullbatch.config.tasks import DataCompSuite, parse_task
+from fullbatch.distributed import towers
 from fullbatch.evaluation.result import Measured
-from fullbatch.training.run_folder import replace_text
+from fullbatch.finetuning.base import replace_folder
+from fullbatch.loading import as_loaded
+from fullbatch.models.saved import export
+from fullbatch.training.run_folder import Folder, replace_text
+from fullbatch.training_run import Evaluated
+
+log = logging.getLogger("fullbatch")
 
 MEAN = "mean"  # of the main metric of every task
-Outcome = Literal["tuned", "kept_base"]
 
 
 @dataclass(frozen=True)
@@ -47,7 +57,7 @@ class Verdict:
     reasons   why it does not; none where it does
     """
 
-    outcome: Outcome
+    outcome: Literal["tuned", "kept_base"]
     reasons: tuple[str, ...]
 
 
@@ -111,22 +121,6 @@ def changes_between(
             fell = before - after > tolerance + 1e-9  # shares are sums of roundings
             changes.append(Change(task, metric, before, after, after - before, chances.get(name), fell))
     return tuple(changes)
-
-
-def judged(base_score: float | None, best_score: float | None, changes: Sequence[Change], tolerance: float) -> Verdict:
-    """The base stays unless the best epoch beats it and no task pays for that."""
-    reasons = []
-    if best_score is None or base_score is None:
-        reasons.append("no epoch could be scored, for a task gave no number")
-    elif best_score <= base_score:
-        reasons.append(f"no epoch beats the base: the best one scores {best_score:.2%}, the base {base_score:.2%}")
-    for change in changes:
-        if change.regressed:
-            reasons.append(
-                f"{change.task} fell from {change.base:.2%} to {change.tuned:.2%} ({change.metric}), "
-                f"by more than the tolerance, {tolerance:g}"
-            )
-    return Verdict("kept_base" if reasons else "tuned", tuple(reasons))
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -221,8 +215,20 @@ class Record:
         return changes_between(self.base.values, self.best.values, self.chances, self.tolerance)
 
     def verdict(self) -> Verdict:
+        """The base stays unless the best epoch beats it and no task pays for that."""
         base, best = (None if known is None else known.score for known in (self.base, self.best))
-        return judged(base, best, self.changes, self.tolerance)
+        reasons = []
+        if best is None or base is None:
+            reasons.append("no epoch could be scored, for a task gave no number")
+        elif best <= base:
+            reasons.append(f"no epoch beats the base: the best one scores {best:.2%}, the base {base:.2%}")
+        reasons += [
+            f"{change.task} fell from {change.base:.2%} to {change.tuned:.2%} ({change.metric}), "
+            f"by more than the tolerance, {self.tolerance:g}"
+            for change in self.changes
+            if change.regressed
+        ]
+        return Verdict("kept_base" if reasons else "tuned", tuple(reasons))
 
 
 def write_record(
@@ -230,12 +236,7 @@ def write_record(
 ) -> None:
     outcome = None if ended is None else ended.outcome
     content = {
-        "model": record.model,
-        "metric": record.metric,
-        "tolerance": record.tolerance,
-        "epochs": [asdict(epoch) for epoch in record.epochs],
-        "chances": dict(record.chances),
-        "best_step": record.best_step,
+        **asdict(record),
         "tasks": [asdict(change) for change in record.changes],
         "outcome": outcome,
         "result": None if outcome is None else TUNED if outcome == "tuned" else BASE,
@@ -266,3 +267,67 @@ def read_record(run: Path) -> Record:
     if not tuned.is_file():
         return replace(record, best_step=None)
     return record.with_epoch(Epoch(**json.loads(tuned.read_text(encoding="utf-8"))), best=True)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# while a model is tuned
+
+
+class EpochRecorder:
+    """Called after each evaluation, on every rank, while the model holds the weights that were measured."""
+
+    def __init__(self, folder: Folder, config: RunConfig, record: Record) -> None:
+        self.folder, self.config, self.record = folder, config, record
+        self.first = distributed.world().rank == 0
+
+    def __call__(self, seen: Evaluated) -> bool:
+        """False: whatever it says, tuning goes on."""
+        parts, measured, step, stages = seen.parts, seen.measured, seen.step, seen.parts.stages
+        trained = stages.trained(step)
+        if step > 0 and trained == 0:
+            return False  # the base once more
+        values = values_of(measured, self.record.metric)
+        finite = {name: value for name, value in values.items() if math.isfinite(value)}
+        epoch = self.record.epoch_of(step, trained / stages.steps_per_epoch, finite)
+        best = bool(distributed.from_first_rank(self.record.beats(epoch)))
+        if best:
+            self._keep_weights(parts, epoch)
+        self.record = self.record.with_epoch(epoch, best)
+        if trained == 0:
+            chances = {f"{result.task} {result.main}": result.chance for result in measured.results}
+            self.record = replace(self.record, chances=chances)
+        if self.first:
+            write_record(self.folder.path, self.record)
+        self._announce(epoch, best, seen.say)
+        return False
+
+    def _keep_weights(self, parts: Parts, epoch: Epoch) -> None:
+        """Whole weights, however the ranks hold them, are put into towers of the first rank's own and exported."""
+        state = parts.state
+        held = {
+            "model": towers.weights_of(parts.model),
+            "objective": state.objective.state_dict(),
+            "position": state.position.state_dict(),
+        }
+        distributed.together(lambda: self._write(held, epoch) if self.first else None)
+
+    def _write(self, held: Mapping[str, Any], epoch: Epoch) -> None:
+        loaded = as_loaded(self.config, self.folder.model, held)
+
+        def write(new: Path) -> None:
+            export(loaded.model, new, "safetensors", loaded.temperature, loaded.bias)
+            (new / MEASURED).write_text(json.dumps(asdict(epoch)) + "\n", encoding="utf-8")
+
+        replace_folder(self.folder.path / TUNED, write)
+
+    def _announce(self, epoch: Epoch, best: bool, say: Callable[[str], None]) -> None:
+        if epoch.score is None:
+            log.warning("step %d has no score: a task that the base was measured on gave no number", epoch.step)
+            return
+        score = f"{self.record.metric} {epoch.score:.2%}"
+        if epoch.epoch == 0:
+            say(f"base: {score}")
+            return
+        base = self.record.base
+        change = "" if base is None or base.score is None else f" ({100 * (epoch.score - base.score):+.2f} points)"
+        say(f"epoch {epoch.epoch:g}: {score}{change}{', the best epoch so far' if best else ''}")

@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from fullbatch import distributed
-from fullbatch.config import Identity, Pairwise, Sigmoid, SquaredHinge
+from fullbatch.config.axes import Identity, Pairwise, Sigmoid, SquaredHinge
 
 # ---------------------------------------------------------------------------------------------------------------------
 # terms of one block of the similarity matrix; ``dim`` is 1 where its rows are the anchors, 0 where its columns are, and

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fullbatch.config.model import Model
-from fullbatch.models.weights import require_peft
+from fullbatch.models.weights import require_extra
 
 _LISTS = (nn.ModuleList, nn.Sequential)
 _BASE, _DOWN, _UP = ".base_layer.", ".lora_A.default.weight", ".lora_B.default.weight"  # in peft's names
@@ -58,7 +58,7 @@ class LinearAttention(nn.Module):
 def add_adapters(backbone: nn.Module, config: Model, name: str) -> None:
     """Give the layers of the towers that ``config`` names their adapters; the towers are locked already."""
     assert config.lora_rank is not None
-    require_peft(f"--lora-rank {config.lora_rank}")
+    require_extra("peft", "lora", f"--lora-rank {config.lora_rank}")
     from peft import LoraConfig, inject_adapter_in_model
 
     targets: list[str] = []

@@ -42,21 +42,17 @@ def build_model(config: Model, image_size: int | None = None) -> TwoTowers:
             raise ValueError(f"--pretrained {config.pretrained!r} does not exist; for {what} give a file.")
         design, weights = tag_weights(design, config.pretrained)
         saved = Saved(weights)
-    fresh, given = saved is None, None if saved is None else saved.weights
+    fresh = saved is None
     tokenizer = NoText() if isinstance(design, ViewsDesign) else _tokenizer(config, design, saved)
     backbone: Any
-    temperature: float | None = None
-    bias: float | None = None
     match design:
         case OpenClipDesign():
             backbone = build_open_clip(design)
             width, size = int(design.config["embed_dim"]), _side(backbone.visual.image_size, design.name)
-            if saved is not None and given is not None:
-                temperature, bias = load_open_clip(backbone, saved.state(), str(given), design.name)
         case PairDesign():
             assert isinstance(tokenizer, Tokenizer)
-            weights_of_text = fresh and config.text_weights
-            backbone, design = build_pair(design, tokenizer, fresh and config.image_weights, weights_of_text)
+            images, text = fresh and config.image_weights, fresh and config.text_weights
+            backbone, design = build_pair(design, tokenizer, images, text)
             width, size = design.embed_dim, design.image_size or 0
         case ViewsDesign():
             config.refuse_text()  # also where the weights brought the design
@@ -64,8 +60,13 @@ def build_model(config: Model, image_size: int | None = None) -> TwoTowers:
             width, size = design.projection[-1], design.image_size or 0
         case _:
             assert_never(design)
-    if saved is not None and given is not None and not isinstance(design, OpenClipDesign):
-        load_weights(backbone, saved.state(), str(given), design.name)
+    temperature: float | None = None
+    bias: float | None = None
+    if saved is not None and saved.weights is not None:
+        if isinstance(design, OpenClipDesign):
+            temperature, bias = load_open_clip(backbone, saved.state(), str(saved.weights), design.name)
+        else:
+            load_weights(backbone, saved.state(), str(saved.weights), design.name)
     if saved is not None and saved.temperature is not None:
         temperature, bias = saved.temperature, bias if saved.bias is None else saved.bias
 
@@ -80,8 +81,6 @@ def build_model(config: Model, image_size: int | None = None) -> TwoTowers:
         tokenizer,
         width=width,
         image_size=size,
-        mean=design.mean or (),
-        std=design.std or (),
         locked=locked,
         initial_temperature=temperature,
         initial_bias=bias,

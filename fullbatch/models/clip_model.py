@@ -16,7 +16,7 @@ from torch import Tensor
 from fullbatch.models.design import OPENAI_MEAN, OPENAI_STD, OpenClipDesign, ViewsDesign
 from fullbatch.models.tokenizers import CLIP_VOCABULARY, Tokenizer
 from fullbatch.models.two_towers import TwoTowers
-from fullbatch.models.weights import require_transformers
+from fullbatch.models.weights import require_extra
 
 # Fields of an open_clip config that CLIPModel has too, or that change nothing in a trained model.
 _VISION = ("layers", "width", "head_width", "mlp_ratio", "patch_size", "image_size", "patch_dropout")
@@ -51,7 +51,7 @@ _MOST_LAYERS = 200
 
 def write_clip_model(model: TwoTowers, folder: Path, temperature: float, bias: float | None) -> None:
     """A folder for ``CLIPModel.from_pretrained``; raises with the reason where the architecture is another."""
-    require_transformers("An export as CLIPModel")
+    require_extra("transformers", "text", "An export as CLIPModel")
     from transformers import CLIPModel
 
     reason = why_not_clip(model)
@@ -183,7 +183,7 @@ def _copied(blocks: list[tuple[str, str]]) -> Iterator[tuple[str, str]]:
 
 def clip_design(folder: Path) -> OpenClipDesign:
     """The open_clip design of a CLIPModel folder."""
-    require_transformers(f"{folder}")
+    require_extra("transformers", "text", f"{folder}")
     from transformers import CLIPConfig
 
     config: Any = CLIPConfig.from_pretrained(folder)

@@ -102,11 +102,15 @@ def _saved_folder(folder: Path) -> Saved:
     weights = next((folder / name for name in OPEN_CLIP_WEIGHTS if (folder / name).is_file()), None)
     if weights is not None and (folder / OPEN_CLIP_CONFIG).is_file():
         config = read_config(folder / OPEN_CLIP_CONFIG)
-        images = json.loads((folder / OPEN_CLIP_CONFIG).read_text(encoding="utf-8")).get("preprocess_cfg", {})
+        images = _json(folder / OPEN_CLIP_CONFIG).get("preprocess_cfg", {})
         mean, std = tuple(images.get("mean", OPENAI_MEAN)), tuple(images.get("std", OPENAI_STD))
         return Saved(weights, OpenClipDesign(str(folder), config, mean, std), tokenizer)
     weights = next((folder / name for name in _CLIP_MODEL_WEIGHTS if (folder / name).is_file()), None)
-    if weights is not None and _is_clip_model(folder / "config.json"):
+    if (
+        weights is not None
+        and (folder / "config.json").is_file()
+        and _json(folder / "config.json").get("model_type") == "clip"
+    ):
         design = clip_design(folder)
         own = design.config["text_cfg"]["vocab_size"] == CLIP_VOCABULARY  # which open_clip brings along
         return Saved(weights, design, None if own else tokenizer, is_clip_model=True)
@@ -116,8 +120,8 @@ def _saved_folder(folder: Path) -> Saved:
     )
 
 
-def _is_clip_model(config: Path) -> bool:
-    return config.is_file() and json.loads(config.read_text(encoding="utf-8")).get("model_type") == "clip"
+def _json(path: Path) -> dict[str, Any]:
+    return dict(json.loads(path.read_text(encoding="utf-8")))
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from fullbatch.config.model import DEFAULT_PAIR_WIDTH, Model
 from fullbatch.models.design import PairDesign, ViewsDesign
 from fullbatch.models.tokenizers import Tokenizer
 from fullbatch.models.two_towers import TwoTowers
-from fullbatch.models.weights import fetched, load_weights, read_weights, require_transformers
+from fullbatch.models.weights import fetched, load_weights, read_weights, require_extra
 
 AnyTimm = TypeVar("AnyTimm", PairDesign, ViewsDesign)
 DEFAULT_CONTEXT = 77
@@ -108,7 +108,7 @@ class PairBackbone(_TimmBackbone):
 def pair_design(config: Model) -> PairDesign:
     """The design that `--image-tower` and `--text-tower` name."""
     assert config.image_tower is not None and config.text_tower is not None
-    require_transformers(f"--text-tower {config.text_tower!r}")
+    require_extra("transformers", "text", f"--text-tower {config.text_tower!r}")
     _require_timm("--image-tower", config.image_tower)
     return PairDesign(
         image_tower=config.image_tower,

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fullbatch.models.weights import fetched, require_transformers
+from fullbatch.models.weights import fetched, require_extra
 
 CLIP_VOCABULARY = 49408
 
@@ -81,7 +81,7 @@ def hugging_face_tokenizer(
     """The tokenizer in a local folder or on the hub; ``model`` is named when it cannot be had."""
     from open_clip.tokenizer import HFTokenizer
 
-    require_transformers(f"The tokenizer {source!r} of the model {model!r}")
+    require_extra("transformers", "text", f"The tokenizer {source!r} of the model {model!r}")
     advice = "give a folder with the tokenizer's files by --tokenizer PATH, or connect to the hub"
     with fetched(f"The tokenizer {source!r} of the model {model!r}", advice):
         encoder = HFTokenizer(source, context_length=context_length, **(options or {}))

@@ -43,8 +43,6 @@ class TwoTowers(nn.Module):
         *,
         width: int,
         image_size: int,
-        mean: Iterable[float],
-        std: Iterable[float],
         locked: Iterable[nn.Module] = (),
         initial_temperature: float | None = None,
         initial_bias: float | None = None,
@@ -55,8 +53,8 @@ class TwoTowers(nn.Module):
         self.design, self.tokenize, self.width, self.image_size = design, tokenize, width, image_size
         self.initial_temperature, self.initial_bias = initial_temperature, initial_bias
         self.adapter_scale = adapter_scale
-        self.register_buffer("mean_C11", 255.0 * torch.tensor(list(mean)).view(-1, 1, 1), persistent=False)
-        self.register_buffer("std_C11", 255.0 * torch.tensor(list(std)).view(-1, 1, 1), persistent=False)
+        self.register_buffer("mean_C11", 255.0 * torch.tensor(design.mean).view(-1, 1, 1), persistent=False)
+        self.register_buffer("std_C11", 255.0 * torch.tensor(design.std).view(-1, 1, 1), persistent=False)
         self._locked = list(locked)
         self.train()
 

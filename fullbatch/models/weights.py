@@ -26,16 +26,10 @@ def fetched(what: str, advice: str) -> Iterator[None]:
         raise ValueError(f"{what} could not be loaded ({first_line(error)}); {advice}{stop}") from None
 
 
-def require_transformers(wish: str) -> None:
-    """transformers is an extra of this package; say so before an import fails."""
-    if importlib.util.find_spec("transformers") is None:
-        raise ValueError(f"{wish} needs the package transformers; install it with: pip install 'fullbatch[text]'.")
-
-
-def require_peft(wish: str) -> None:
-    """peft is an extra too."""
-    if importlib.util.find_spec("peft") is None:
-        raise ValueError(f"{wish} needs the package peft; install it with: pip install 'fullbatch[lora]'.")
+def require_extra(package: str, extra: str, wish: str) -> None:
+    """Some packages are extras of this one; say so before an import fails."""
+    if importlib.util.find_spec(package) is None:
+        raise ValueError(f"{wish} needs the package {package}; install it with: pip install 'fullbatch[{extra}]'.")
 
 
 def first_line(error: BaseException, limit: int = 160) -> str:

@@ -11,12 +11,11 @@ import torch
 from torch import Tensor
 
 from fullbatch import distributed
-from fullbatch.config import (
+from fullbatch.config.axes import (
     Amortized,
     BatchMean,
     Constant,
     LearnedScale,
-    Method,
     Mlp,
     MovingAverage,
     Prototypes,
@@ -26,6 +25,7 @@ from fullbatch.config import (
     rho_of_direction,
     temperature_bounds,
 )
+from fullbatch.config.methods import Method
 from fullbatch.objective.loss import Metrics
 from fullbatch.objective.step import DIRECTIONS
 

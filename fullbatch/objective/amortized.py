@@ -10,7 +10,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from fullbatch.config import Amortized
+from fullbatch.config.axes import Amortized
 from fullbatch.objective.fitted_net import FittedNet
 from fullbatch.objective.log_domain import log_or_minus_inf
 from fullbatch.objective.step import Direction, Estimate, Progress

@@ -14,7 +14,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from fullbatch.config import BatchAndQueue, BatchMean, MovingAverage, Pairwise, Rolling, Scent
+from fullbatch.config.axes import BatchAndQueue, BatchMean, MovingAverage, Pairwise, Rolling, Scent
 from fullbatch.kernels.log_mean_exp import log_mean_exp
 from fullbatch.objective.log_domain import cosine_gamma, log_add, log_moving_average, log_scent
 from fullbatch.objective.per_sample import PerSampleTable, TableOptions, log_mean_within, same_id_groups

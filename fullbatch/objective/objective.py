@@ -14,10 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from fullbatch import distributed
-from fullbatch.config import (
+from fullbatch.config.axes import (
+    RAW,
     Amortized,
     BatchMean,
-    Method,
     NoNormalizer,
     PerSample,
     Predicted,
@@ -27,8 +27,7 @@ from fullbatch.config import (
     VarianceCovariance,
 )
 from fullbatch.config.checks import is_whole
-from fullbatch.config.methods import AXES, method_with
-from fullbatch.config.pairwise import RAW
+from fullbatch.config.methods import AXES, Method, method_with
 from fullbatch.kernels.log_mean_exp import Reduced, Table, log_mean_exp_of_batch
 from fullbatch.models.execution import being_recorded
 from fullbatch.objective import advice

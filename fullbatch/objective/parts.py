@@ -11,13 +11,12 @@ import torch
 from torch import nn
 from typing_extensions import assert_never
 
-from fullbatch.config import (
+from fullbatch.config.axes import (
     Amortized,
     BatchAndQueue,
     BatchMean,
     Constant,
     LearnedScale,
-    Method,
     Mlp,
     MovingAverage,
     NoNormalizer,
@@ -29,6 +28,7 @@ from fullbatch.config import (
     Scent,
 )
 from fullbatch.config.checks import is_number, is_whole
+from fullbatch.config.methods import Method
 from fullbatch.objective.amortized import AmortizedNormalizer
 from fullbatch.objective.fitted_net import build_seeded
 from fullbatch.objective.normalizers import (

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
-from fullbatch.config import Mlp, Pairwise, Prototypes, Rolling, SquaredHinge
+from fullbatch.config.axes import Mlp, Pairwise, Prototypes, Rolling, SquaredHinge
 from fullbatch.distributed import average_gradient
 from fullbatch.kernels.log_mean_exp import gradient_to_others, log_mean_exp
 from fullbatch.objective.amortized import LambdaNet

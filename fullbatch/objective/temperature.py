@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
-from fullbatch.config import (
+from fullbatch.config.axes import (
     Constant,
     LearnedScale,
     PerSample,

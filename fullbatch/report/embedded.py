@@ -132,7 +132,7 @@ class RunModel:
             with in_precision(self._precision, self.device):
                 image_BD, text_BD = self.model(batch.images, batch.tokens)
             places += batch.ids.tolist()
-            captions += list(batch.captions)
+            captions += [of_image[0] for of_image in batch.captions]
             images.append(image_BD.float())
             texts.append(text_BD.float())
             tiny.append(adaptive_avg_pool2d(batch.images.float() / 255.0, TINY).flatten(1))

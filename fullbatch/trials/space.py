@@ -13,14 +13,13 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from fullbatch.config.axes import LearnedScale, Predicted, RobustGlobal, Sigmoid
 from fullbatch.config.checks import is_number, require
 from fullbatch.config.messages import listed, nearest
 from fullbatch.config.methods import METHODS, PARTS, Method, settings_of
 from fullbatch.config.model import DEFAULT_PAIR_WIDTH
 from fullbatch.config.optimization import OPTIMIZER_SETTINGS, OPTIMIZERS
-from fullbatch.config.pairwise import Sigmoid
 from fullbatch.config.run import RIVALS, RunConfig
-from fullbatch.config.temperature import LearnedScale, Predicted, RobustGlobal
 
 if TYPE_CHECKING:  # Optuna is loaded by a search only
     from optuna.trial import BaseTrial

@@ -11,8 +11,8 @@ from fullbatch import __version__
 from fullbatch.cli import COMMANDS
 from fullbatch.cli.flags import field_help
 from fullbatch.cli.help import ESSENTIALS
+from fullbatch.config.axes import CycleConsistency
 from fullbatch.config.methods import NORMALIZERS, PAIRWISE, TEMPERATURES, Scale
-from fullbatch.config.pairwise import CycleConsistency
 from fullbatch.config.run import RunConfig
 from fullbatch.config.tree import from_dict
 from fullbatch.recipes import recipe_values

@@ -8,9 +8,8 @@ import torch
 from PIL import Image
 
 from fullbatch.config.data import Data
-from fullbatch.data.decoded import decode_all, decoded_key
 from fullbatch.data.images import EvalTransform, TrainTransform
-from fullbatch.data.in_memory import InMemoryBatches, Resident, cropped, random_boxes, resident
+from fullbatch.data.in_memory import InMemoryBatches, Resident, cropped, decode_all, decoded_key, random_boxes, resident
 from fullbatch.data.loader import SamplePool, open_pool
 from fullbatch.data.order import Order, uniforms
 from fullbatch.data.sample import BadSample, RawSample

@@ -8,8 +8,8 @@ import torch
 from fullbatch.audit import Options, audit_run
 from fullbatch.config.data import Data
 from fullbatch.config.selection import Selection
-from fullbatch.data.decoded import decoded_key
 from fullbatch.data.images import EvalTransform
+from fullbatch.data.in_memory import decoded_key
 from fullbatch.data.loader import open_pool
 from fullbatch.report.embedded import training_pool
 from fullbatch.training.run_folder import read_lines

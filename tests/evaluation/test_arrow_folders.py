@@ -19,7 +19,7 @@ def put(path, rows, when=None):
 
 
 def rows_of(folder):
-    return len(ArrowRows(folder, ("image", "caption")))
+    return len(ArrowRows(folder, "image", "caption"))
 
 
 def test_of_a_saved_dictionary_only_the_test_split(tmp_path):

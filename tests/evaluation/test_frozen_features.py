@@ -34,7 +34,7 @@ def clusters(count: int, seed: int, spread: float = 1.0) -> Labelled:
     rng = np.random.default_rng(seed)
     labels = rng.integers(0, 3, count)
     features = middles[labels] + spread * rng.normal(size=(count, 8))
-    return Labelled(torch.tensor(features, dtype=torch.float32), torch.tensor(labels), CLASSES, 0)
+    return Labelled(torch.tensor(features, dtype=torch.float32), torch.tensor(labels), CLASSES, ())
 
 
 def brute_votes(train: Labelled, row: np.ndarray) -> tuple[int, int]:

@@ -64,17 +64,15 @@ def test_several_captions_of_a_source_all_count(tmp_path):
     assert all(1 <= example["rank"] <= 13 and len(example["nearest"]) == 3 for example in result.examples)
 
 
-def test_pairs_are_the_images_with_their_first_caption(tmp_path):
+def test_images_keep_their_order_and_equal_captions_are_embedded_alike(tmp_path):
     rows = []
     for n in range(5):
         (tmp_path / f"{n}.png").write_bytes(png((20, 16), n))
         rows.append((f"{n}.png", f"thing {n}"))
     embedder, source = small_embedder(), parse_task(f"retrieval:{write_csv(tmp_path / 'a.csv', rows)}").source
-    pairs, images = embedder.pairs(source), embedder.images(source)
-    assert pairs.captions == [of_image[0] for of_image in images.captions] == [caption for _, caption in rows]
-    assert torch.equal(pairs.image_ND, images.image_ND) and torch.equal(pairs.ids, images.ids)
-    torch.testing.assert_close(pairs.text_ND, embedder.captions(pairs.captions))
-    twice = embedder.captions([*pairs.captions, *pairs.captions[::-1]])
+    captions = [of_image[0] for of_image in embedder.images(source).captions]
+    assert captions == [caption for _, caption in rows]
+    twice = embedder.captions([*captions, *captions[::-1]])
     assert torch.equal(twice[:5], twice[5:].flip(0))
 
 

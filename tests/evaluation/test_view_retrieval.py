@@ -70,10 +70,8 @@ def test_the_other_view_by_brute_force(folder):
         first, second = view_retrieval._MAKER(batch.images, view_retrieval.EVALUATION, batch.ids.numpy())
         return embedder.image_rows(first), embedder.image_rows(second)
 
-    from fullbatch.data.sources import open_source
-
     source = parse_task(f"views:{folder}").source
-    tables = embedder.walk(open_source(source), source, rows).tables
+    tables = embedder.walk(source, rows).tables
     sims = (tables[0] @ tables[1].T).numpy()
     forth, back = sims.argmax(axis=1) == np.arange(7), sims.argmax(axis=0) == np.arange(7)
     result = run_task(f"views:{folder}", embedder)

@@ -13,7 +13,7 @@ from fullbatch.config.model import Model
 from fullbatch.config.optimization import Recovery
 from fullbatch.config.tree import write_yaml
 from fullbatch.evaluation.tasks import BUILTIN_TASKS
-from fullbatch.finetuning import recorder
+from fullbatch.finetuning import record
 from fullbatch.finetuning.base import open_model
 from fullbatch.finetuning.finetune import finetune, measuring
 from fullbatch.loading import load_trained
@@ -166,14 +166,14 @@ def test_any_metric_of_a_task_can_decide(tmp_path, base):
 
 
 def test_an_epoch_without_a_score_is_never_the_best(tmp_path, base, monkeypatch, caplog):
-    real = recorder.values_of
+    real = record.values_of
 
     def values_of(measured, metric):
         values_of.calls += 1
         return real(measured, metric) if values_of.calls != 3 else {}
 
     values_of.calls = 0
-    monkeypatch.setattr(recorder, "values_of", values_of)
+    monkeypatch.setattr(record, "values_of", values_of)
     tuned = finetune(tuning_config(tmp_path, base, epochs=2))
     assert tuned.record.epochs[2].score is None and tuned.record.best_step == 10
     assert "has no score" in caplog.text

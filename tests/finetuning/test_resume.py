@@ -12,7 +12,7 @@ import pytest
 
 from fullbatch.cli import main
 from fullbatch.config.model import Model
-from fullbatch.finetuning import base, recorder
+from fullbatch.finetuning import base, record
 from fullbatch.finetuning.finetune import finetune
 from fullbatch.models.build import build_model
 from fullbatch.training import checkpoint
@@ -70,7 +70,7 @@ def test_stopped_in_either_stage(tmp_path, whole, monkeypatch, step):
 @pytest.mark.parametrize(("part", "call"), [("replace_folder", 1), ("write_record", 1), ("write_record", 2)])
 def test_stopped_while_the_best_is_kept(whole, monkeypatch, part, call):
     config, run = whole
-    original = getattr(recorder, part)
+    original = getattr(record, part)
     calls = 0
 
     def once(*args):
@@ -84,7 +84,7 @@ def test_stopped_while_the_best_is_kept(whole, monkeypatch, part, call):
 
     copy = renamed(config, f"kept-{part}-{call}")
     with monkeypatch.context() as patch:
-        patch.setattr(recorder, part, once)
+        patch.setattr(record, part, once)
         with pytest.raises(Stopped):
             finetune(copy)
     finetune(copy, resume=run.parent / copy.run.name)
@@ -171,7 +171,7 @@ def go(config, resume, die_in_call):
 
     Trainer.train_step = counted(Trainer.train_step)
     checkpoint.torch.save = counted(checkpoint.torch.save)
-    for module, names in ((base, ("sync", "settle")), (recorder, ("replace_folder", "write_record", "export"))):
+    for module, names in ((base, ("sync", "settle")), (record, ("replace_folder", "write_record", "export"))):
         for name in names:
             setattr(module, name, counted(getattr(module, name)))
     finetune(config, resume=resume)

@@ -11,16 +11,14 @@ from PIL import Image
 from torchvision.transforms.v2 import functional as TF
 
 from fullbatch.config.data import Views
-from fullbatch.data.decoded import decode_all, decoded_key
 from fullbatch.data.images import EvalTransform
-from fullbatch.data.in_memory import InMemoryBatches, resident
+from fullbatch.data.in_memory import InMemoryBatches, decode_all, decoded_key, resident
 from fullbatch.data.loader import EvaluationBatches, SamplePool, TrainingBatches
 from fullbatch.data.order import Order
 from fullbatch.data.sample import BadSample, RawSample
 from fullbatch.data.two_views import (
     EVALUATION,
     ViewMaker,
-    WholeSquare,
     augmented,
     blended,
     blurred,
@@ -188,7 +186,7 @@ def both_kinds(tmp_path, monkeypatch, world=World(), bad=()):
     monkeypatch.setenv("FULLBATCH_CACHE", str(tmp_path / "cache"))
     pool, views = SamplePool([Pictures(bad)]), ViewMaker(ALL, 3)
     order = Order(pool.lengths, (1.0,), 3)
-    read = TrainingBatches(pool, order, 8, WholeSquare(16), no_tokens, world, views=views)
+    read = TrainingBatches(pool, order, 8, EvalTransform(16), no_tokens, world, views=views)
     key = decoded_key(pool, [None], EvalTransform(16))
     kept = resident(key, decode_all(pool, key, EvalTransform(16), 0), no_tokens, CPU)
     return read, InMemoryBatches(pool, order, 8, kept, world=world, views=views)
