@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +19,7 @@ from fullbatch import distributed
 from fullbatch.config.methods import settings_of
 from fullbatch.config.run import RunConfig
 from fullbatch.config.temperature import Constant, LearnedScale, RobustGlobal
+from fullbatch.config.tree import from_dict, merged, to_dict
 from fullbatch.data.decoded import decode_all, decoded_key
 from fullbatch.data.images import EvalTransform, TrainTransform
 from fullbatch.data.in_memory import InMemoryBatches, resident
@@ -85,6 +87,11 @@ def assemble(config: RunConfig, device: torch.device, design: Path | None = None
             names[0],
         )
     return Parts(device, model, wrapped, batches, stages, state)
+
+
+def changed(config: RunConfig, **settings: Any) -> RunConfig:
+    """``config`` with these settings instead of its own, named as flags without their dashes."""
+    return from_dict(RunConfig, merged(to_dict(config), RunConfig.grouped(settings)))
 
 
 def periods_of(config: RunConfig, batches: Batches) -> Periods:

@@ -9,10 +9,11 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import tyro
 
+from fullbatch.cli.evaluate import Measuring
 from fullbatch.cli.train import Command, help_asked, train_config
 from fullbatch.config.run import RunConfig
 
@@ -160,8 +161,8 @@ def _change_lines(record: Record) -> list[str]:
 # fullbatch interpolate
 
 
-@dataclass(frozen=True)
-class _Interpolate:
+@dataclass(frozen=True, kw_only=True)
+class _Interpolate(Measuring):
     """Measure the models (1 - alpha) base + alpha tuned, and keep the best that lets no task fall (WiSE-FT)."""
 
     # the folder of a `fullbatch finetune` run; or BASE TUNED: run folders, checkpoints, exports
@@ -171,11 +172,6 @@ class _Interpolate:
     metric: str | None = None  # what the best one is best in: mean, or "TASK METRIC"; default: the run's, else mean
     tolerance: str | None = None  # how far a task may fall below the base, a share; default: the run's, else 0.01
     output: Path | None = None  # the folder for the best model; default: interpolated in the run's folder
-    templates: tuple[str, ...] | None = None  # prompts with {} for the class; default: the run's
-    precision: Literal["fp32", "bf16", "fp16"] | None = None  # default: the run's, else fp32
-    batch_size: int = 256  # images a rank embeds at a time
-    workers: int = 2  # processes that read and decode
-    device: Literal["auto", "cpu", "cuda"] = "auto"  # where to compute
 
 
 @dataclass(frozen=True)
@@ -197,48 +193,39 @@ def interpolate(arguments: list[str]) -> int:
     from rich.console import Console
 
     from fullbatch import distributed
-    from fullbatch.assembly import pick_device
+    from fullbatch.assembly import make_embedder, pick_device
     from fullbatch.config.model import Model
-    from fullbatch.config.training import check_templates
-    from fullbatch.evaluation.embed import Embedder
     from fullbatch.evaluation.tasks import BUILTIN_TASKS, check_tasks
     from fullbatch.finetuning import interpolation
     from fullbatch.finetuning.base import open_model, write_model
     from fullbatch.finetuning.record import check_tolerance
     from fullbatch.training.display import Display, print_line
 
-    if options.templates is not None:
-        check_templates(options.templates)
     ends = _ends(options)
-    evaluation = ends.config.evaluation
+    config = options.over(ends.config)
     check_tolerance(ends.tolerance)
     alphas = interpolation.check_alphas(options.alphas or interpolation.ALPHAS)
-    tasks = options.tasks or evaluation.evaluate or BUILTIN_TASKS["emoji"]
+    tasks = options.tasks or config.evaluation.evaluate or BUILTIN_TASKS["emoji"]
     ends = replace(ends, metric=_deciding(ends.metric, tasks))
-    precision = options.precision or ends.config.training.precision
     if options.output is not None:
         _require_new(options.output)
     output = options.output or (None if ends.run is None else ends.run / interpolation.INTERPOLATED)
-    device = pick_device(RunConfig.of(device=options.device, precision=precision))
     console = Console(highlight=False)
-    with distributed.ranks(device) as world:
+    with distributed.ranks(device := pick_device(config)) as world:
         first = world.rank == 0
         distributed.together(lambda: check_tasks(tasks))
         opened = [distributed.together(lambda name=name: open_model(Model(name))) for name in (ends.base, ends.tuned)]  # type: ignore[misc]
         between = interpolation.Between(*opened)
         model = between.model.to(device).eval()
-        size, pixels = model.image_size, ends.config.data.max_pixels
         display = Display(first, quiet=False)
-        read = (options.batch_size, options.workers, pixels)
-        embedder = Embedder(model, model.tokenize, size, device, precision, *read, watch=display.measured)
+        embedder = make_embedder(config, model, model, device, display.measured)
 
         def say(point: Point) -> None:
             display.say(f"alpha {point.alpha:g}: {_score(point.score)}")
 
-        templates = options.templates or evaluation.templates
         with display.bars():
             curve = interpolation.measure_curve(
-                between, alphas, embedder, tasks, templates, ends.metric, ends.tolerance, say
+                between, alphas, embedder, tasks, config.evaluation.templates, ends.metric, ends.tolerance, say
             )
         written: str | None = None
         if output is not None and curve.best.alpha > 0.0:
@@ -271,12 +258,10 @@ def _ends(options: _Interpolate) -> _Ends:
     from fullbatch.finetuning.record import BASE, MEAN, TUNED, read_record
     from fullbatch.training.run_folder import Folder
 
-    tolerance = _tolerance(options.tolerance)
+    given = _tolerance(options.tolerance)
     if len(options.models) == 2:
-        base, tuned = options.models
-        return _Ends(
-            base, tuned, RunConfig(), options.metric or MEAN, TOLERANCE if tolerance is None else tolerance, None
-        )
+        tolerance = TOLERANCE if given is None else given
+        return _Ends(*options.models, RunConfig(), options.metric or MEAN, tolerance, None)
     if len(options.models) != 1:
         raise ValueError(
             f"interpolate takes the folder of a `fullbatch finetune` run, or two models, BASE TUNED; got "
@@ -291,8 +276,8 @@ def _ends(options: _Interpolate) -> _Ends:
         raise ValueError(
             f"{run} has no tuned model yet: no epoch has been measured. Go on with `fullbatch finetune --resume {run}`."
         )
-    metric, allowed = options.metric or record.metric, record.tolerance if tolerance is None else tolerance
-    return _Ends(str(run / BASE), str(run / TUNED), Folder(run).read_config(), metric, allowed, run)
+    metric, tolerance = options.metric or record.metric, record.tolerance if given is None else given
+    return _Ends(str(run / BASE), str(run / TUNED), Folder(run).read_config(), metric, tolerance, run)
 
 
 def _curve_lines(curve: Curve, ends: _Ends, output: Path | None, written: str | None, file: Path | None) -> list[str]:
