@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -23,7 +23,7 @@ from fullbatch.config.tree import from_dict, merged, to_dict
 from fullbatch.data.decoded import decode_all, decoded_key
 from fullbatch.data.images import EvalTransform, TrainTransform
 from fullbatch.data.in_memory import InMemoryBatches, resident
-from fullbatch.data.loader import EvaluationBatches, SamplePool, TrainingBatches, load, open_pool
+from fullbatch.data.loader import EvaluationBatches, LoadedBatch, SamplePool, TrainingBatches, load, open_pool
 from fullbatch.data.order import Order
 from fullbatch.data.two_views import ViewMaker, WholeSquare, no_tokens
 from fullbatch.distributed import towers
@@ -265,11 +265,28 @@ def make_embedder(
     )
 
 
-def evaluation_batches(embedder: Embedder, pool: SamplePool, rows: int | None = None) -> EvaluationBatches:
-    """A pool's samples as ``embedder`` wants them, uncropped, with their first captions; this rank's share."""
-    transform = EvalTransform(embedder.image_size, embedder.max_pixels)
-    rows, world = rows or embedder.batch_size, distributed.world()
-    return EvaluationBatches(pool, rows, transform, embedder.tokenize, world, embedder.views)
+class UncroppedBatches:
+    """A pool's samples as ``embedder`` wants them, with their first captions; this rank's share.
+
+    They are read to ``place``, anew in each pass, or once if they are to be ``kept``.
+    """
+
+    def __init__(
+        self, embedder: Embedder, pool: SamplePool, place: torch.device, kept: bool = False, rows: int | None = None
+    ) -> None:
+        transform, rows = EvalTransform(embedder.image_size, embedder.max_pixels), rows or embedder.batch_size
+        self.batches = EvaluationBatches(pool, rows, transform, embedder.tokenize, distributed.world(), embedder.views)
+        self.workers, self.place = embedder.workers, place
+        self.kept = list[LoadedBatch]() if kept else None
+
+    def __iter__(self) -> Iterator[LoadedBatch]:
+        if self.kept:
+            return iter(self.kept)
+        read = load(self.batches, range(len(self.batches)), self.workers, self.place)
+        if self.kept is None:
+            return iter(read)
+        self.kept += read
+        return iter(self.kept)
 
 
 def make_selector(config: RunConfig, parts: Parts, folder: Folder, embedder: Embedder) -> Selector | None:
@@ -302,8 +319,7 @@ def whole_table(embedder: Embedder, batches: Batches) -> Tensor:
         if isinstance(batches, InMemoryBatches):
             tables = embedder.tables(batches.chosen(range(len(pool)), embedder.batch_size))
         else:
-            uncropped = evaluation_batches(embedder, pool)
-            tables = embedder.tables(load(uncropped, range(len(uncropped)), embedder.workers, device))
+            tables = embedder.tables(UncroppedBatches(embedder, pool, device))
     both_m2D = torch.stack([tables.image_nD, tables.text_nD], dim=1).float()
     rows_n2D = torch.full((len(pool), *both_m2D.shape[1:]), torch.nan, device=device)
     return rows_n2D.index_copy_(0, tables.ids_n, both_m2D)

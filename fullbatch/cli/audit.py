@@ -7,43 +7,36 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import tyro
 
+from fullbatch.audit import Options
+
 if TYPE_CHECKING:
-    from fullbatch.audit import Audit
+    from fullbatch.audit.finished_run import Audit
 
 
-@dataclass(frozen=True)
-class _Audit:
+@dataclass(frozen=True, kw_only=True)
+class _Audit(Options):
     """How wrong were the normalizers of a run?  Exact ones over the training set against what the method believed.
 
     Writes audit.json into the run folder; docs/how-to/audit.md says what the numbers mean.
     """
 
     run: tyro.conf.Positional[Path]  # a run folder, or one of its checkpoints
-    checkpoint: str | None = None  # only this checkpoint: its step or folder; else all that are kept
-    anchors: int = 10_000  # random samples whose normalizers are compared
-    seed: int = 0  # of the anchors and of the random batches
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    precision: Literal["fp32", "bf16", "fp16"] | None = None  # of the towers; else that of the training
-    data: tuple[str, ...] = ()  # where the training data lies now, if it was moved
-    workers: int | None = None  # processes that read images; else as in training
-    batch_losses: bool = False  # also the losses of spectral batches beside uniform ones; the run's page draws them
 
 
 def audit(arguments: list[str]) -> int:
     options = tyro.cli(_Audit, args=arguments, prog="fullbatch audit")
     from rich.console import Console
 
-    from fullbatch.audit import Options, audit_run
+    from fullbatch.audit.finished_run import audit_run
     from fullbatch.training.display import print_line
 
     first = int(os.environ.get("RANK", "0")) == 0
     console = Console(highlight=False)
-    chosen = {name: value for name, value in vars(options).items() if name != "run"}
-    result = audit_run(options.run, Options(**chosen), partial(print_line, console) if first else lambda text: None)
+    result = audit_run(options.run, options, partial(print_line, console) if first else lambda text: None)
     if first:
         console.print("\nmean squared error of the log-normalizers, and bias (estimate - exact)")
         for line in (*_lines(result), "", *_notes(result)):
