@@ -16,8 +16,8 @@ from fullbatch import distributed
 from fullbatch.config import Identity, Pairwise, SquaredHinge
 from fullbatch.config.checks import is_number, is_whole
 from fullbatch.config.pairwise import RAW
-from fullbatch.kernels.log_mean_exp import exponents, reduce_terms
 from fullbatch.objective.advice import check_shapes, check_unit_rows
+from fullbatch.objective.kernel import exponents, reduce_terms
 from fullbatch.objective.log_domain import log_add
 
 Temperatures = float | Tensor | tuple[Tensor, Tensor]

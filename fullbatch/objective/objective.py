@@ -29,27 +29,35 @@ from fullbatch.config import (
 from fullbatch.config.checks import is_whole
 from fullbatch.config.methods import AXES, method_with
 from fullbatch.config.pairwise import RAW
-from fullbatch.kernels.log_mean_exp import Reduced, Table, log_mean_exp_of_batch
 from fullbatch.models.execution import being_recorded
 from fullbatch.objective import advice
-from fullbatch.objective.amortized import AmortizedNormalizer
+from fullbatch.objective.kernel import Reduced, Table, log_mean_exp_of_batch
 from fullbatch.objective.loss import DirectionLoss, Metrics, Summary, direction_loss, raw_positive
-from fullbatch.objective.normalizers import BatchAndQueueNormalizer, MovingAverageNormalizer, RollingNormalizer
+from fullbatch.objective.normalizers import (
+    AmortizedNormalizer,
+    MovingAverageNormalizer,
+    NewestRows,
+    RollingNormalizer,
+)
 from fullbatch.objective.other_losses import PositiveWeights, cycle_consistency, sigmoid_loss, variance_covariance
 from fullbatch.objective.parts import Context, check_context, fingerprint, make_normalizers, make_temperatures, settled
 from fullbatch.objective.per_sample import PerSampleTable
 from fullbatch.objective.prototypes import MlpNormalizer, PrototypeNormalizer
 from fullbatch.objective.step import DIRECTIONS, Batch, Direction, Progress, Rows, gather_batch
-from fullbatch.objective.temperature import GlobalTemperature, PerSampleTemperature, PredictedTemperature
+from fullbatch.objective.temperature import AnchorTemperature, GlobalTemperature, PredictedTemperature
 
 # Reading a number off a GPU makes the host wait, so checks that need it run on every call on the CPU, and elsewhere
 # on the first calls and then this often.
 CHECK_EVERY = 256
 
 HAS_REPLAY_KEY = (
-    PerSampleTable, PrototypeNormalizer, RollingNormalizer, BatchAndQueueNormalizer, MlpNormalizer, AmortizedNormalizer,
+    PerSampleTable,
+    PrototypeNormalizer,
+    NewestRows,
+    MlpNormalizer,
+    AmortizedNormalizer,
     PredictedTemperature,
-)  # fmt: skip
+)
 
 
 @dataclass(frozen=True)
@@ -281,9 +289,9 @@ class Objective(nn.Module):
             metrics["gamma"] = gamma
         return Output(loss, metrics)
 
-    def _temperature(self, name: str) -> GlobalTemperature | PerSampleTemperature | PredictedTemperature:
+    def _temperature(self, name: str) -> AnchorTemperature:
         temperature = self.temperatures[name if name in self.temperatures else "both"]
-        assert isinstance(temperature, (GlobalTemperature, PerSampleTemperature, PredictedTemperature))
+        assert isinstance(temperature, AnchorTemperature)
         return temperature
 
     def _directions(self, batch: Batch, progress: Progress) -> list[Direction]:
