@@ -33,7 +33,7 @@ from fullbatch.models.timm_towers import TwoViews
 from fullbatch.models.two_towers import TwoTowers, batch_norm_names
 from fullbatch.objective.objective import Objective
 from fullbatch.objective.parts import Context
-from fullbatch.selection.embeddings import EmbeddingTable, Scorer, mean_temperature
+from fullbatch.selection.embeddings import EmbeddingTable, mean_temperature
 from fullbatch.selection.periods import Periods, Plans
 from fullbatch.selection.planning import Planners
 from fullbatch.selection.selector import Selector
@@ -304,7 +304,8 @@ def make_selector(config: RunConfig, parts: Parts, folder: Folder, embedder: Emb
         plans=Plans(folder.batches, periods_of(config, batches), batches.batch_size),
         order=batches.order,
         planners=Planners(config.selection.planners),
-        scorer=Scorer(embeddings, partial(mean_temperature, parts.state.objective)),
+        embeddings=embeddings,
+        temperature=partial(mean_temperature, parts.state.objective),
         oldest=oldest,
     )
 

@@ -25,7 +25,6 @@ from fullbatch.models.saved import check_design, write_design
 from fullbatch.models.timm_towers import TwoViews
 from fullbatch.training import checkpoint
 from fullbatch.training.display import Display
-from fullbatch.training.hooks import EvaluationLine, Hooks
 from fullbatch.training.run_folder import (
     BEST,
     SCORE,
@@ -38,7 +37,7 @@ from fullbatch.training.run_folder import (
     training_alone_in,
 )
 from fullbatch.training.stages import cost_of
-from fullbatch.training.trainer import Trainer
+from fullbatch.training.trainer import EvaluationLine, Hooks, Trainer
 
 log = logging.getLogger("fullbatch")
 
@@ -94,7 +93,7 @@ def train(
     >>> trained = train(RunConfig.of(data=["cc3m/{00000..00331}.tar"], batch_size=256))  # doctest: +SKIP
     """
     device = pick_device(config)
-    with distributed.ranks(device) as world, _log_kept() as kept, ExitStack() as held:
+    with distributed.ranks(device) as world, _run_log() as write_log_to, ExitStack() as held:
         first = world.rank == 0
         display = Display(first, config.run.quiet)
         folder = Folder(Path(resume)) if resume is not None else Folder.of(config)
@@ -125,18 +124,18 @@ def train(
             if design is None:
                 write_design(parts.model, folder.model)
         distributed.host_barrier()
-        with _written_to(folder.log if first else None, kept):
-            _announce(config, parts, display)
-            embedder = make_embedder(config, parts.model, parts.wrapped, device, display.measured)
-            metrics = Metrics(folder, config, first, parts.state.position.step)
-            run = _Run(config, parts, folder, display, watch, judge, embedder, metrics)
-            try:
-                run.trainer(command, abandoned).run()
-            finally:
-                metrics.close()
-            if first:
-                _add_cost(folder, world.size)
-            distributed.host_barrier()
+        write_log_to(folder.log if first else None)
+        _announce(config, parts, display)
+        embedder = make_embedder(config, parts.model, parts.wrapped, device, display.measured)
+        metrics = Metrics(folder, config, first, parts.state.position.step)
+        run = _Run(config, parts, folder, display, watch, judge, embedder, metrics)
+        try:
+            run.trainer(command, abandoned).run()
+        finally:
+            metrics.close()
+        if first:
+            _add_cost(folder, world.size)
+        distributed.host_barrier()
         return Trained(folder.path, folder.read_results())
 
 
@@ -272,36 +271,33 @@ def _announce(config: RunConfig, parts: Parts, display: Display) -> None:
 
 
 @contextmanager
-def _log_kept() -> Iterator[MemoryHandler]:
-    """What is logged before there is a run folder is kept for its log."""
+def _run_log() -> Iterator[Callable[[Path | None], None]]:
+    """What is logged is kept until it is said which file is the run's log; None: there is none here.
+
+    The log has it all, down to the name of every bad sample; the terminal only warnings.
+    """
     handler = MemoryHandler(capacity=10_000, flushLevel=logging.CRITICAL + 1, flushOnClose=False)
     before = log.level
     log.addHandler(handler)
     log.setLevel(logging.INFO)
+
+    def write_to(path: Path | None) -> None:
+        if path is None:
+            log.removeHandler(handler)
+            return
+        target = logging.FileHandler(path, encoding="utf-8")
+        target.handleError = lambda record: None  # type: ignore[method-assign]  # a full disk stops the run elsewhere
+        target.setFormatter(MessageFormatter("%(asctime)s %(levelname)s %(message)s"))
+        handler.setTarget(target)
+        handler.flush()
+        handler.capacity = 1  # nothing waits any more
+
     try:
-        yield handler
+        yield write_to
     finally:
         log.setLevel(before)
         log.removeHandler(handler)
-        handler.close()
-
-
-@contextmanager
-def _written_to(path: Path | None, kept: MemoryHandler) -> Iterator[None]:
-    """The run's log has it all, down to the name of every bad sample; the terminal only warnings."""
-    if path is None:
-        yield
-        return
-    target = logging.FileHandler(path, encoding="utf-8")
-    target.handleError = lambda record: None  # type: ignore[method-assign]  # a full disk stops the run elsewhere
-    target.setFormatter(MessageFormatter("%(asctime)s %(levelname)s %(message)s"))
-    kept.setTarget(target)
-    kept.flush()
-    log.removeHandler(kept)
-    log.addHandler(target)
-    try:
-        yield
-    finally:
-        log.removeHandler(target)
         with suppress(OSError):
-            target.close()
+            if handler.target is not None:
+                handler.target.close()
+        handler.close()

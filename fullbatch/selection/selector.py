@@ -29,10 +29,10 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from torch import Tensor
 
 from fullbatch import distributed
 from fullbatch.data.order import Order
-from fullbatch.selection.embeddings import Scorer
 from fullbatch.selection.periods import (
     Period,
     Plans,
@@ -55,14 +55,16 @@ class Selector:
     ``costs``, and at the end calls ``close``.
 
     plans     where they are written, and what periods there are
-    scorer    what plans go by
+    embeddings    of all samples as they are now, (n, 2, D); plans go by them.  Every rank calls it
+    temperature   given the embeddings, likewise
     oldest    the first batch that a run which goes on from the oldest checkpoint would read; None: there is none
     """
 
     plans: Plans
     order: Order
     planners: Planners
-    scorer: Scorer
+    embeddings: Callable[[], Tensor]
+    temperature: Callable[[Tensor], float]
     oldest: Callable[[], int | None]
     _started: dict[int, list[Future[Piece] | Task]] = field(default_factory=dict)
     _costs: dict[str, float] = field(default_factory=dict)
@@ -124,8 +126,8 @@ class Selector:
         distributed.together(lambda: self._finish(number) if self.first_rank else None)
 
     def _look(self, source: int) -> None:
-        rows_n2D = self.scorer.embeddings()
-        tau = self.scorer.temperature(rows_n2D)
+        rows_n2D = self.embeddings()
+        tau = self.temperature(rows_n2D)
         distributed.together(self._written)
         if self.first_rank:
             copy_n2D = rows_n2D.to("cpu", copy=True).numpy()  # the next step changes the table
