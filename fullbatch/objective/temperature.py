@@ -1,4 +1,4 @@
-"""Temperatures: one for all (constant, learned, robust), one per sample (iSogCLR), one predicted an anchor (TempNet)."""
+"""Temperatures: one for all (constant, learned, robust), one a sample (iSogCLR), one predicted an anchor (TempNet)."""
 
 # B: anchors on this rank   N: anchors on all ranks   C: centers   D: width
 
