@@ -49,32 +49,26 @@ def _lines(audit: Audit) -> list[str]:
 
     heads = ("step", "samples seen", "τ", "normalizer", "bias", "image", "text", "in use", "bias", "one batch", "bias")
     rows: list[tuple[str, ...]] = [(*heads, "")]
+
+    def add(step: str, seen: str, tau: float, errors: Mapping[str, float | None], directions: tuple[str, str]) -> None:
+        normalizer, in_use, batch = (
+            (_number(errors[f"{name}_error"]), _number(errors[f"{name}_bias"], "+.3f"))
+            for name in ("normalizer", "in_use", "batch")
+        )
+        rows.append((step, seen, f"{tau:.4f}", *normalizer, *directions, *in_use, *batch, ""))
+
     for audited in audit.checkpoints:
         numbers = audited.numbers
-        directions = (_error(numbers.image.normalizer_error), _error(numbers.text.normalizer_error))
-        place = (f"{audited.step:,}", f"{audited.samples_seen:,}")
-        rows.append(_row(place, numbers.tau, vars(numbers.total), directions))
+        directions = _number(numbers.image.normalizer_error), _number(numbers.text.normalizer_error)
+        add(f"{audited.step:,}", f"{audited.samples_seen:,}", numbers.tau, vars(numbers.total), directions)
     if len(audit.checkpoints) > 1:
         mean = audit.mean()
-        rows.append(_row(("mean", ""), mean["tau"], mean, ("", "")))
+        add("mean", "", mean["tau"], mean, ("", ""))
     return columns(rows, left=0)
 
 
-def _row(
-    place: tuple[str, str], tau: float, errors: Mapping[str, float | None], directions: tuple[str, str]
-) -> tuple[str, ...]:
-    normalizer, in_use, batch = (
-        (_error(errors[f"{name}_error"]), _bias(errors[f"{name}_bias"])) for name in ("normalizer", "in_use", "batch")
-    )
-    return *place, f"{tau:.4f}", *normalizer, *directions, *in_use, *batch, ""
-
-
-def _error(value: float | None) -> str:
-    return "-" if value is None else f"{value:.4g}"
-
-
-def _bias(value: float | None) -> str:
-    return "-" if value is None else f"{value:+.3f}"
+def _number(value: float | None, form: str = ".4g") -> str:
+    return "-" if value is None else f"{value:{form}}"
 
 
 def _notes(audit: Audit) -> list[str]:

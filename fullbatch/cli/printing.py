@@ -88,15 +88,13 @@ def _print_examples(result: Mapping[str, Any], console: Console) -> None:
 
 
 def _print_table(results: list[dict[str, Any]], console: Console) -> None:
-    width = max(len(result["task"]) for result in results)
-    rows = [("task", "metric", "value", "chance", "ratio", "among")]
+    rows: list[tuple[str, ...]] = [("task", "metric", "value", "chance", "ratio", "among", "")]
     for result in results:
         value, chance = result[result["main"]], result["chance"]
         numbers = (f"{value:.1%}", f"{chance:.2%}", f"{value / chance:.1f}x", f"{result['size']:,}")
-        rows.append((result["task"], result["main"], *numbers))
-    broad = max(9, *(len(row[1]) for row in rows))
-    for task, metric, value, chance, ratio, among in rows:
-        print_line(console, f"{task:{width}}  {metric:{broad}}  {value:>6}  {chance:>7}  {ratio:>7}  {among:>7}")
+        rows.append((result["task"], result["main"], *numbers, ""))
+    for line in columns(rows, left=2):
+        print_line(console, line)
 
 
 def columns(rows: Sequence[Sequence[str]], left: int) -> list[str]:

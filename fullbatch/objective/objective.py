@@ -32,12 +32,7 @@ from fullbatch.models.execution import being_recorded
 from fullbatch.objective import advice
 from fullbatch.objective.kernel import Reduced, Table, log_mean_exp_of_batch
 from fullbatch.objective.loss import Metrics, Summary, direction_loss, raw_positive
-from fullbatch.objective.normalizers import (
-    AmortizedNormalizer,
-    MovingAverageNormalizer,
-    NewestRows,
-    RollingNormalizer,
-)
+from fullbatch.objective.normalizers import AmortizedNormalizer, MovingAverageNormalizer, NewestRows, RollingNormalizer
 from fullbatch.objective.other_losses import PositiveWeights, cycle_consistency, sigmoid_loss, variance_covariance
 from fullbatch.objective.parts import Context, check_context, fingerprint, make_normalizers, make_temperatures, settled
 from fullbatch.objective.per_sample import PerSampleTable
@@ -157,10 +152,7 @@ class Objective(nn.Module):
     # -- one step ---------------------------------------------------------------------------------------------------
 
     def forward(
-        self,
-        image_embeddings: Tensor,
-        text_embeddings: Tensor,
-        sample_ids: advice.SampleIds | None = None,
+        self, image_embeddings: Tensor, text_embeddings: Tensor, sample_ids: advice.SampleIds | None = None
     ) -> Output:
         """``image_embeddings`` and ``text_embeddings`` are unit rows; row i of both is a pair.
 

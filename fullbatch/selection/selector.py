@@ -34,13 +34,7 @@ from torch import Tensor
 
 from fullbatch import distributed
 from fullbatch.data.order import Order
-from fullbatch.selection.periods import (
-    Period,
-    Plans,
-    numbered,
-    read_lines,
-    replace_file,
-)
+from fullbatch.selection.periods import Period, Plans, numbered, read_lines, replace_file
 from fullbatch.selection.planning import Floats, Piece, Planners, tasks_of
 
 log = logging.getLogger("fullbatch")
