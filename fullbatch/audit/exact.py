@@ -157,7 +157,11 @@ def log_means_of_batches(
     count, anchors = image_nD.shape[0], rows_A.shape[0]
     size = max(1, min(batch, math.ceil(anchors / FEWEST_BATCHES)))
     groups = list(torch.split(torch.arange(anchors, device=rows_A.device), size))
-    drawn = _distinct_batches(count, batch, len(groups), generator)
+    drawn: list[Tensor] = []
+    while len(drawn) < len(
+        groups
+    ):  # without replacement, epoch by epoch; the samples left over of an epoch are dropped
+        drawn += torch.split(torch.randperm(count, generator=generator)[: count // batch * batch], batch)
     answers = [torch.stack(taus, dim=1)[:0]]
     for group in torch.arange(len(groups)).tensor_split(distributed.world().size)[distributed.world().rank].tolist():
         rows_G, rows_B = rows_A[groups[group]], drawn[group].to(rows_A.device)
@@ -170,15 +174,6 @@ def log_means_of_batches(
         answers.append(torch.stack(pair, dim=1))
     image_A, text_A = distributed.gather_uneven(torch.cat(answers)).unbind(dim=1)
     return image_A, text_A
-
-
-def _distinct_batches(count: int, batch: int, wanted: int, generator: torch.Generator) -> list[Tensor]:
-    """Batches without replacement, epoch by epoch; the samples left over of an epoch are dropped."""
-    batches: list[Tensor] = []
-    while len(batches) < wanted:
-        order = torch.randperm(count, generator=generator)
-        batches += torch.split(order[: count // batch * batch], batch)
-    return batches[:wanted]
 
 
 def _log_mean(

@@ -185,7 +185,12 @@ def log_mean_within(log_N: Tensor, group_N: Tensor) -> Tensor:
 
 def map_shared(place: str, name: str, count: int, dtype: torch.dtype, owner: object) -> Tensor:
     """``count`` values, NaN at first.  ``place`` is "node", or a folder whose file is locked while ``owner`` lives."""
-    path, lock = _choose_memory() if place == "node" else _choose_file(Path(place), name)
+    lock = None
+    if place == "node":
+        handle, path = tempfile.mkstemp(prefix="fullbatch-", dir="/dev/shm" if os.path.isdir("/dev/shm") else None)
+        os.close(handle)
+    else:
+        path, lock = _choose_file(Path(place), name)
     shared_path = distributed.share_from_leader(path)
     if path != shared_path:
         os.unlink(path)  # only the leader's is used
@@ -206,13 +211,6 @@ def map_shared(place: str, name: str, count: int, dtype: torch.dtype, owner: obj
 def _release(lock: IO[bytes]) -> None:
     fcntl.flock(lock, fcntl.LOCK_UN)  # also for forked children, which hold the same open file
     lock.close()
-
-
-def _choose_memory() -> tuple[str, None]:
-    memory = "/dev/shm" if os.path.isdir("/dev/shm") else tempfile.gettempdir()
-    handle, path = tempfile.mkstemp(prefix="fullbatch-", dir=memory)
-    os.close(handle)
-    return path, None
 
 
 def _choose_file(folder: Path, name: str) -> tuple[str, IO[bytes] | None]:

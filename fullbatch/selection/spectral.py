@@ -97,7 +97,6 @@ def distances_to_centres(rows_Nk: Floats, centres: int, seed: int) -> Floats:
 
 def even_clusters(image_ND: Tensor, text_ND: Tensor, batch_size: int, tau: float, seed: int) -> Ints:
     """Algorithm 3 on one block: places (k, B) of its rows, each once; N must be a multiple of B.  On one CPU thread."""
-    check_batch_size(batch_size)
     rows, batches = len(image_ND), len(image_ND) // batch_size
     assert rows == batches * batch_size, "a block is whole batches"
     seen_N = image_ND.isfinite().all(1) & text_ND.isfinite().all(1)
@@ -114,9 +113,6 @@ def even_clusters(image_ND: Tensor, text_ND: Tensor, batch_size: int, tau: float
 
 def blocks(places: int, batch_size: int, block_batches: int) -> list[range]:
     """The blocks of an epoch: consecutive places, whole batches; the last block may be smaller."""
-    check_batch_size(batch_size)
-    if block_batches < 1:
-        raise ValueError(f"block_batches must be at least 1, got {block_batches}.")
     end, size = places // batch_size * batch_size, block_batches * batch_size
     return [range(start, min(start + size, end)) for start in range(0, end, size)]
 
@@ -136,11 +132,6 @@ def spectral_order(
         here = slice(block.start, block.stop)
         orders.append(block.start + order_of_block(image_PD[here], text_PD[here], batch_size, tau, seed, number))
     return np.concatenate(orders)
-
-
-def check_batch_size(batch_size: int) -> None:
-    if batch_size < 2:
-        raise ValueError(f"Batches are selected by their pairs: batch_size must be at least 2, got {batch_size}.")
 
 
 def _computable(table_SD: Tensor) -> Tensor:

@@ -24,23 +24,17 @@ from fullbatch.training.schedule import (
 Groups = list[dict[str, Any]]
 
 
-def undecayed_names(model: nn.Module) -> set[str]:
-    """Patterns of names that the model or a part of it lists in ``no_weight_decay()``, as timm and open_clip do."""
-    patterns = set()
+def split_parameters(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
+    """The trainable parameters in two lists: those that decay, those that do not.
+
+    Gains, biases and other tensors of fewer than two dimensions do not, nor what the model or a part of it lists in
+    ``no_weight_decay()``, as timm and open_clip do: position and class embeddings.
+    """
+    patterns = set[str]()
     for prefix, module in model.named_modules():
         listing = getattr(module, "no_weight_decay", None)
         if callable(listing):
             patterns |= {f"{prefix}.{name}" if prefix else name for name in listing()}
-    return patterns
-
-
-def split_parameters(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
-    """The trainable parameters in two lists: those that decay, those that do not.
-
-    Gains, biases and other tensors of fewer than two dimensions do not, nor what the model says should not (position
-    and class embeddings).
-    """
-    patterns = undecayed_names(model)
     decayed: list[nn.Parameter] = []
     undecayed: list[nn.Parameter] = []
     for name, parameter in model.named_parameters():
