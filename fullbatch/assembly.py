@@ -201,12 +201,6 @@ def build_objective(config: RunConfig, model: TwoTowers, pool: SamplePool) -> Ob
     return Objective(replace(described, settings=settings).build(), context)
 
 
-def fresh_objective(config: RunConfig, model: TwoTowers, pool: SamplePool) -> Objective:
-    """One that remembers nothing, to take the memory of another away; it has no table in a shared place."""
-    alone = replace(config.objective, table_storage="rank")
-    return build_objective(replace(config, objective=alone), model, pool)
-
-
 def make_state(
     config: RunConfig, model: TwoTowers, pool: SamplePool, device: torch.device
 ) -> tuple[TrainingState, torch.nn.Module]:

@@ -7,13 +7,12 @@ import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from logging.handlers import MemoryHandler
 from pathlib import Path
 from typing import Any
 
 from fullbatch import distributed
-from fullbatch.assembly import Parts, assemble, fresh_objective, make_embedder, make_selector, pick_device
+from fullbatch.assembly import Parts, assemble, build_objective, changed, make_embedder, make_selector, pick_device
 from fullbatch.audit.probe import Probe, plan_audits
 from fullbatch.config.messages import MessageFormatter
 from fullbatch.config.run import RunConfig
@@ -199,12 +198,13 @@ class _Run:
         config, parts, batches = self.config, self.parts, self.parts.batches
         selector = make_selector(config, parts, self.folder, self.embedder)
         plan = plan_audits(config.evaluation, config.training.batch_size, parts.stages.total, len(batches.pool))
+        alone = changed(config, table_storage="rank")  # its tables are in no shared place
         hooks = Hooks(
             evaluate=self.evaluate if tasks_of(config) else None,
             auditor=None if plan is None else Probe(plan, self.embedder, batches, parts.state.objective),
             selector=selector,
             abandoned=abandoned,
-            fresh_objective=partial(fresh_objective, config, parts.model, batches.pool),
+            fresh_objective=lambda: build_objective(alone, parts.model, batches.pool),
         )
         return Trainer(
             config=config,

@@ -2,8 +2,8 @@
 Contrastive Loss" (Cho et al. 2023) has it in Algorithms 6 and 7.
 
 Two readings.  *Sequential*, the authors' code: draw k random batches, keep the q of largest loss, train on them in q
-steps, look again (``drawn_batches``, then ``hardest``).  *Averaged*, Algorithm 7 read literally: an epoch's partition is
-looked at k batches at a time, and the q kept make one step, on the mean over them (``batches_of_partition``, then
+steps, look again (``drawn_batches``, then ``hardest``).  *Averaged*, Algorithm 7 read literally: an epoch's partition
+is looked at k batches at a time, and the q kept make one step, on the mean over them (``batches_of_partition``, then
 ``hardest``); the other k - q are dropped.  In either reading a sample may come often or never.
 """
 
