@@ -31,7 +31,7 @@ from fullbatch.training.display import Display
 from fullbatch.training.gradient import GradientRule
 from fullbatch.training.graphs import CannotRecord, Computed, StepGraphs
 from fullbatch.training.interruption import Abandoned, Interrupted, Interruption
-from fullbatch.training.optimizer import clip_gradients, freeze_learning_rates, set_learning_rates
+from fullbatch.training.optimizer import clip_gradients, set_learning_rates
 from fullbatch.training.run_folder import AUDIT, BEST, ENDED, EVALUATION, Folder, Metrics
 from fullbatch.training.stages import Stages, statistics_kept
 from fullbatch.training.state import TrainingState
@@ -173,7 +173,15 @@ class Trainer:
         recovers, stage = stages.recovers(position.step), stages.name(position.step)
         if stages.recovery and position.step == stages.recovery:
             self._begin_tuning()
-        rate = self._set_rates()
+        rate = set_learning_rates(
+            state.optimizer,
+            state.temperature_optimizer,
+            config.optimizer,
+            config.schedule,
+            stages,
+            position.step,
+            position.temperature,
+        )
         state.objective.set_epoch(stages.epoch(position.step))
         ends = position.step + 1 in (stages.recovery, stages.total)
         logged = ends or (position.step + 1) % config.run.log_every == 0
@@ -204,21 +212,6 @@ class Trainer:
             **{name: value for name, value in numbers.items() if name != "epoch"},
             **(self.hooks.selector.costs() if self.hooks.selector is not None else {}),
         }
-
-    def _set_rates(self) -> float:
-        state, position, stages = self.state, self.state.position, self.stages
-        if stages.recovers(position.step):
-            return freeze_learning_rates(state.optimizer, state.temperature_optimizer)
-        return set_learning_rates(
-            state.optimizer,
-            state.temperature_optimizer,
-            self.config.optimizer,
-            self.config.schedule,
-            stages.trained(position.step),
-            stages.training,
-            stages.steps_per_epoch,
-            position.temperature,
-        )
 
     def _begin_tuning(self) -> None:
         """Before the first step that moves the weights: leave behind what is not to be carried over."""
