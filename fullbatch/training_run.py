@@ -26,6 +26,7 @@ from fullbatch.training import checkpoint
 from fullbatch.training.display import Display
 from fullbatch.training.run_folder import (
     BEST,
+    ENDED,
     SCORE,
     Best,
     Folder,
@@ -36,7 +37,7 @@ from fullbatch.training.run_folder import (
     training_alone_in,
 )
 from fullbatch.training.stages import cost_of
-from fullbatch.training.trainer import EvaluationLine, Hooks, Trainer
+from fullbatch.training.trainer import Hooks, Trainer
 
 log = logging.getLogger("fullbatch")
 
@@ -220,7 +221,7 @@ class _Run:
             command=command,
         )
 
-    def evaluate(self, seconds: float) -> EvaluationLine:
+    def evaluate(self, seconds: float) -> Mapping[str, Any]:
         config, state, watch, judge = self.config, self.parts.state, self.watch, self.judge
         ends, kept = False, list[bool]()
         with state.average.in_use() if state.average is not None else nullcontext():
@@ -239,7 +240,10 @@ class _Run:
             results["best"] = self._best(judge, before.after({"step": step, **values}))
         if distributed.world().rank == 0:
             replace_text(self.folder.results, json.dumps(results, indent=1))
-        return EvaluationLine(*distributed.from_first_rank((values, ends)))
+        if ends and step < self.parts.stages.total:
+            values[ENDED] = True
+        line: Mapping[str, Any] = distributed.from_first_rank(values)
+        return line
 
     def _best(self, judge: Metric, best: Best) -> dict[str, Any] | None:
         """As in results.json; other ranks than the first do not know."""

@@ -47,16 +47,6 @@ class Diverged(ValueError):
     """The loss is no longer a number, or has run away."""
 
 
-@dataclass(frozen=True)
-class EvaluationLine:
-    """values   for the log, in which the model may be marked as the best so far
-    ends     whether the run is to end here
-    """
-
-    values: Mapping[str, Any]
-    ends: bool = False
-
-
 class Auditor(Protocol):
     def due(self, step: int) -> bool:
         """Whether to measure the normalizers after so many steps."""
@@ -69,14 +59,15 @@ class Auditor(Protocol):
 class Hooks:
     """Every rank calls each of them at the same step.  None: there is nothing to do.
 
-    evaluate          measures the model after so many seconds of training
+    evaluate          measures the model after so many seconds of training, for a line of the log, in which it may be
+                      marked as the best so far (BEST), or the run as to end here (ENDED)
     auditor           measures the normalizers now and then
     selector          plans which samples meet in a batch; None: the order's neighbours do
     abandoned         asked now and then: whether to leave the run where it stands, at once
     fresh_objective   makes one without memory, for a recovery that does not carry it over
     """
 
-    evaluate: Callable[[float], EvaluationLine] | None = None
+    evaluate: Callable[[float], Mapping[str, Any]] | None = None
     auditor: Auditor | None = None
     selector: Selector | None = None
     abandoned: Callable[[], bool] = lambda: False
@@ -354,8 +345,8 @@ class Trainer:
     def evaluate_if_due(self) -> bool:
         """At the end, every so often, and if asked before the first step: once each.  Whether the run is to end here,
         before its last step; that is written down with the numbers, so that a resumed run knows it too."""
-        step, total = self.state.position.step, self.stages.total
-        due = step == total or self.stages.evaluation_due(step, self.config.evaluation)
+        step = self.state.position.step
+        due = step == self.stages.total or self.stages.evaluation_due(step, self.config.evaluation)
         if self.hooks.evaluate is None or not due or distributed.from_first_rank(self.metrics.evaluated) == step:
             return False
         seconds = self.stopwatch.seconds
@@ -368,14 +359,12 @@ class Trainer:
                 log.info("%s", reason)
                 kind = OSError if isinstance(error, OSError) else ValueError
                 raise kind(f"{reason}; go on from there with `{self.go_on}`.") from None
-            ends, took = line.ends and step < total, time.monotonic() - started
-            ended = {ENDED: True} if ends else {}
-            self.metrics.write({"step": step, **line.values, "seconds": took, **ended}, EVALUATION)
-            if line.values.get(BEST):
+            self.metrics.write({"step": step, **line, "seconds": time.monotonic() - started}, EVALUATION)
+            if line.get(BEST):
                 self.save()
                 if self.first_rank:
                     self.writer.keep_best(step)
-        return ends
+        return bool(line.get(ENDED))
 
     def ended_before(self) -> bool:
         """Whether the run that is resumed was ended early, right here; with more patience it goes on."""
