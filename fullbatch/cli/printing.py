@@ -11,6 +11,7 @@ from typing import Any
 from rich.console import Console
 
 from fullbatch.config.messages import plain
+from fullbatch.report.wording import duration
 from fullbatch.training.display import print_line
 from fullbatch.training_run import Trained
 
@@ -52,22 +53,10 @@ def print_cost(cost: Mapping[str, Any], console: Console) -> None:
     stages = cost.get("stages", [])
     if not stages:
         return
-    parts = [f"{stage['stage']} {_duration(stage['seconds'])}" for stage in stages]
+    parts = [f"{stage['stage']} {duration(stage['seconds'])}" for stage in stages]
     hours = sum(stage["device_hours"] for stage in stages)
     console.print()
     print_line(console, f"cost: {', '.join(parts)}; {hours:.3g} device-hours")
-
-
-def _duration(seconds: float) -> str:
-    """
-    >>> _duration(7.26), _duration(75.0), _duration(7265.0)
-    ('7.3 s', '1:15', '2:01:05')
-    """
-    if seconds < 60.0:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
 def _print_gaps(gaps: list[dict[str, str]], console: Console) -> None:

@@ -45,13 +45,8 @@ from fullbatch.objective.temperature import AnchorTemperature, GlobalTemperature
 CHECK_EVERY = 256
 
 HAS_REPLAY_KEY = (
-    PerSampleTable,
-    PrototypeNormalizer,
-    NewestRows,
-    MlpNormalizer,
-    AmortizedNormalizer,
-    PredictedTemperature,
-)
+    PerSampleTable, PrototypeNormalizer, NewestRows, MlpNormalizer, AmortizedNormalizer, PredictedTemperature,
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
