@@ -169,7 +169,8 @@ def normalizer_audit(
 
 
 def _errors(exact_A: Tensor, batch_A: Tensor, belief: _Belief) -> Errors:
-    return Errors(*(number for it_A in (belief.known_A, belief.in_use_A, batch_A) for number in _error(it_A, exact_A)))
+    known, in_use, batch = (_error(estimate_A, exact_A) for estimate_A in (belief.known_A, belief.in_use_A, batch_A))
+    return Errors(*known, *in_use, *batch)
 
 
 def _error(estimate_A: Tensor | None, exact_A: Tensor) -> tuple[float | None, float | None]:
