@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,18 +28,14 @@ class _Audit(Options):
 
 def audit(arguments: list[str]) -> int:
     options = tyro.cli(_Audit, args=arguments, prog="fullbatch audit")
-    from rich.console import Console
-
     from fullbatch.audit.finished_run import audit_run
-    from fullbatch.training.display import print_line
+    from fullbatch.cli.printing import print_lines
 
     first = int(os.environ.get("RANK", "0")) == 0
-    console = Console(highlight=False)
-    result = audit_run(options.run, options, partial(print_line, console) if first else lambda text: None)
+    result = audit_run(options.run, options, lambda text: print_lines([text] if first else []))
     if first:
-        console.print("\nmean squared error of the log-normalizers, and bias (estimate - exact)")
-        for line in (*_lines(result), "", *_notes(result)):
-            print_line(console, line)
+        head = ("", "mean squared error of the log-normalizers, and bias (estimate - exact)")
+        print_lines((*head, *_lines(result), "", *_notes(result)))
     return 0
 
 

@@ -74,15 +74,13 @@ class _Opened:
 
 def evaluate(arguments: list[str]) -> int:
     options = tyro.cli(_Evaluate, args=arguments, prog="fullbatch evaluate")
-    from rich.console import Console
-
     from fullbatch import distributed
     from fullbatch.assembly import make_embedder, pick_device
-    from fullbatch.cli.printing import print_measured
+    from fullbatch.cli.printing import measured_lines, print_lines
     from fullbatch.evaluation.embed import EmbeddingCache
     from fullbatch.evaluation.result import Result
     from fullbatch.evaluation.tasks import check_tasks, run_tasks, tasks_of
-    from fullbatch.training.display import Display, print_line
+    from fullbatch.training.display import Display
     from fullbatch.training.run_folder import replace_text
 
     with distributed.ranks(device := pick_device(options.over(RunConfig()))) as world:
@@ -99,7 +97,6 @@ def evaluate(arguments: list[str]) -> int:
         model, precision = opened.model.to(device).eval(), config.training.precision
         cache = distributed.together(lambda: EmbeddingCache.of(options.cache, model, precision, device.type))
         embedder = replace(make_embedder(config, model, model, device, display.measured), cache=cache)
-        console = Console(highlight=False)
         started = time.perf_counter()
 
         def say(answer: Result | Gap) -> None:
@@ -119,12 +116,11 @@ def evaluate(arguments: list[str]) -> int:
             replace_text(output, json.dumps(_with_earlier(output, numbers), indent=1))
         except OSError as error:  # the disk may have filled up since; the numbers cost too much to lose
             unwritten = error
-    print_measured(numbers, console)
+    print_lines(measured_lines(numbers))
     if unwritten is not None:
         raise ValueError(f"The numbers above are in no file: {output} cannot be written ({unwritten}).")
     if output is not None:
-        console.print()
-        print_line(console, f"written to {output}")
+        print_lines(["", f"written to {output}"])
     return 1 if any(gap.kind == "failed" for gap in measured.gaps) else 0
 
 

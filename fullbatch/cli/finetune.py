@@ -18,8 +18,6 @@ from fullbatch.cli.train import Command, help_asked, train_config
 from fullbatch.config.run import RunConfig
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from fullbatch.finetuning.finetune import Finetuned
     from fullbatch.finetuning.interpolation import Curve, Point
     from fullbatch.finetuning.record import Record
@@ -57,8 +55,7 @@ def finetune(arguments: list[str]) -> int:
             "--data says what to fine-tune on: tar shards, a CSV file, a folder, ...; see docs/reference/data.md."
         )
     config, resume = train_config(arguments, command=FINETUNE)
-    from rich.console import Console
-
+    from fullbatch.cli.printing import print_lines
     from fullbatch.finetuning import finetune as tuning
 
     metric = (
@@ -66,7 +63,7 @@ def finetune(arguments: list[str]) -> int:
     )
     tuned = tuning.finetune(config, metric, _tolerance(chosen.tolerance), resume)
     if int(os.environ.get("RANK", "0")) == 0:
-        _print_finetuned(tuned, Console(highlight=False))
+        print_lines(_finetuned_lines(tuned))
     return 0
 
 
@@ -89,40 +86,35 @@ def _tolerance(text: str | None) -> float | None:
         raise ValueError(f"--tolerance must be a share such as 0.01, got {text!r}.") from None
 
 
-def _print_finetuned(tuned: Finetuned, console: Console) -> None:
+def _finetuned_lines(tuned: Finetuned) -> list[str]:
     """Epoch by epoch, task by task, what it cost, and what to do now."""
-    from fullbatch.cli.printing import print_cost
-    from fullbatch.training.display import print_line
-
-    def say(line: str = "") -> None:
-        print_line(console, line)
+    from fullbatch.cli.printing import cost_lines
 
     run, record = tuned.trained.folder, tuned.record
-    for line in (*_epoch_lines(record), "", *_change_lines(record)):
-        say(line)
-    print_cost(tuned.trained.results.get("cost", {}), console)
-    say()
+    lines = [*_epoch_lines(record), "", *_change_lines(record), *cost_lines(tuned.trained.results.get("cost", {})), ""]
     best = record.best
     if tuned.verdict.outcome == "tuned":
         assert best is not None and best.score is not None and record.base is not None
         gain = best.score - (record.base.score or 0.0)
-        say(f"The tuned model is better by {100 * gain:.2f} points ({record.metric}, epoch {best.epoch:g}).")
+        lines.append(f"The tuned model is better by {100 * gain:.2f} points ({record.metric}, epoch {best.epoch:g}).")
         if fell := sum(change.change < 0.0 for change in record.changes):
-            say(f"{fell} of {len(record.changes)} numbers fell, none by more than the tolerance, {record.tolerance:g}.")
-        say(f"Take {tuned.model}.")
+            numbers = f"{fell} of {len(record.changes)} numbers"
+            lines.append(f"{numbers} fell, none by more than the tolerance, {record.tolerance:g}.")
+        lines.append(f"Take {tuned.model}.")
     else:
-        say(f"THE BASE IS KEPT: {_why_kept(record)}.")
-        for reason in tuned.verdict.reasons:
-            say(f"  {reason}")
-        say(f"Take {tuned.model}, which is the model as it was.")
+        lines += [f"THE BASE IS KEPT: {_why_kept(record)}.", *(f"  {reason}" for reason in tuned.verdict.reasons)]
+        lines.append(f"Take {tuned.model}, which is the model as it was.")
         if best is not None:
-            say("Weights between the two often keep what was learned and lose less; measure them with")
-            say(f"  fullbatch interpolate {run}")
-    say("Measure it on other tasks, or write it for open_clip or transformers, with")
-    say(f"  fullbatch evaluate {tuned.model} --tasks TASK ...")
-    say(f"  fullbatch export {tuned.model} FOLDER --format open_clip")
-    say()
-    say(f"run folder: {run}")
+            lines.append("Weights between the two often keep what was learned and lose less; measure them with")
+            lines.append(f"  fullbatch interpolate {run}")
+    return [
+        *lines,
+        "Measure it on other tasks, or write it for open_clip or transformers, with",
+        f"  fullbatch evaluate {tuned.model} --tasks TASK ...",
+        f"  fullbatch export {tuned.model} FOLDER --format open_clip",
+        "",
+        f"run folder: {run}",
+    ]
 
 
 def _why_kept(record: Record) -> str:
@@ -190,16 +182,15 @@ class _Ends:
 
 def interpolate(arguments: list[str]) -> int:
     options = tyro.cli(_Interpolate, args=arguments, prog="fullbatch interpolate")
-    from rich.console import Console
-
     from fullbatch import distributed
     from fullbatch.assembly import make_embedder, pick_device
+    from fullbatch.cli.printing import print_lines
     from fullbatch.config.model import Model
     from fullbatch.evaluation.tasks import BUILTIN_TASKS, check_tasks
     from fullbatch.finetuning import interpolation
     from fullbatch.finetuning.base import open_model, write_model
     from fullbatch.finetuning.record import check_tolerance
-    from fullbatch.training.display import Display, print_line
+    from fullbatch.training.display import Display
 
     ends = _ends(options)
     config = options.over(ends.config)
@@ -210,7 +201,6 @@ def interpolate(arguments: list[str]) -> int:
     if options.output is not None:
         _require_new(options.output)
     output = options.output or (None if ends.run is None else ends.run / interpolation.INTERPOLATED)
-    console = Console(highlight=False)
     with distributed.ranks(device := pick_device(config)) as world:
         first = world.rank == 0
         distributed.together(lambda: check_tasks(tasks))
@@ -240,8 +230,7 @@ def interpolate(arguments: list[str]) -> int:
             file.parent.mkdir(parents=True, exist_ok=True)
             interpolation.write_curve(file, curve, ends.base, ends.tuned, ends.metric, ends.tolerance, written)
     if first:
-        for line in _curve_lines(curve, ends, output, written, file):
-            print_line(console, line)
+        print_lines(_curve_lines(curve, ends, output, written, file))
     return 0
 
 
