@@ -136,13 +136,7 @@ def host_barrier() -> None:
 
 def share_from_leader(text: str) -> str:
     """The node leader's ``text``, on every rank of the node."""
-    if world().size == 1:
-        return text
-    texts: list[str | None] = [None] * world().size
-    dist.all_gather_object(texts, text)
-    chosen = texts[_host().leader]
-    assert chosen is not None
-    return chosen
+    return text if world().size == 1 else gather_objects(text)[_host().leader]
 
 
 def gather_objects(value: T) -> list[T]:

@@ -30,7 +30,7 @@ def batch_losses(image_KBD: Tensor, text_KBD: Tensor, tau: float) -> Tensor:
     """
     size = image_KBD.shape[1]
     seen_KB = image_KBD.isfinite().all(-1) & text_KBD.isfinite().all(-1)
-    dtype = torch.float64 if image_KBD.dtype == torch.float64 else torch.float32
+    dtype = torch.promote_types(image_KBD.dtype, torch.float32)
     image_KBD, text_KBD = (
         torch.where(seen_KB[..., None], table, torch.zeros_like(table)).to(dtype) for table in (image_KBD, text_KBD)
     )

@@ -102,7 +102,8 @@ def even_clusters(image_ND: Tensor, text_ND: Tensor, batch_size: int, tau: float
     seen_N = image_ND.isfinite().all(1) & text_ND.isfinite().all(1)
     if batches < 2 or int(seen_N.sum()) < batches:
         return np.arange(rows).reshape(batches, batch_size)
-    image_SD, text_SD = (_computable(table[seen_N]) for table in (image_ND, text_ND))
+    wide = torch.promote_types(image_ND.dtype, torch.float32)  # half precision would not tell the eigenvectors apart
+    image_SD, text_SD = image_ND[seen_N].to(wide), text_ND[seen_N].to(wide)
     with one_thread():
         vectors_Sk = unit_rows(first_eigenvectors(laplacian(pair_weights(image_SD, text_SD, tau, batch_size)), batches))
         cost_Nk = np.zeros((rows, batches))
@@ -132,11 +133,6 @@ def spectral_order(
         here = slice(block.start, block.stop)
         orders.append(block.start + order_of_block(image_PD[here], text_PD[here], batch_size, tau, seed, number))
     return np.concatenate(orders)
-
-
-def _computable(table_SD: Tensor) -> Tensor:
-    """float64 as it is, all else in float32: half precision would not tell the eigenvectors apart."""
-    return table_SD if table_SD.dtype == torch.float64 else table_SD.float()
 
 
 @functools.cache
