@@ -249,8 +249,9 @@ def _ends(options: _Interpolate) -> _Ends:
 
     given = _tolerance(options.tolerance)
     if len(options.models) == 2:
+        base, tuned = options.models
         tolerance = TOLERANCE if given is None else given
-        return _Ends(*options.models, RunConfig(), options.metric or MEAN, tolerance, None)
+        return _Ends(base, tuned, RunConfig(), options.metric or MEAN, tolerance, None)
     if len(options.models) != 1:
         raise ValueError(
             f"interpolate takes the folder of a `fullbatch finetune` run, or two models, BASE TUNED; got "

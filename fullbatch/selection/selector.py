@@ -24,7 +24,6 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -87,8 +86,7 @@ class Selector:
                 if start == period.batches.start:
                     self._begin(period, batches.stop)
                 if period.number >= self.first_planned:
-                    finish = partial(self._finish, period.number)
-                    distributed.together(finish if self.first_rank else lambda: None)
+                    self._await(period.number)
             stop = min(period.batches.stop, batches.stop)
             yield range(start, stop)
             start = stop
@@ -116,6 +114,9 @@ class Selector:
             self._look(period.number)
         if self.first_rank:
             self._prune()
+
+    def _await(self, number: int) -> None:
+        distributed.together(lambda: self._finish(number) if self.first_rank else None)
 
     def _look(self, source: int) -> None:
         rows_n2D = self.embeddings()
