@@ -29,7 +29,7 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from fullbatch.selection.ordered import drawn_batches, losses_at, ordered_batches
+from fullbatch.selection.ordered import drawn_batches, hardest, losses_at
 from fullbatch.selection.spectral import (
     blocks,
     distances_to_centres,
@@ -142,7 +142,7 @@ def ordered(args: argparse.Namespace, device: torch.device) -> None:
     for _ in range(3):
         watch.parts.clear()
         with watch.over("all"):
-            found = ordered_batches(image, text, args.batch, 1500, 150, args.tau, 0)
+            found = hardest(image, text, drawn_batches(args.samples, args.batch, 1500, 0), 150, args.tau)
     clock, cpu = watch.parts["all"]
     looked_at = losses_at(image, text, drawn_batches(args.samples, args.batch, 1500, 0), args.tau).mean()
     kept = losses_at(image, text, found, args.tau).mean()

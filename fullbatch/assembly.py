@@ -6,10 +6,11 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,9 +19,10 @@ from fullbatch import distributed
 from fullbatch.config.axes import Constant, LearnedScale, RobustGlobal
 from fullbatch.config.methods import settings_of
 from fullbatch.config.run import RunConfig
+from fullbatch.config.tree import from_dict, merged, to_dict
 from fullbatch.data.images import EvalTransform, TrainTransform
 from fullbatch.data.in_memory import InMemoryBatches, decode_all, decoded_key, resident
-from fullbatch.data.loader import EvaluationBatches, SamplePool, TrainingBatches, load, open_pool
+from fullbatch.data.loader import EvaluationBatches, LoadedBatch, SamplePool, TrainingBatches, load, open_pool
 from fullbatch.data.order import Order
 from fullbatch.data.two_views import ViewMaker, no_tokens
 from fullbatch.distributed import towers
@@ -30,7 +32,7 @@ from fullbatch.models.timm_towers import TwoViews
 from fullbatch.models.two_towers import TwoTowers, batch_norm_names
 from fullbatch.objective.objective import Objective
 from fullbatch.objective.parts import Context
-from fullbatch.selection.embeddings import EmbeddingTable, Scorer, mean_temperature
+from fullbatch.selection.embeddings import EmbeddingTable, mean_temperature
 from fullbatch.selection.periods import Periods, Plans
 from fullbatch.selection.planning import Planners
 from fullbatch.selection.selector import Selector
@@ -84,6 +86,11 @@ def assemble(config: RunConfig, device: torch.device, design: Path | None = None
             names[0],
         )
     return Parts(device, model, wrapped, batches, stages, state)
+
+
+def changed(config: RunConfig, **settings: Any) -> RunConfig:
+    """``config`` with these settings instead of its own, named as flags without their dashes."""
+    return from_dict(RunConfig, merged(to_dict(config), RunConfig.grouped(settings)))
 
 
 def periods_of(config: RunConfig, batches: Batches) -> Periods:
@@ -193,12 +200,6 @@ def build_objective(config: RunConfig, model: TwoTowers, pool: SamplePool) -> Ob
     return Objective(replace(described, settings=settings).build(), context)
 
 
-def fresh_objective(config: RunConfig, model: TwoTowers, pool: SamplePool) -> Objective:
-    """One that remembers nothing, to take the memory of another away; it has no table in a shared place."""
-    alone = replace(config.objective, table_storage="rank")
-    return build_objective(replace(config, objective=alone), model, pool)
-
-
 def make_state(
     config: RunConfig, model: TwoTowers, pool: SamplePool, device: torch.device
 ) -> tuple[TrainingState, torch.nn.Module]:
@@ -257,11 +258,28 @@ def make_embedder(
     )
 
 
-def evaluation_batches(embedder: Embedder, pool: SamplePool, rows: int | None = None) -> EvaluationBatches:
-    """A pool's samples as ``embedder`` wants them, uncropped, with their first captions; this rank's share."""
-    transform = EvalTransform(embedder.image_size, embedder.max_pixels)
-    rows, world = rows or embedder.batch_size, distributed.world()
-    return EvaluationBatches(pool, rows, transform, embedder.tokenize, world, embedder.views)
+class UncroppedBatches:
+    """A pool's samples as ``embedder`` wants them, with their first captions; this rank's share.
+
+    They are read to ``place``, anew in each pass, or once if they are to be ``kept``.
+    """
+
+    def __init__(
+        self, embedder: Embedder, pool: SamplePool, place: torch.device, kept: bool = False, rows: int | None = None
+    ) -> None:
+        transform, rows = EvalTransform(embedder.image_size, embedder.max_pixels), rows or embedder.batch_size
+        self.batches = EvaluationBatches(pool, rows, transform, embedder.tokenize, distributed.world(), embedder.views)
+        self.workers, self.place = embedder.workers, place
+        self.kept = list[LoadedBatch]() if kept else None
+
+    def __iter__(self) -> Iterator[LoadedBatch]:
+        if self.kept:
+            return iter(self.kept)
+        read = load(self.batches, range(len(self.batches)), self.workers, self.place)
+        if self.kept is None:
+            return iter(read)
+        self.kept += read
+        return iter(self.kept)
 
 
 def make_selector(config: RunConfig, parts: Parts, folder: Folder, embedder: Embedder) -> Selector | None:
@@ -279,7 +297,8 @@ def make_selector(config: RunConfig, parts: Parts, folder: Folder, embedder: Emb
         plans=Plans(folder.batches, periods_of(config, batches), batches.batch_size),
         order=batches.order,
         planners=Planners(config.selection.planners),
-        scorer=Scorer(embeddings, partial(mean_temperature, parts.state.objective)),
+        embeddings=embeddings,
+        temperature=partial(mean_temperature, parts.state.objective),
         oldest=oldest,
     )
 
@@ -294,8 +313,7 @@ def whole_table(embedder: Embedder, batches: Batches) -> Tensor:
         if isinstance(batches, InMemoryBatches):
             tables = embedder.tables(batches.chosen(range(len(pool)), embedder.batch_size))
         else:
-            uncropped = evaluation_batches(embedder, pool)
-            tables = embedder.tables(load(uncropped, range(len(uncropped)), embedder.workers, device))
+            tables = embedder.tables(UncroppedBatches(embedder, pool, device))
     both_m2D = torch.stack([tables.image_nD, tables.text_nD], dim=1).float()
     rows_n2D = torch.full((len(pool), *both_m2D.shape[1:]), torch.nan, device=device)
     return rows_n2D.index_copy_(0, tables.ids_n, both_m2D)

@@ -7,13 +7,12 @@ import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from logging.handlers import MemoryHandler
 from pathlib import Path
 from typing import Any
 
 from fullbatch import distributed
-from fullbatch.assembly import Parts, assemble, fresh_objective, make_embedder, make_selector, pick_device
+from fullbatch.assembly import Parts, assemble, build_objective, changed, make_embedder, make_selector, pick_device
 from fullbatch.audit.probe import Probe, plan_audits
 from fullbatch.config.messages import MessageFormatter
 from fullbatch.config.run import RunConfig
@@ -25,9 +24,9 @@ from fullbatch.models.saved import check_design, write_design
 from fullbatch.models.timm_towers import TwoViews
 from fullbatch.training import checkpoint
 from fullbatch.training.display import Display
-from fullbatch.training.hooks import EvaluationLine, Hooks
 from fullbatch.training.run_folder import (
     BEST,
+    ENDED,
     SCORE,
     Best,
     Folder,
@@ -38,7 +37,7 @@ from fullbatch.training.run_folder import (
     training_alone_in,
 )
 from fullbatch.training.stages import cost_of
-from fullbatch.training.trainer import Trainer
+from fullbatch.training.trainer import Hooks, Trainer
 
 log = logging.getLogger("fullbatch")
 
@@ -94,7 +93,7 @@ def train(
     >>> trained = train(RunConfig.of(data=["cc3m/{00000..00331}.tar"], batch_size=256))  # doctest: +SKIP
     """
     device = pick_device(config)
-    with distributed.ranks(device) as world, _log_kept() as kept, ExitStack() as held:
+    with distributed.ranks(device) as world, _run_log() as write_log_to, ExitStack() as held:
         first = world.rank == 0
         display = Display(first, config.run.quiet)
         folder = Folder(Path(resume)) if resume is not None else Folder.of(config)
@@ -125,18 +124,18 @@ def train(
             if design is None:
                 write_design(parts.model, folder.model)
         distributed.host_barrier()
-        with _written_to(folder.log if first else None, kept):
-            _announce(config, parts, display)
-            embedder = make_embedder(config, parts.model, parts.wrapped, device, display.measured)
-            metrics = Metrics(folder, config, first, parts.state.position.step)
-            run = _Run(config, parts, folder, display, watch, judge, embedder, metrics)
-            try:
-                run.trainer(command, abandoned).run()
-            finally:
-                metrics.close()
-            if first:
-                _add_cost(folder, world.size)
-            distributed.host_barrier()
+        write_log_to(folder.log if first else None)
+        _announce(config, parts, display)
+        embedder = make_embedder(config, parts.model, parts.wrapped, device, display.measured)
+        metrics = Metrics(folder, config, first, parts.state.position.step)
+        run = _Run(config, parts, folder, display, watch, judge, embedder, metrics)
+        try:
+            run.trainer(command, abandoned).run()
+        finally:
+            metrics.close()
+        if first:
+            _add_cost(folder, world.size)
+        distributed.host_barrier()
         return Trained(folder.path, folder.read_results())
 
 
@@ -200,12 +199,13 @@ class _Run:
         config, parts, batches = self.config, self.parts, self.parts.batches
         selector = make_selector(config, parts, self.folder, self.embedder)
         plan = plan_audits(config.evaluation, config.training.batch_size, parts.stages.total, len(batches.pool))
+        alone = changed(config, table_storage="rank")  # its tables are in no shared place
         hooks = Hooks(
             evaluate=self.evaluate if tasks_of(config) else None,
             auditor=None if plan is None else Probe(plan, self.embedder, batches, parts.state.objective),
             selector=selector,
             abandoned=abandoned,
-            fresh_objective=partial(fresh_objective, config, parts.model, batches.pool),
+            fresh_objective=lambda: build_objective(alone, parts.model, batches.pool),
         )
         return Trainer(
             config=config,
@@ -221,7 +221,7 @@ class _Run:
             command=command,
         )
 
-    def evaluate(self, seconds: float) -> EvaluationLine:
+    def evaluate(self, seconds: float) -> Mapping[str, Any]:
         config, state, watch, judge = self.config, self.parts.state, self.watch, self.judge
         ends, kept = False, list[bool]()
         with state.average.in_use() if state.average is not None else nullcontext():
@@ -240,7 +240,10 @@ class _Run:
             results["best"] = self._best(judge, before.after({"step": step, **values}))
         if distributed.world().rank == 0:
             replace_text(self.folder.results, json.dumps(results, indent=1))
-        return EvaluationLine(*distributed.from_first_rank((values, ends)))
+        if ends and step < self.parts.stages.total:
+            values[ENDED] = True
+        line: Mapping[str, Any] = distributed.from_first_rank(values)
+        return line
 
     def _best(self, judge: Metric, best: Best) -> dict[str, Any] | None:
         """As in results.json; other ranks than the first do not know."""
@@ -272,36 +275,33 @@ def _announce(config: RunConfig, parts: Parts, display: Display) -> None:
 
 
 @contextmanager
-def _log_kept() -> Iterator[MemoryHandler]:
-    """What is logged before there is a run folder is kept for its log."""
+def _run_log() -> Iterator[Callable[[Path | None], None]]:
+    """What is logged is kept until it is said which file is the run's log; None: there is none here.
+
+    The log has it all, down to the name of every bad sample; the terminal only warnings.
+    """
     handler = MemoryHandler(capacity=10_000, flushLevel=logging.CRITICAL + 1, flushOnClose=False)
     before = log.level
     log.addHandler(handler)
     log.setLevel(logging.INFO)
+
+    def write_to(path: Path | None) -> None:
+        if path is None:
+            log.removeHandler(handler)
+            return
+        target = logging.FileHandler(path, encoding="utf-8")
+        target.handleError = lambda record: None  # type: ignore[method-assign]  # a full disk stops the run elsewhere
+        target.setFormatter(MessageFormatter("%(asctime)s %(levelname)s %(message)s"))
+        handler.setTarget(target)
+        handler.flush()
+        handler.capacity = 1  # nothing waits any more
+
     try:
-        yield handler
+        yield write_to
     finally:
         log.setLevel(before)
         log.removeHandler(handler)
-        handler.close()
-
-
-@contextmanager
-def _written_to(path: Path | None, kept: MemoryHandler) -> Iterator[None]:
-    """The run's log has it all, down to the name of every bad sample; the terminal only warnings."""
-    if path is None:
-        yield
-        return
-    target = logging.FileHandler(path, encoding="utf-8")
-    target.handleError = lambda record: None  # type: ignore[method-assign]  # a full disk stops the run elsewhere
-    target.setFormatter(MessageFormatter("%(asctime)s %(levelname)s %(message)s"))
-    kept.setTarget(target)
-    kept.flush()
-    log.removeHandler(kept)
-    log.addHandler(target)
-    try:
-        yield
-    finally:
-        log.removeHandler(target)
         with suppress(OSError):
-            target.close()
+            if handler.target is not None:
+                handler.target.close()
+        handler.close()

@@ -95,13 +95,12 @@ def test_an_error_is_one_clean_line_on_the_terminal(capsys):
 
 
 def test_captions_in_results_are_clean(capsys):
-    from rich.console import Console
 
-    from fullbatch.cli.printing import print_measured
+    from fullbatch.cli.printing import measured_lines, print_lines
 
     example = {"caption": HOSTILE, "rank": 1, "nearest": [HOSTILE + "x" * 10_000, "[b]no markup[/b]"]}
     result = {"task": "t", "main": "mean_r1", "mean_r1": 0.5, "chance": 0.1, "size": 9, "examples": [example]}
-    print_measured({"results": [result]}, Console(highlight=False))
+    print_lines(measured_lines({"results": [result]}))
     told = capsys.readouterr().out
     assert not FORBIDDEN.search(told) and "[b]no markup[/b]" in told
     assert all(len(line) < 2000 and not line.startswith("2026-01-01") for line in told.splitlines())

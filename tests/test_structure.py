@@ -16,7 +16,7 @@ import fullbatch as fb
 
 ROOT = Path(fb.__file__).parent
 ORDER = [  # a room imports from rooms before it
-    "config", "distributed", "data", "models", "kernels", "objective", "selection", "theory", "training", "evaluation",
+    "config", "distributed", "data", "models", "objective", "selection", "theory", "training", "evaluation",
     "recipes", "assembly", "audit", "training_run", "loading", "finetuning", "trials", "report", "cli",
     "__main__",
 ]  # fmt: skip

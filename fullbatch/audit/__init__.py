@@ -1,33 +1,24 @@
 """How wrong are the normalizers that a run divides by?
 
 exact.py          the true value over a whole data set, and what one random batch says of it
-beliefs.py        what a method remembers or predicts
-errors.py         the one beside the other: ``normalizer_audit``
+errors.py         what a method remembers or predicts beside it: ``normalizer_audit``
 probe.py          the same in training, on a fixed part of the data
 finished_run.py   the same of a run folder's checkpoints: ``audit_run``
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from fullbatch.audit.errors import normalizer_audit as normalizer_audit
-    from fullbatch.audit.exact import exact_log_normalizers as exact_log_normalizers
-    from fullbatch.audit.finished_run import Audit as Audit
-    from fullbatch.audit.finished_run import Options as Options
-    from fullbatch.audit.finished_run import audit_run as audit_run
-
-_DOOR = {
-    "Audit": "finished_run",
-    "Options": "finished_run",
-    "audit_run": "finished_run",
-    "exact_log_normalizers": "exact",
-    "normalizer_audit": "errors",
-}
+from dataclasses import dataclass
+from typing import Literal
 
 
-def __getattr__(name: str) -> Any:
-    """Exact values need no model: who only wants them need not wait for its libraries."""
-    if name in _DOOR:
-        return getattr(import_module(f"fullbatch.audit.{_DOOR[name]}"), name)
-    raise AttributeError(f"module 'fullbatch.audit' has no attribute {name!r}")
+@dataclass(frozen=True)
+class Options:
+    """What an audit of a run looks at: the flags of `fullbatch audit`."""
+
+    checkpoint: str | None = None  # only this checkpoint: its step or folder; else all that are kept
+    anchors: int = 10_000  # random samples whose normalizers are compared
+    seed: int = 0  # of the anchors and of the random batches
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    precision: Literal["fp32", "bf16", "fp16"] | None = None  # of the towers; else that of the training
+    data: tuple[str, ...] = ()  # where the training data lies now, if it was moved
+    workers: int | None = None  # processes that read images; else as in training
+    batch_losses: bool = False  # also the losses of spectral batches beside uniform ones; the run's page draws them

@@ -10,30 +10,50 @@ judged on the same anchors, with one small epsilon for all methods:
     batch        one random batch of the run's size that contains the anchor
 """
 
-# A: anchors   n: samples of the data set   D: width
+# A: anchors   Q: rows of a question, on all ranks   n: samples of the data set   D: width
 
 from __future__ import annotations
 
 import dataclasses
+import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
+from typing_extensions import assert_never
 
 from fullbatch import distributed
-from fullbatch.audit.beliefs import AskedAnchors, Belief, beliefs, temperatures
-from fullbatch.audit.exact import checked_anchors, log_means, log_means_of_batches
-from fullbatch.config.axes import Identity, NoNormalizer
+from fullbatch.audit.exact import checked_anchors, log_means, log_means_of_batches, references
+from fullbatch.config.axes import (
+    Amortized,
+    BatchAndQueue,
+    BatchMean,
+    Identity,
+    Mlp,
+    MovingAverage,
+    NoNormalizer,
+    Prototypes,
+    Rolling,
+    Scent,
+)
 from fullbatch.config.checks import is_whole
 from fullbatch.objective.advice import check_shapes, check_unit_rows
-from fullbatch.objective.log_domain import log_add
+from fullbatch.objective.log_domain import log_add, log_or_minus_inf
+from fullbatch.objective.normalizers import (
+    AmortizedNormalizer,
+    BatchAndQueueNormalizer,
+    MovingAverageNormalizer,
+    blend_share,
+)
 from fullbatch.objective.objective import Objective
-from fullbatch.objective.step import DIRECTIONS
+from fullbatch.objective.step import DIRECTIONS, Progress
 
 EPSILON = 1e-14
+PIECE = 1024  # anchors a rank asks about at a time: an objective compares the rows of a question with each other
+READABLE = 1e-3  # the least share of an estimate that is taken to be told apart from the constant in it
 
 
 @dataclass(frozen=True)
@@ -75,21 +95,13 @@ class AuditNumbers:
     batch: int
     unseen: int
     unreadable: float
-    epsilon: float
 
     def as_dict(self) -> dict[str, Any]:
         """Flat, as in audit.json and metrics.jsonl."""
-        return {
-            "tau": self.tau,
-            "tau_min": self.tau_min,
-            "tau_max": self.tau_max,
-            **dataclasses.asdict(self.total),
-            "anchors": self.anchors,
-            "samples": self.samples,
-            "unseen": self.unseen,
-            "unreadable": self.unreadable,
-            "by_direction": {name: dataclasses.asdict(getattr(self, name)) for name in DIRECTIONS},
-        }
+        values = dataclasses.asdict(self)
+        by_direction, total = {name: values.pop(name) for name in DIRECTIONS}, values.pop("total")
+        del values["batch"]  # what the run's config says
+        return {**values, **total, "by_direction": by_direction}
 
 
 @torch.no_grad()
@@ -124,8 +136,10 @@ def normalizer_audit(
         raise ValueError("An audit needs at least one anchor.")
     method, batch, world = objective.method, min(batch_size, count), distributed.world()
     pairwise = Identity() if isinstance(method.normalizer, NoNormalizer) else method.pairwise
-    asked = AskedAnchors(image_nD[rows_A], text_nD[rows_A], None if ids is None else ids.to(rows_A.device)[rows_A])
-    taus = temperatures(objective, asked)
+    ids_A = None if ids is None else ids.to(rows_A.device)[rows_A]
+    asked = image_nD[rows_A], text_nD[rows_A], ids_A
+    tau_image_A, tau_text_A = _ask(objective.anchor_temperatures, *asked)[0].unbind(dim=1)
+    taus = tau_image_A, tau_text_A
 
     def exact(own_nD: Tensor, other_nD: Tensor, tau_A: Tensor) -> Tensor:
         mine_A, tau_mine_A = (rows.tensor_split(world.size)[world.rank] for rows in (rows_A, tau_A))
@@ -135,7 +149,7 @@ def normalizer_audit(
     log_batch = log_means_of_batches(
         image_nD, text_nD, rows_A, taus, batch, generator, pairwise=pairwise, negatives=method.negatives
     )
-    believed = beliefs(objective, asked, taus, log_batch, batch, epsilon)
+    believed = _beliefs(objective, *asked, taus, log_batch, batch, epsilon)
     image = _errors(exact(image_nD, text_nD, taus[0]), log_add(log_batch[0], epsilon), believed[0])
     text = _errors(exact(text_nD, image_nD, taus[1]), log_add(log_batch[1], epsilon), believed[1])
     tau_2A = torch.stack(taus).double()
@@ -149,25 +163,21 @@ def normalizer_audit(
         anchors=rows_A.shape[0],
         samples=count,
         batch=batch,
-        unseen=max(int(belief.unseen_A.sum()) for belief in believed),
+        unseen=max(0 if belief.known_A is None else int(belief.known_A.isnan().sum()) for belief in believed),
         unreadable=float(torch.stack([belief.unreadable_A for belief in believed]).float().mean()),
-        epsilon=epsilon,
     )
 
 
-def _errors(exact_A: Tensor, batch_A: Tensor, belief: Belief) -> Errors:
-    known_A = None if belief.known_A is None else belief.known_A[~belief.unseen_A]
-    return Errors(
-        *_error_and_bias(known_A, exact_A[~belief.unseen_A]),
-        *_error_and_bias(belief.in_use_A, exact_A),
-        *_error_and_bias(batch_A, exact_A),
-    )
+def _errors(exact_A: Tensor, batch_A: Tensor, belief: _Belief) -> Errors:
+    known, in_use, batch = (_error(estimate_A, exact_A) for estimate_A in (belief.known_A, belief.in_use_A, batch_A))
+    return Errors(*known, *in_use, *batch)
 
 
-def _error_and_bias(found_A: Tensor | None, exact_A: Tensor) -> tuple[float | None, float | None]:
-    if found_A is None or found_A.numel() == 0:
+def _error(estimate_A: Tensor | None, exact_A: Tensor) -> tuple[float | None, float | None]:
+    """And the bias; where there is no estimate yet (nan) an anchor is left out."""
+    if estimate_A is None or bool(estimate_A.isnan().all()):
         return None, None
-    gap_A = (found_A - exact_A).double()
+    gap_A = (estimate_A - exact_A)[~estimate_A.isnan()].double()
     return float(gap_A.square().mean()), float(gap_A.mean())
 
 
@@ -175,3 +185,161 @@ def mean_errors(several: Sequence[Errors]) -> Errors:
     """Number by number; None where one of them has none."""
     numbers = {field.name: [getattr(errors, field.name) for errors in several] for field in dataclasses.fields(Errors)}
     return Errors(**{name: None if None in values else statistics.fmean(values) for name, values in numbers.items()})
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# what a method believes, brought to one convention: log(epsilon + g_i), one epsilon
+
+
+@dataclass(frozen=True)
+class _Belief:
+    """One direction's estimates of log(epsilon + g_i(data set)).
+
+    known_A        what the method remembers or predicts; None: it has no normalizer; nan: nothing to remember yet
+    in_use_A       what a step on the anchor's batch would divide by
+    unreadable_A   where ``known_A`` is hardly more than the constant the method adds
+    """
+
+    known_A: Tensor | None
+    in_use_A: Tensor | None
+    unreadable_A: Tensor
+
+
+@dataclass(frozen=True)
+class _Side:
+    """One direction's anchors, their positives in the other table, and what is known of them without asking."""
+
+    name: str
+    own_AD: Tensor
+    other_AD: Tensor
+    ids_A: Tensor | None
+    tau_A: Tensor
+    log_batch_A: Tensor
+
+    def reference_A(self, objective: Objective) -> Tensor:
+        return references(self.own_AD, self.other_AD, objective.method.pairwise).to(self.tau_A.dtype)
+
+
+def _beliefs(
+    objective: Objective,
+    image_AD: Tensor,
+    text_AD: Tensor,
+    ids_A: Tensor | None,
+    taus: tuple[Tensor, Tensor],
+    log_batch: tuple[Tensor, Tensor],
+    batch: int,
+    epsilon: float,
+) -> list[_Belief]:
+    """Of both directions.  ``log_batch`` is log g_i(batch) of a batch of ``batch`` rows that contains the anchor."""
+    normalizer = objective.method.normalizer
+    sides = [
+        _Side(name, *rows, ids_A, tau_A, log_batch_A)
+        for name, rows, tau_A, log_batch_A in zip(
+            DIRECTIONS, ((image_AD, text_AD), (text_AD, image_AD)), taus, log_batch, strict=True
+        )
+    ]
+    none_A = torch.zeros_like(taus[0], dtype=torch.bool)
+    match normalizer:
+        case NoNormalizer():
+            return [_Belief(None, None, none_A)] * 2
+        case BatchMean():  # it has no memory, and its own epsilon, 1 / (B - 1) for openclip, would mask the error
+            return [_Belief(log_add(log_A, epsilon), log_add(log_A, epsilon), none_A) for log_A in log_batch]
+        case BatchAndQueue():
+            return [_with_queue(objective, side, batch, epsilon) for side in sides]
+        case MovingAverage() | Scent() | Prototypes() | Rolling() | Mlp() | Amortized():
+            alpha_A2, rows = _ask(objective.log_normalizers, image_AD, text_AD, ids_A)
+        case _ as unknown:
+            assert_never(unknown)
+    beliefs = []
+    for side, alpha_A in zip(sides, alpha_A2.unbind(dim=1), strict=True):
+        in_use_A = alpha_A
+        if isinstance(normalizer, Amortized):
+            alpha_A, in_use_A, log_constant_A = _amortized(objective, side, alpha_A, rows, batch)
+        else:
+            if isinstance(normalizer, (MovingAverage, Scent)):
+                alpha_A, in_use_A = _moving_average(objective, side)
+            log_constant_A = torch.full_like(alpha_A, log_or_minus_inf(normalizer.epsilon))
+            if normalizer.epsilon == epsilon:
+                beliefs.append(_Belief(alpha_A, in_use_A, none_A))
+                continue
+        known_A, in_use_A = (log_add(without(x_A, log_constant_A), epsilon) for x_A in (alpha_A, in_use_A))
+        beliefs.append(_Belief(known_A, in_use_A, _share_beside(alpha_A, log_constant_A) < READABLE))
+    return beliefs
+
+
+def without(log_total: Tensor, log_constant: Tensor) -> Tensor:
+    """log(exp(log_total) - exp(log_constant)), but for a difference below READABLE of the total, READABLE of it.
+
+    An estimate of a sum says nothing of the part beside a constant when it is hardly more, or by its own error less,
+    than the constant; the bound keeps it finite and increasing.
+    """
+    return log_total + _share_beside(log_total, log_constant).clamp(min=READABLE).log()
+
+
+def _share_beside(log_total: Tensor, log_constant: Tensor) -> Tensor:
+    return -torch.expm1(log_constant - log_total)
+
+
+def _ask(
+    question: Callable[..., tuple[Tensor, Tensor]], image_AD: Tensor, text_AD: Tensor, ids_A: Tensor | None
+) -> tuple[Tensor, int]:
+    """Both directions' answers for all anchors, in a column each, and how many rows a question had.
+
+    The ranks share the anchors.  An objective gathers what they ask, so all ask equally often about equally many rows:
+    at the end they begin again with the first.
+    """
+    world, count = distributed.world(), image_AD.shape[0]
+    share = min(PIECE, max(2, math.ceil(count / world.size)))
+    answers = []
+    for start in range(0, count, share * world.size):
+        rows = (torch.arange(start, start + share, device=image_AD.device) + world.rank * share) % count
+        pair = question(image_AD[rows], text_AD[rows], None if ids_A is None else ids_A[rows])
+        answers.append(distributed.gather_rows(torch.stack(pair, dim=1)))
+    return torch.cat(answers)[:count], share * world.size
+
+
+def _moving_average(objective: Objective, side: _Side) -> tuple[Tensor, Tensor]:
+    """The table's rows, nan where never seen, and what the next step would make of them with this batch."""
+    normalizer = objective.normalizers[side.name]
+    assert isinstance(normalizer, MovingAverageNormalizer) and side.ids_A is not None
+    log_u_A = normalizer.log_u.get(side.ids_A, side.log_batch_A.dtype)
+    log_new_A = log_add(side.log_batch_A, normalizer.config.epsilon)
+    now = Progress(objective.step, objective.epoch, objective.context.seed, training=False)
+    return log_u_A, normalizer.moved(log_u_A, log_new_A, now)
+
+
+def _with_queue(objective: Objective, side: _Side, batch: int, epsilon: float) -> _Belief:
+    """XBM remembers a queue, and divides by the mean over its batch and the queue."""
+    normalizer, tau_A = objective.normalizers[side.name], side.tau_A
+    assert isinstance(normalizer, BatchAndQueueNormalizer)
+    none_A = torch.zeros_like(tau_A, dtype=torch.bool)
+    if not normalizer.active:
+        return _Belief(None, log_add(side.log_batch_A, epsilon), none_A)
+    log_queue_A = normalizer.log_mean_of_queue(side.own_AD.to(tau_A.dtype), side.reference_A(objective), tau_A)
+    log_both_A = normalizer.with_queue(side.log_batch_A, log_queue_A, batch - 1)
+    return _Belief(log_add(log_queue_A, epsilon), log_add(log_both_A, epsilon), none_A)
+
+
+def _amortized(
+    objective: Objective, side: _Side, alpha_A: Tensor, rows: int, batch: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """AmorLIP's lambda is a sum over the B - 1 negatives of a batch plus a little of the positive: known, in use, and
+    the positive's part of both.
+
+    The objective's answer divides it by the negatives of the question, which are not those of training; here it is
+    divided by B - 1.
+    """
+    normalizer, tau_A = objective.normalizers[side.name], side.tau_A
+    assert isinstance(normalizer, AmortizedNormalizer)
+    config, log_count = normalizer.config, math.log(batch - 1)
+    alpha_A = alpha_A + math.log(rows - 1) - log_count
+    reference_A = side.reference_A(objective)
+    positive_A = (side.own_AD * side.other_AD).sum(1).to(tau_A.dtype)
+    log_constant_A = (positive_A - reference_A) / tau_A + math.log(config.positive_weight) - log_count
+    in_use_A = alpha_A
+    if config.divide_by == "target":
+        in_use_A, share = torch.logaddexp(side.log_batch_A, log_constant_A), blend_share(config, objective.epoch)
+        if share > 0.0:
+            log_previous_A = normalizer.previous(side.own_AD.to(tau_A.dtype)) - reference_A / tau_A - log_count
+            in_use_A = torch.logaddexp(log_previous_A + math.log(share), in_use_A + log_or_minus_inf(1.0 - share))
+    return alpha_A, in_use_A, log_constant_A

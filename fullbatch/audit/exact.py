@@ -15,8 +15,8 @@ from torch import Tensor
 from fullbatch import distributed
 from fullbatch.config.axes import RAW, Identity, Pairwise, SquaredHinge
 from fullbatch.config.checks import is_number, is_whole
-from fullbatch.kernels.log_mean_exp import exponents, reduce_terms
 from fullbatch.objective.advice import check_shapes, check_unit_rows
+from fullbatch.objective.kernel import exponents, reduce_terms
 from fullbatch.objective.log_domain import log_add
 
 Temperatures = float | Tensor | tuple[Tensor, Tensor]
@@ -156,7 +156,11 @@ def log_means_of_batches(
     count, anchors = image_nD.shape[0], rows_A.shape[0]
     size = max(1, min(batch, math.ceil(anchors / FEWEST_BATCHES)))
     groups = list(torch.split(torch.arange(anchors, device=rows_A.device), size))
-    drawn = _distinct_batches(count, batch, len(groups), generator)
+    drawn: list[Tensor] = []
+    while len(drawn) < len(
+        groups
+    ):  # without replacement, epoch by epoch; the samples left over of an epoch are dropped
+        drawn += torch.split(torch.randperm(count, generator=generator)[: count // batch * batch], batch)
     answers = [torch.stack(taus, dim=1)[:0]]
     for group in torch.arange(len(groups)).tensor_split(distributed.world().size)[distributed.world().rank].tolist():
         rows_G, rows_B = rows_A[groups[group]], drawn[group].to(rows_A.device)
@@ -169,15 +173,6 @@ def log_means_of_batches(
         answers.append(torch.stack(pair, dim=1))
     image_A, text_A = distributed.gather_uneven(torch.cat(answers)).unbind(dim=1)
     return image_A, text_A
-
-
-def _distinct_batches(count: int, batch: int, wanted: int, generator: torch.Generator) -> list[Tensor]:
-    """Batches without replacement, epoch by epoch; the samples left over of an epoch are dropped."""
-    batches: list[Tensor] = []
-    while len(batches) < wanted:
-        order = torch.randperm(count, generator=generator)
-        batches += torch.split(order[: count // batch * batch], batch)
-    return batches[:wanted]
 
 
 def _log_mean(

@@ -4,25 +4,24 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import logging
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
 
 from fullbatch import distributed
-from fullbatch.assembly import build_objective, evaluation_batches, make_embedder, pick_device
+from fullbatch.assembly import UncroppedBatches, build_objective, changed, make_embedder, pick_device
+from fullbatch.audit import Options
 from fullbatch.audit.errors import EPSILON, AuditNumbers, mean_errors, normalizer_audit
 from fullbatch.config.axes import NoNormalizer
 from fullbatch.config.data import Data
 from fullbatch.config.run import RunConfig
-from fullbatch.config.training import Precision
-from fullbatch.data.loader import LoadedBatch, SamplePool, load, open_pool
+from fullbatch.data.loader import SamplePool, open_pool
 from fullbatch.data.sources import open_source
 from fullbatch.evaluation.embed import Embedder, Tables
 from fullbatch.models.build import rebuild_model
@@ -33,33 +32,7 @@ from fullbatch.selection.spectral import spectral_order
 from fullbatch.training import checkpoint
 from fullbatch.training.run_folder import Folder, replace_text
 
-log = logging.getLogger("fullbatch")
-
-KEPT = 4 << 30  # bytes of decoded images that are kept for the next checkpoint; more are read again
-
-
-@dataclass(frozen=True)
-class Options:
-    """checkpoint   only this one: its folder, or its step; None: every one that is kept
-    anchors      random samples whose normalizers are compared
-    seed         of the anchors and of the random batches
-    data         where the training data lies now, if it was moved; (): where the run's config says
-    batch_losses   also the losses of spectral batches beside uniform ones, whatever batches the run was trained on
-    """
-
-    checkpoint: str | None = None
-    anchors: int = 10_000
-    seed: int = 0
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    precision: Precision | None = None
-    data: tuple[str, ...] = ()
-    workers: int | None = None
-    batch_losses: bool = False
-
-    def __post_init__(self) -> None:
-        for name, least in (("anchors", 1), ("seed", 0)):
-            if getattr(self, name) < least:
-                raise ValueError(f"--{name} must be at least {least}, got {getattr(self, name)}.")
+KEPT = 4 << 30  # bytes of a rank's decoded images that are kept for the next checkpoint; more are read again
 
 
 @dataclass(frozen=True)
@@ -100,18 +73,11 @@ class Audit:
         return {"tau": tau, **dataclasses.asdict(mean_errors([numbers.total for numbers in audits]))}
 
     def as_dict(self) -> dict[str, Any]:
-        numbers = self.checkpoints[0].numbers
-        return {
-            "method": self.method,
-            "has_normalizer": self.has_normalizer,
-            "batch_size": self.batch_size,
-            "anchors": numbers.anchors,
-            "samples": numbers.samples,
-            "epsilon": EPSILON,
-            "seed": self.seed,
-            "checkpoints": [audited.as_dict() for audited in self.checkpoints],
-            "mean": self.mean(),
-        }
+        numbers, own = self.checkpoints[0].numbers, {**vars(self)}
+        del own["folder"]
+        audits = [audited.as_dict() for audited in self.checkpoints]
+        sizes = {"anchors": numbers.anchors, "samples": numbers.samples, "epsilon": EPSILON}
+        return {**own, **sizes, "checkpoints": audits, "mean": self.mean()}
 
 
 def audit_run(run: Path, options: Options = Options(), say: Callable[[str], None] = lambda text: None) -> Audit:
@@ -119,19 +85,18 @@ def audit_run(run: Path, options: Options = Options(), say: Callable[[str], None
 
     The weights are those that trained, not their average: it is them the normalizers belong to.
     """
+    for name, least in (("anchors", 1), ("seed", 0)):
+        if getattr(options, name) < least:
+            raise ValueError(f"--{name} must be at least {least}, got {getattr(options, name)}.")
     folder, chosen = _chosen(run, options.checkpoint)
     before = folder.read_config()
-    config = replace(
+    config = changed(
         before,
-        data=replace(
-            before.data,
-            data=options.data or before.data.data,
-            workers=before.data.workers if options.workers is None else options.workers,
-        ),
-        training=replace(
-            before.training, device=options.device, precision=options.precision or before.training.precision
-        ),
-        objective=replace(before.objective, table_storage="auto"),  # the run's own tables are not to be touched
+        data=options.data or before.data.data,
+        workers=before.data.workers if options.workers is None else options.workers,
+        device=options.device,
+        precision=options.precision or before.training.precision,
+        table_storage="auto",  # the run's own tables are not to be touched
     )
     device = pick_device(config)
     with distributed.ranks(device) as world:
@@ -141,7 +106,8 @@ def audit_run(run: Path, options: Options = Options(), say: Callable[[str], None
             warnings.simplefilter("ignore")
             objective = build_objective(config, model, pool).to(device)
         embedder = make_embedder(config, model, model, device)
-        images = _Images(pool, embedder)
+        fits = len(pool) * 3 * embedder.image_size**2 <= KEPT * world.size
+        images = UncroppedBatches(embedder, pool, torch.device("cpu"), kept=fits)
         if options.anchors > len(pool):
             say(f"--anchors {options.anchors:,} is more than the {len(pool):,} samples: all of them are anchors")
         audits = []
@@ -159,14 +125,8 @@ def audit_run(run: Path, options: Options = Options(), say: Callable[[str], None
             )
             audits.append(audited)
         has_normalizer = not isinstance(objective.method.normalizer, NoNormalizer)
-        audit = Audit(
-            folder.path,
-            config.objective.method,
-            has_normalizer,
-            config.training.batch_size,
-            options.seed,
-            tuple(audits),
-        )
+        method, batch_size = config.objective.method, config.training.batch_size
+        audit = Audit(folder.path, method, has_normalizer, batch_size, options.seed, tuple(audits))
         if world.rank == 0:
             replace_text(folder.path / "audit.json", json.dumps(audit.as_dict(), indent=1))
         distributed.host_barrier()
@@ -224,25 +184,8 @@ def _check_same_data(trained_on: str, data: Data, pool: SamplePool, folder: Fold
     )
 
 
-class _Images:
-    """The whole training set in this rank's batches; kept in memory after the first pass where they fit."""
-
-    def __init__(self, pool: SamplePool, embedder: Embedder) -> None:
-        self.batches, self.workers = evaluation_batches(embedder, pool), embedder.workers
-        self.fit = len(pool) * 3 * embedder.image_size**2 <= KEPT * distributed.world().size
-        self.kept: list[LoadedBatch] | None = None
-
-    def __iter__(self) -> Iterator[LoadedBatch]:
-        if self.kept is not None:
-            return iter(self.kept)
-        read: Iterable[LoadedBatch] = load(self.batches, range(len(self.batches)), self.workers, torch.device("cpu"))
-        if self.fit:
-            read = self.kept = list(read)
-        return iter(read)
-
-
 def _audit(
-    objective: Objective, embedder: Embedder, images: _Images, config: RunConfig, options: Options, step: int
+    objective: Objective, embedder: Embedder, images: UncroppedBatches, config: RunConfig, options: Options, step: int
 ) -> Audited:
     batch_size, seed, start = config.training.batch_size, options.seed, time.monotonic()
     tables = embedder.tables(images)

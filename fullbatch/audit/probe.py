@@ -21,11 +21,11 @@ import numpy as np
 import torch
 
 from fullbatch import distributed
-from fullbatch.assembly import Batches, evaluation_batches
+from fullbatch.assembly import Batches, UncroppedBatches
 from fullbatch.audit.errors import normalizer_audit
 from fullbatch.config.training import Evaluation
 from fullbatch.data.in_memory import InMemoryBatches
-from fullbatch.data.loader import LoadedBatch, Part, SamplePool, load
+from fullbatch.data.loader import LoadedBatch, Part, SamplePool
 from fullbatch.data.order import key_of, shuffled
 from fullbatch.evaluation.embed import Embedder
 from fullbatch.objective.objective import Objective
@@ -91,7 +91,7 @@ class Probe:
         self.seed = batches.order.seed
         ids = np.sort(shuffled(np.arange(plan.samples), len(batches.pool), key_of(self.seed, 3)))
         self.samples = Part(batches.pool, tuple(ids.tolist()))
-        self._kept: list[LoadedBatch] | None = None
+        self._uncropped: UncroppedBatches | None = None
 
     def due(self, step: int) -> bool:
         return self.plan.due(step)
@@ -119,12 +119,11 @@ class Probe:
         embedder = self.embedder
         if isinstance(self.batches, InMemoryBatches):
             return self.batches.chosen(self.samples.ids, embedder.batch_size)
-        if self._kept is None:
-            rows = min(embedder.batch_size, -(-len(self.samples) // distributed.world().size))
-            batches = evaluation_batches(embedder, SamplePool([self.samples]), rows)
-            small = len(batches) * rows * 3 * embedder.image_size**2 <= ON_DEVICE
-            place = embedder.device if small else torch.device("cpu")
-            self._kept = list(load(batches, range(len(batches)), embedder.workers, place))
-            for error in (error for batch in self._kept for error in batch.bad):
+        if self._uncropped is None:
+            share = -(-len(self.samples) // distributed.world().size)
+            small = share * 3 * embedder.image_size**2 <= ON_DEVICE
+            place, rows = embedder.device if small else torch.device("cpu"), min(embedder.batch_size, share)
+            self._uncropped = UncroppedBatches(embedder, SamplePool([self.samples]), place, kept=True, rows=rows)
+            for error in (error for batch in self._uncropped for error in batch.bad):
                 log.info("left a bad sample out of the audit: %s", error)
-        return self._kept
+        return self._uncropped

@@ -5,49 +5,37 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import tyro
 
+from fullbatch.audit import Options
+
 if TYPE_CHECKING:
-    from fullbatch.audit import Audit
+    from fullbatch.audit.finished_run import Audit
 
 
-@dataclass(frozen=True)
-class _Audit:
+@dataclass(frozen=True, kw_only=True)
+class _Audit(Options):
     """How wrong were the normalizers of a run?  Exact ones over the training set against what the method believed.
 
     Writes audit.json into the run folder; docs/how-to/audit.md says what the numbers mean.
     """
 
     run: tyro.conf.Positional[Path]  # a run folder, or one of its checkpoints
-    checkpoint: str | None = None  # only this checkpoint: its step or folder; else all that are kept
-    anchors: int = 10_000  # random samples whose normalizers are compared
-    seed: int = 0  # of the anchors and of the random batches
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    precision: Literal["fp32", "bf16", "fp16"] | None = None  # of the towers; else that of the training
-    data: tuple[str, ...] = ()  # where the training data lies now, if it was moved
-    workers: int | None = None  # processes that read images; else as in training
-    batch_losses: bool = False  # also the losses of spectral batches beside uniform ones; the run's page draws them
 
 
 def audit(arguments: list[str]) -> int:
     options = tyro.cli(_Audit, args=arguments, prog="fullbatch audit")
-    from rich.console import Console
-
-    from fullbatch.audit import Options, audit_run
-    from fullbatch.training.display import print_line
+    from fullbatch.audit.finished_run import audit_run
+    from fullbatch.cli.printing import print_lines
 
     first = int(os.environ.get("RANK", "0")) == 0
-    console = Console(highlight=False)
-    chosen = {name: value for name, value in vars(options).items() if name != "run"}
-    result = audit_run(options.run, Options(**chosen), partial(print_line, console) if first else lambda text: None)
+    result = audit_run(options.run, options, lambda text: print_lines([text] if first else []))
     if first:
-        console.print("\nmean squared error of the log-normalizers, and bias (estimate - exact)")
-        for line in (*_lines(result), "", *_notes(result)):
-            print_line(console, line)
+        head = ("", "mean squared error of the log-normalizers, and bias (estimate - exact)")
+        print_lines((*head, *_lines(result), "", *_notes(result)))
     return 0
 
 
@@ -56,32 +44,26 @@ def _lines(audit: Audit) -> list[str]:
 
     heads = ("step", "samples seen", "τ", "normalizer", "bias", "image", "text", "in use", "bias", "one batch", "bias")
     rows: list[tuple[str, ...]] = [(*heads, "")]
+
+    def add(step: str, seen: str, tau: float, errors: Mapping[str, float | None], directions: tuple[str, str]) -> None:
+        normalizer, in_use, batch = (
+            (_number(errors[f"{name}_error"]), _number(errors[f"{name}_bias"], "+.3f"))
+            for name in ("normalizer", "in_use", "batch")
+        )
+        rows.append((step, seen, f"{tau:.4f}", *normalizer, *directions, *in_use, *batch, ""))
+
     for audited in audit.checkpoints:
         numbers = audited.numbers
-        directions = (_error(numbers.image.normalizer_error), _error(numbers.text.normalizer_error))
-        place = (f"{audited.step:,}", f"{audited.samples_seen:,}")
-        rows.append(_row(place, numbers.tau, vars(numbers.total), directions))
+        directions = _number(numbers.image.normalizer_error), _number(numbers.text.normalizer_error)
+        add(f"{audited.step:,}", f"{audited.samples_seen:,}", numbers.tau, vars(numbers.total), directions)
     if len(audit.checkpoints) > 1:
         mean = audit.mean()
-        rows.append(_row(("mean", ""), mean["tau"], mean, ("", "")))
+        add("mean", "", mean["tau"], mean, ("", ""))
     return columns(rows, left=0)
 
 
-def _row(
-    place: tuple[str, str], tau: float, errors: Mapping[str, float | None], directions: tuple[str, str]
-) -> tuple[str, ...]:
-    normalizer, in_use, batch = (
-        (_error(errors[f"{name}_error"]), _bias(errors[f"{name}_bias"])) for name in ("normalizer", "in_use", "batch")
-    )
-    return *place, f"{tau:.4f}", *normalizer, *directions, *in_use, *batch, ""
-
-
-def _error(value: float | None) -> str:
-    return "-" if value is None else f"{value:.4g}"
-
-
-def _bias(value: float | None) -> str:
-    return "-" if value is None else f"{value:+.3f}"
+def _number(value: float | None, form: str = ".4g") -> str:
+    return "-" if value is None else f"{value:{form}}"
 
 
 def _notes(audit: Audit) -> list[str]:

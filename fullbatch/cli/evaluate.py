@@ -6,7 +6,7 @@ import json
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -16,12 +16,36 @@ from fullbatch.config.run import RunConfig
 
 if TYPE_CHECKING:
     from fullbatch.evaluation.result import Gap, Result
-    from fullbatch.models.saved import Saved
     from fullbatch.models.two_towers import TwoTowers
 
 
 @dataclass(frozen=True)
-class _Evaluate:
+class Measuring:
+    """How to measure a model."""
+
+    # prompts with {} for the class, or openai or simple; default: the run's, or the task's own. DataComp has its own
+    templates: tuple[str, ...] | None = None
+    precision: Literal["fp32", "bf16", "fp16"] | None = None  # default: the run's, else fp32
+    batch_size: int = 256  # images a rank embeds at a time
+    workers: int = 2  # processes that read and decode
+    device: Literal["auto", "cpu", "cuda"] = "auto"  # where to compute
+
+    def over(self, run: RunConfig) -> RunConfig:
+        """The run's settings, where these flags do not say otherwise."""
+        from fullbatch.assembly import changed
+
+        return changed(
+            run,
+            device=self.device,
+            eval_batch=self.batch_size,
+            workers=self.workers,
+            precision=self.precision or run.training.precision,
+            templates=run.evaluation.templates if self.templates is None else self.templates,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Evaluate(Measuring):
     """Zero-shot, retrieval and DataComp numbers of a model."""
 
     # a run folder, one of its checkpoints, what `fullbatch export` wrote, or an open_clip model's name
@@ -31,12 +55,6 @@ class _Evaluate:
     tasks: tuple[str, ...] = ()
     pretrained: str | None = None  # an open_clip model's weights: a tag, or a checkpoint file
     output: Path | None = None  # the JSON file to write; default: evaluation.json in the run's folder
-    # prompts with {} for the class, or openai or simple; default: the task's own. DataComp keeps its own
-    templates: tuple[str, ...] | None = None
-    precision: Literal["fp32", "bf16", "fp16"] | None = None  # default: the run's, else fp32
-    batch_size: int = 256  # images a rank embeds at a time
-    workers: int = 2  # processes that read and decode
-    device: Literal["auto", "cpu", "cuda"] = "auto"  # where to compute
     cache: str = "auto"  # the folder that keeps embeddings; auto: in the cache folder, none: nowhere
     average: bool = True  # the averaged weights, where the run kept an average
 
@@ -56,24 +74,18 @@ class _Opened:
 
 def evaluate(arguments: list[str]) -> int:
     options = tyro.cli(_Evaluate, args=arguments, prog="fullbatch evaluate")
-    from rich.console import Console
-
     from fullbatch import distributed
-    from fullbatch.assembly import pick_device
-    from fullbatch.cli.printing import print_measured
-    from fullbatch.config.training import check_templates
-    from fullbatch.evaluation.embed import Embedder, EmbeddingCache
+    from fullbatch.assembly import make_embedder, pick_device
+    from fullbatch.cli.printing import measured_lines, print_lines
+    from fullbatch.evaluation.embed import EmbeddingCache
     from fullbatch.evaluation.result import Result
     from fullbatch.evaluation.tasks import check_tasks, run_tasks, tasks_of
-    from fullbatch.training.display import Display, print_line
+    from fullbatch.training.display import Display
     from fullbatch.training.run_folder import replace_text
 
-    if options.templates is not None:
-        check_templates(options.templates)
-    asked = RunConfig.of(device=options.device, eval_batch=options.batch_size, workers=options.workers)
-    with distributed.ranks(device := pick_device(asked)) as world:
+    with distributed.ranks(device := pick_device(options.over(RunConfig()))) as world:
         opened = distributed.together(lambda: _open(options))
-        config = opened.config
+        config = options.over(opened.config)
         tasks = options.tasks or tasks_of(config)
         if not tasks:
             raise ValueError("--tasks says what to measure, such as retrieval:pairs.csv or imagenet:FOLDER.")
@@ -81,16 +93,10 @@ def evaluate(arguments: list[str]) -> int:
         first, output = world.rank == 0, options.output or opened.output
         display = Display(first, quiet=False)
         distributed.together(lambda: _check_output(output) if first and output is not None else None)
-        precision = options.precision or config.training.precision
-        pick_device(RunConfig.of(device=options.device, precision=precision))
-        templates = options.templates or config.evaluation.templates
-        model = opened.model.to(device).eval()
+        pick_device(config)  # is there the run's precision on it?
+        model, precision = opened.model.to(device).eval(), config.training.precision
         cache = distributed.together(lambda: EmbeddingCache.of(options.cache, model, precision, device.type))
-        read = (options.batch_size, options.workers)
-        embedder = Embedder(
-            model, model.tokenize, model.image_size, device, precision, *read, cache=cache, watch=display.measured
-        )
-        console = Console(highlight=False)
+        embedder = replace(make_embedder(config, model, model, device, display.measured), cache=cache)
         started = time.perf_counter()
 
         def say(answer: Result | Gap) -> None:
@@ -99,7 +105,7 @@ def evaluate(arguments: list[str]) -> int:
                 display.say(f"{elapsed:7.0f} s  {answer.task}  {answer.main} {answer.value:.1%}")
 
         with display.bars():
-            measured = run_tasks(tasks, embedder, templates, go_on=True, say=say)
+            measured = run_tasks(tasks, embedder, config.evaluation.templates, go_on=True, say=say)
     if not first:
         return 0
     numbers = {**opened.name, "precision": precision, **measured.as_dict()}
@@ -110,12 +116,11 @@ def evaluate(arguments: list[str]) -> int:
             replace_text(output, json.dumps(_with_earlier(output, numbers), indent=1))
         except OSError as error:  # the disk may have filled up since; the numbers cost too much to lose
             unwritten = error
-    print_measured(numbers, console)
+    print_lines(measured_lines(numbers))
     if unwritten is not None:
         raise ValueError(f"The numbers above are in no file: {output} cannot be written ({unwritten}).")
     if output is not None:
-        console.print()
-        print_line(console, f"written to {output}")
+        print_lines(["", f"written to {output}"])
     return 1 if any(gap.kind == "failed" for gap in measured.gaps) else 0
 
 
@@ -158,55 +163,25 @@ def _check_output(output: Path) -> None:
 def _open(options: _Evaluate) -> _Opened:
     """By what lies at the path, else by open_clip's name."""
     from fullbatch.config.model import Model
+    from fullbatch.finetuning.base import is_run, open_model
     from fullbatch.loading import load_trained
-    from fullbatch.models.build import build_model
     from fullbatch.training import checkpoint
-    from fullbatch.training.run_folder import Folder
 
-    path, of_no_run = Path(options.model), RunConfig.of(evaluate=())
-    is_checkpoint, is_run = (path / checkpoint.MANIFEST).is_file(), Folder(path).config.is_file()
-    if (is_checkpoint or is_run or path.exists()) and options.pretrained is not None:
-        raise ValueError(f"{options.model} brings its weights; --pretrained belongs to an open_clip model's name.")
-    if is_checkpoint or is_run:
+    path, name = Path(options.model), {"model": options.model}
+    if is_run(path) and options.pretrained is None:
         loaded = load_trained(path, options.average)
-        run = path.absolute().parent.parent if is_checkpoint else path
-        file = f"evaluation-{path.name}.json" if is_checkpoint else "evaluation.json"
-        return _Opened(loaded.model, {"model": options.model, "step": loaded.step}, loaded.config, run / file)
-    if path.exists():
-        saved = _saved_at(path)
-        if saved is None or saved.design is None:
-            raise ValueError(
-                f"{options.model} holds weights without their design; "
-                f"name the model it belongs to: fullbatch evaluate ViT-B-32 --pretrained {options.model}."
-            )
-        return _Opened(build_model(Model(pretrained=str(path))), {"model": options.model}, of_no_run, None)
-    if "/" in options.model and not options.model.startswith("ViT-"):
-        raise ValueError(f"There is no run folder, checkpoint or exported model at {options.model!r}.")
-    if options.pretrained is None:
-        from fullbatch.models.open_clip_towers import design_named
-
-        try:
-            design_named(options.model)
-        except ValueError as error:
-            raise ValueError(f"There is no such path, and {str(error).removeprefix('--model ')}") from None
-        raise ValueError(
-            f"{options.model!r} has no weights: add --pretrained with an open_clip tag or a checkpoint file."
-        )
-    model = build_model(Model(model=options.model, pretrained=options.pretrained))
-    return _Opened(model, {"model": options.model, "pretrained": options.pretrained}, of_no_run, None)
-
-
-def _saved_at(path: Path) -> Saved | None:
-    from fullbatch.models.saved import find_saved
-    from fullbatch.training.run_folder import Folder
-
-    runs = sorted(run for run in path.iterdir() if Folder(run).config.is_file()) if path.is_dir() else []
-    if runs:
-        raise ValueError(f"{path} is a folder of {len(runs)} run(s); name one, such as {runs[-1]}.")
+        output = path / "evaluation.json"
+        if (path / checkpoint.MANIFEST).is_file():
+            output = path.absolute().parent.parent / f"evaluation-{path.name}.json"
+        return _Opened(loaded.model, {**name, "step": loaded.step}, loaded.config, output)
     try:
-        return find_saved(path)
-    except ValueError as error:
-        raise ValueError(str(error).removeprefix("--pretrained ")) from None
+        opened = open_model(Model(options.model, options.pretrained), temperature=1.0)  # no task asks for it
+    except ValueError as error:  # in the words of `fullbatch finetune`
+        text = str(error).replace("--model says what to fine-tune", "The first word says what to evaluate")
+        raise ValueError(text.replace("--model ViT-B-32", "fullbatch evaluate ViT-B-32")) from None
+    if options.pretrained is not None:
+        name["pretrained"] = options.pretrained
+    return _Opened(opened.model, name, RunConfig.of(evaluate=()), None)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -9,16 +9,15 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import tyro
 
+from fullbatch.cli.evaluate import Measuring
 from fullbatch.cli.train import Command, help_asked, train_config
 from fullbatch.config.run import RunConfig
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from fullbatch.finetuning.finetune import Finetuned
     from fullbatch.finetuning.interpolation import Curve, Point
     from fullbatch.finetuning.record import Record
@@ -56,8 +55,7 @@ def finetune(arguments: list[str]) -> int:
             "--data says what to fine-tune on: tar shards, a CSV file, a folder, ...; see docs/reference/data.md."
         )
     config, resume = train_config(arguments, command=FINETUNE)
-    from rich.console import Console
-
+    from fullbatch.cli.printing import print_lines
     from fullbatch.finetuning import finetune as tuning
 
     metric = (
@@ -65,7 +63,7 @@ def finetune(arguments: list[str]) -> int:
     )
     tuned = tuning.finetune(config, metric, _tolerance(chosen.tolerance), resume)
     if int(os.environ.get("RANK", "0")) == 0:
-        _print_finetuned(tuned, Console(highlight=False))
+        print_lines(_finetuned_lines(tuned))
     return 0
 
 
@@ -88,40 +86,35 @@ def _tolerance(text: str | None) -> float | None:
         raise ValueError(f"--tolerance must be a share such as 0.01, got {text!r}.") from None
 
 
-def _print_finetuned(tuned: Finetuned, console: Console) -> None:
+def _finetuned_lines(tuned: Finetuned) -> list[str]:
     """Epoch by epoch, task by task, what it cost, and what to do now."""
-    from fullbatch.cli.printing import print_cost
-    from fullbatch.training.display import print_line
-
-    def say(line: str = "") -> None:
-        print_line(console, line)
+    from fullbatch.cli.printing import cost_lines
 
     run, record = tuned.trained.folder, tuned.record
-    for line in (*_epoch_lines(record), "", *_change_lines(record)):
-        say(line)
-    print_cost(tuned.trained.results.get("cost", {}), console)
-    say()
+    lines = [*_epoch_lines(record), "", *_change_lines(record), *cost_lines(tuned.trained.results.get("cost", {})), ""]
     best = record.best
     if tuned.verdict.outcome == "tuned":
         assert best is not None and best.score is not None and record.base is not None
         gain = best.score - (record.base.score or 0.0)
-        say(f"The tuned model is better by {100 * gain:.2f} points ({record.metric}, epoch {best.epoch:g}).")
+        lines.append(f"The tuned model is better by {100 * gain:.2f} points ({record.metric}, epoch {best.epoch:g}).")
         if fell := sum(change.change < 0.0 for change in record.changes):
-            say(f"{fell} of {len(record.changes)} numbers fell, none by more than the tolerance, {record.tolerance:g}.")
-        say(f"Take {tuned.model}.")
+            numbers = f"{fell} of {len(record.changes)} numbers"
+            lines.append(f"{numbers} fell, none by more than the tolerance, {record.tolerance:g}.")
+        lines.append(f"Take {tuned.model}.")
     else:
-        say(f"THE BASE IS KEPT: {_why_kept(record)}.")
-        for reason in tuned.verdict.reasons:
-            say(f"  {reason}")
-        say(f"Take {tuned.model}, which is the model as it was.")
+        lines += [f"THE BASE IS KEPT: {_why_kept(record)}.", *(f"  {reason}" for reason in tuned.verdict.reasons)]
+        lines.append(f"Take {tuned.model}, which is the model as it was.")
         if best is not None:
-            say("Weights between the two often keep what was learned and lose less; measure them with")
-            say(f"  fullbatch interpolate {run}")
-    say("Measure it on other tasks, or write it for open_clip or transformers, with")
-    say(f"  fullbatch evaluate {tuned.model} --tasks TASK ...")
-    say(f"  fullbatch export {tuned.model} FOLDER --format open_clip")
-    say()
-    say(f"run folder: {run}")
+            lines.append("Weights between the two often keep what was learned and lose less; measure them with")
+            lines.append(f"  fullbatch interpolate {run}")
+    return [
+        *lines,
+        "Measure it on other tasks, or write it for open_clip or transformers, with",
+        f"  fullbatch evaluate {tuned.model} --tasks TASK ...",
+        f"  fullbatch export {tuned.model} FOLDER --format open_clip",
+        "",
+        f"run folder: {run}",
+    ]
 
 
 def _why_kept(record: Record) -> str:
@@ -160,8 +153,8 @@ def _change_lines(record: Record) -> list[str]:
 # fullbatch interpolate
 
 
-@dataclass(frozen=True)
-class _Interpolate:
+@dataclass(frozen=True, kw_only=True)
+class _Interpolate(Measuring):
     """Measure the models (1 - alpha) base + alpha tuned, and keep the best that lets no task fall (WiSE-FT)."""
 
     # the folder of a `fullbatch finetune` run; or BASE TUNED: run folders, checkpoints, exports
@@ -171,11 +164,6 @@ class _Interpolate:
     metric: str | None = None  # what the best one is best in: mean, or "TASK METRIC"; default: the run's, else mean
     tolerance: str | None = None  # how far a task may fall below the base, a share; default: the run's, else 0.01
     output: Path | None = None  # the folder for the best model; default: interpolated in the run's folder
-    templates: tuple[str, ...] | None = None  # prompts with {} for the class; default: the run's
-    precision: Literal["fp32", "bf16", "fp16"] | None = None  # default: the run's, else fp32
-    batch_size: int = 256  # images a rank embeds at a time
-    workers: int = 2  # processes that read and decode
-    device: Literal["auto", "cpu", "cuda"] = "auto"  # where to compute
 
 
 @dataclass(frozen=True)
@@ -194,51 +182,40 @@ class _Ends:
 
 def interpolate(arguments: list[str]) -> int:
     options = tyro.cli(_Interpolate, args=arguments, prog="fullbatch interpolate")
-    from rich.console import Console
-
     from fullbatch import distributed
-    from fullbatch.assembly import pick_device
+    from fullbatch.assembly import make_embedder, pick_device
+    from fullbatch.cli.printing import print_lines
     from fullbatch.config.model import Model
-    from fullbatch.config.training import check_templates
-    from fullbatch.evaluation.embed import Embedder
     from fullbatch.evaluation.tasks import BUILTIN_TASKS, check_tasks
     from fullbatch.finetuning import interpolation
     from fullbatch.finetuning.base import open_model, write_model
     from fullbatch.finetuning.record import check_tolerance
-    from fullbatch.training.display import Display, print_line
+    from fullbatch.training.display import Display
 
-    if options.templates is not None:
-        check_templates(options.templates)
     ends = _ends(options)
-    evaluation = ends.config.evaluation
+    config = options.over(ends.config)
     check_tolerance(ends.tolerance)
     alphas = interpolation.check_alphas(options.alphas or interpolation.ALPHAS)
-    tasks = options.tasks or evaluation.evaluate or BUILTIN_TASKS["emoji"]
+    tasks = options.tasks or config.evaluation.evaluate or BUILTIN_TASKS["emoji"]
     ends = replace(ends, metric=_deciding(ends.metric, tasks))
-    precision = options.precision or ends.config.training.precision
     if options.output is not None:
         _require_new(options.output)
     output = options.output or (None if ends.run is None else ends.run / interpolation.INTERPOLATED)
-    device = pick_device(RunConfig.of(device=options.device, precision=precision))
-    console = Console(highlight=False)
-    with distributed.ranks(device) as world:
+    with distributed.ranks(device := pick_device(config)) as world:
         first = world.rank == 0
         distributed.together(lambda: check_tasks(tasks))
         opened = [distributed.together(lambda name=name: open_model(Model(name))) for name in (ends.base, ends.tuned)]  # type: ignore[misc]
         between = interpolation.Between(*opened)
         model = between.model.to(device).eval()
-        size, pixels = model.image_size, ends.config.data.max_pixels
         display = Display(first, quiet=False)
-        read = (options.batch_size, options.workers, pixels)
-        embedder = Embedder(model, model.tokenize, size, device, precision, *read, watch=display.measured)
+        embedder = make_embedder(config, model, model, device, display.measured)
 
         def say(point: Point) -> None:
             display.say(f"alpha {point.alpha:g}: {_score(point.score)}")
 
-        templates = options.templates or evaluation.templates
         with display.bars():
             curve = interpolation.measure_curve(
-                between, alphas, embedder, tasks, templates, ends.metric, ends.tolerance, say
+                between, alphas, embedder, tasks, config.evaluation.templates, ends.metric, ends.tolerance, say
             )
         written: str | None = None
         if output is not None and curve.best.alpha > 0.0:
@@ -253,8 +230,7 @@ def interpolate(arguments: list[str]) -> int:
             file.parent.mkdir(parents=True, exist_ok=True)
             interpolation.write_curve(file, curve, ends.base, ends.tuned, ends.metric, ends.tolerance, written)
     if first:
-        for line in _curve_lines(curve, ends, output, written, file):
-            print_line(console, line)
+        print_lines(_curve_lines(curve, ends, output, written, file))
     return 0
 
 
@@ -271,12 +247,11 @@ def _ends(options: _Interpolate) -> _Ends:
     from fullbatch.finetuning.record import BASE, MEAN, TUNED, read_record
     from fullbatch.training.run_folder import Folder
 
-    tolerance = _tolerance(options.tolerance)
+    given = _tolerance(options.tolerance)
     if len(options.models) == 2:
         base, tuned = options.models
-        return _Ends(
-            base, tuned, RunConfig(), options.metric or MEAN, TOLERANCE if tolerance is None else tolerance, None
-        )
+        tolerance = TOLERANCE if given is None else given
+        return _Ends(base, tuned, RunConfig(), options.metric or MEAN, tolerance, None)
     if len(options.models) != 1:
         raise ValueError(
             f"interpolate takes the folder of a `fullbatch finetune` run, or two models, BASE TUNED; got "
@@ -291,8 +266,8 @@ def _ends(options: _Interpolate) -> _Ends:
         raise ValueError(
             f"{run} has no tuned model yet: no epoch has been measured. Go on with `fullbatch finetune --resume {run}`."
         )
-    metric, allowed = options.metric or record.metric, record.tolerance if tolerance is None else tolerance
-    return _Ends(str(run / BASE), str(run / TUNED), Folder(run).read_config(), metric, allowed, run)
+    metric, tolerance = options.metric or record.metric, record.tolerance if given is None else given
+    return _Ends(str(run / BASE), str(run / TUNED), Folder(run).read_config(), metric, tolerance, run)
 
 
 def _curve_lines(curve: Curve, ends: _Ends, output: Path | None, written: str | None, file: Path | None) -> list[str]:

@@ -1,102 +1,71 @@
-"""What a model can do, for the terminal: each task's number beside chance, what is missing, and a few answers.
+"""What a model can do, in lines for the terminal: each task's number beside chance, what is missing, a few answers.
 
 Tables are plain columns: names are never cut, however narrow the terminal.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
 from fullbatch.config.messages import plain
+from fullbatch.report.wording import duration
 from fullbatch.training.display import print_line
-from fullbatch.training_run import Trained
+
+if TYPE_CHECKING:
+    from fullbatch.training_run import Trained
 
 
-def print_results(trained: Trained, console: Console) -> None:
-    print_measured(trained.results, console)
+def print_lines(lines: Iterable[str]) -> None:
+    console = Console(highlight=False)
+    for line in lines:
+        print_line(console, line)
+
+
+def result_lines(trained: Trained) -> list[str]:
+    lines = measured_lines(trained.results)
     if best := trained.results.get("best"):
-        console.print()
         place = trained.folder / best["checkpoint"]
-        print_line(console, f"best: {best['metric']} {best['said']} at step {best['step']:,}: {place}")
-    print_cost(trained.results.get("cost", {}), console)
-    console.print()
-    print_line(console, f"run folder: {trained.folder}")
+        lines += ["", f"best: {best['metric']} {best['said']} at step {best['step']:,}: {place}"]
+    return [*lines, *cost_lines(trained.results.get("cost", {})), "", f"run folder: {trained.folder}"]
 
 
-def print_measured(measured: Mapping[str, Any], console: Console) -> None:
+def measured_lines(measured: Mapping[str, Any]) -> list[str]:
     """As in results.json: a table, the tasks without a number, the averages over suites, and examples."""
-    results = measured.get("results", [])
-    if results:
-        _print_table(results, console)
-    for result in results:
-        for note in result.get("notes", ()):
-            print_line(console, f"note: {result['task']}: {note}")
-    _print_gaps(measured.get("gaps", []), console)
-    averages = measured.get("averages", [])
+    results, gaps, averages = (measured.get(name, []) for name in ("results", "gaps", "averages"))
+    lines = _table_lines(results) if results else []
+    lines += [f"note: {result['task']}: {note}" for result in results for note in result.get("notes", ())]
+    lines += [f"FAILED: {gap['task']}: {gap['reason']}" for gap in gaps if gap["kind"] == "failed"]
+    if missing := [gap["task"] for gap in gaps if gap["kind"] == "missing"]:
+        lines.append(f"missing, {len(missing)} tasks: {', '.join(missing)}")
     if averages:
         width = max(len(average["name"]) for average in averages)
-        console.print()
-        for average in averages:
-            print_line(console, f"{average['name']:{width}}  {average['text']}")
-    for result in results:
-        if result["examples"]:
-            _print_examples(result, console)
-            break
+        lines += ["", *(f"{average['name']:{width}}  {average['text']}" for average in averages)]
+    for result in [result for result in results if result["examples"]][:1]:
+        lines += ["", f"The nearest captions to some images of {result['task']}"]
+        for example in result["examples"]:
+            caption = f"{plain(example['caption'])} (rank {example['rank']} of {result['size']:,})"
+            lines.append(f"  {caption}:  {' | '.join(map(plain, example['nearest']))}")
+    return lines
 
 
-def print_cost(cost: Mapping[str, Any], console: Console) -> None:
-    """A line: stage by stage, how long it took, and on how many devices."""
+def cost_lines(cost: Mapping[str, Any]) -> list[str]:
+    """Stage by stage, how long it took, and on how many devices."""
     stages = cost.get("stages", [])
-    if not stages:
-        return
-    parts = [f"{stage['stage']} {_duration(stage['seconds'])}" for stage in stages]
+    parts = [f"{stage['stage']} {duration(stage['seconds'])}" for stage in stages]
     hours = sum(stage["device_hours"] for stage in stages)
-    console.print()
-    print_line(console, f"cost: {', '.join(parts)}; {hours:.3g} device-hours")
+    return ["", f"cost: {', '.join(parts)}; {hours:.3g} device-hours"] if stages else []
 
 
-def _duration(seconds: float) -> str:
-    """
-    >>> _duration(7.26), _duration(75.0), _duration(7265.0)
-    ('7.3 s', '1:15', '2:01:05')
-    """
-    if seconds < 60.0:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
-
-
-def _print_gaps(gaps: list[dict[str, str]], console: Console) -> None:
-    for gap in gaps:
-        if gap["kind"] == "failed":
-            print_line(console, f"FAILED: {gap['task']}: {gap['reason']}")
-    missing = [gap["task"] for gap in gaps if gap["kind"] == "missing"]
-    if missing:
-        print_line(console, f"missing, {len(missing)} tasks: {', '.join(missing)}")
-
-
-def _print_examples(result: Mapping[str, Any], console: Console) -> None:
-    console.print()
-    print_line(console, f"The nearest captions to some images of {result['task']}")
-    for example in result["examples"]:
-        caption = f"{plain(example['caption'])} (rank {example['rank']} of {result['size']:,})"
-        print_line(console, f"  {caption}:  {' | '.join(map(plain, example['nearest']))}")
-
-
-def _print_table(results: list[dict[str, Any]], console: Console) -> None:
-    width = max(len(result["task"]) for result in results)
-    rows = [("task", "metric", "value", "chance", "ratio", "among")]
+def _table_lines(results: list[dict[str, Any]]) -> list[str]:
+    rows: list[tuple[str, ...]] = [("task", "metric", "value", "chance", "ratio", "among", "")]
     for result in results:
         value, chance = result[result["main"]], result["chance"]
         numbers = (f"{value:.1%}", f"{chance:.2%}", f"{value / chance:.1f}x", f"{result['size']:,}")
-        rows.append((result["task"], result["main"], *numbers))
-    broad = max(9, *(len(row[1]) for row in rows))
-    for task, metric, value, chance, ratio, among in rows:
-        print_line(console, f"{task:{width}}  {metric:{broad}}  {value:>6}  {chance:>7}  {ratio:>7}  {among:>7}")
+        rows.append((result["task"], result["main"], *numbers, ""))
+    return columns(rows, left=2)
 
 
 def columns(rows: Sequence[Sequence[str]], left: int) -> list[str]:

@@ -122,12 +122,10 @@ def train(arguments: list[str]) -> int:
     if help_asked(arguments):
         return 0
     config, resume = train_config(arguments)
-    from rich.console import Console
-
     from fullbatch import training_run
-    from fullbatch.cli.printing import print_results
+    from fullbatch.cli.printing import print_lines, result_lines
     from fullbatch.finetuning.record import FILE
-    from fullbatch.training.display import Display, print_line
+    from fullbatch.training.display import Display
 
     if resume is not None and (Path(resume) / FILE).is_file():
         raise ValueError(f"{resume} fine-tunes a model; go on with `fullbatch finetune --resume {resume}`.")
@@ -140,13 +138,13 @@ def train(arguments: list[str]) -> int:
         config = split
     trained = training_run.train(config, resume)
     if first:
-        console = Console(highlight=False)
-        print_results(trained, console)
-        for line in (
-            "Measure it on other tasks, look at it, or write it for open_clip or transformers, with",
-            f"  fullbatch evaluate {trained.folder} --tasks TASK ...",
-            f"  fullbatch report {trained.folder}",
-            f"  fullbatch export {trained.folder} FOLDER --format open_clip",
-        ):
-            print_line(console, line)
+        print_lines(
+            [
+                *result_lines(trained),
+                "Measure it on other tasks, look at it, or write it for open_clip or transformers, with",
+                f"  fullbatch evaluate {trained.folder} --tasks TASK ...",
+                f"  fullbatch report {trained.folder}",
+                f"  fullbatch export {trained.folder} FOLDER --format open_clip",
+            ]
+        )
     return 0

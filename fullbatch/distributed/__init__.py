@@ -1,21 +1,188 @@
-"""The ranks (``ranks.py``) and towers spread over them (``towers.py``); no other room imports torch.distributed.
+"""The ranks: who we are, how rows, scalars and small objects travel; towers.py spreads towers over them.  No other room
+imports torch.distributed.
 
 On one rank every function is the identity, so no caller has to ask how many ranks there are.
 """
 
-from fullbatch.distributed.ranks import World as World
-from fullbatch.distributed.ranks import any_rank as any_rank
-from fullbatch.distributed.ranks import average_gradient as average_gradient
-from fullbatch.distributed.ranks import check_equal_rows as check_equal_rows
-from fullbatch.distributed.ranks import from_first_rank as from_first_rank
-from fullbatch.distributed.ranks import gather_objects as gather_objects
-from fullbatch.distributed.ranks import gather_rows as gather_rows
-from fullbatch.distributed.ranks import gather_uneven as gather_uneven
-from fullbatch.distributed.ranks import host_barrier as host_barrier
-from fullbatch.distributed.ranks import is_node_leader as is_node_leader
-from fullbatch.distributed.ranks import local_rank as local_rank
-from fullbatch.distributed.ranks import mean_over_ranks as mean_over_ranks
-from fullbatch.distributed.ranks import ranks as ranks
-from fullbatch.distributed.ranks import share_from_leader as share_from_leader
-from fullbatch.distributed.ranks import together as together
-from fullbatch.distributed.ranks import world as world
+# B: rows on this rank   N: rows on all ranks   D: width
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class World:
+    rank: int = 0
+    size: int = 1
+
+    def rows(self, count: int) -> slice:
+        """Where this rank's ``count`` rows lie among the gathered ones."""
+        return slice(self.rank * count, (self.rank + 1) * count)
+
+
+def world() -> World:
+    if dist.is_available() and dist.is_initialized():
+        return World(dist.get_rank(), dist.get_world_size())
+    return World()
+
+
+@contextmanager
+def ranks(device: torch.device) -> Iterator[World]:
+    """Join the ranks that torchrun started, and leave them at the end; without torchrun, one rank."""
+    ours = "RANK" in os.environ and "WORLD_SIZE" in os.environ and not dist.is_initialized()
+    if ours:
+        dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    try:
+        yield world()
+    finally:
+        if ours:
+            dist.destroy_process_group()
+
+
+def local_rank() -> int:
+    """Which GPU of its node a rank takes."""
+    return int(os.environ.get("LOCAL_RANK", "0"))
+
+
+def gather_rows(rows_BD: Tensor) -> Tensor:
+    """All ranks' rows in rank order, without gradient.  Every rank must bring the same number of rows."""
+    rows_BD = rows_BD.detach()
+    if world().size == 1:
+        return rows_BD
+    rows_BD = rows_BD.contiguous()
+    rows_ND = rows_BD.new_empty((world().size * rows_BD.shape[0], *rows_BD.shape[1:]))
+    dist.all_gather_into_tensor(rows_ND, rows_BD)
+    return rows_ND
+
+
+def check_equal_rows(count: int, device: torch.device) -> None:
+    """Gathering needs the same number of rows everywhere; say so on every rank rather than hang."""
+    if world().size == 1:
+        return
+    counts = gather_rows(torch.tensor([count], device=device)).tolist()
+    if len(set(counts)) > 1:
+        raise ValueError(
+            f"Every rank must bring the same number of pairs, but they brought {counts}; "
+            "use drop_last=True in the data loader, or pad the last batch."
+        )
+
+
+def mean_over_ranks(value: Tensor) -> Tensor:
+    if world().size == 1:
+        return value
+    value = value.clone()
+    dist.all_reduce(value)
+    return value.div_(world().size)
+
+
+class _AverageGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, value: Tensor) -> Tensor:
+        return value.view_as(value)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return mean_over_ranks(grad)
+
+
+def average_gradient(parameter: Tensor) -> Tensor:
+    """The parameter itself; its gradient is averaged over ranks, so that replicas stay equal without DDP."""
+    return _AverageGradient.apply(parameter) if world().size > 1 else parameter
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# nodes: ranks with the same host name share memory
+
+
+class _Host:
+    """What is known of the hosts of the current process group; asked once a group."""
+
+    group: Any = None
+    leader: int = 0
+    barrier_group: Any = None
+
+
+def _host() -> type[_Host]:
+    if _Host.group is not dist.group.WORLD:
+        names: list[str | None] = [None] * world().size
+        dist.all_gather_object(names, socket.gethostname())
+        _Host.leader = names.index(names[world().rank])
+        _Host.barrier_group = None if dist.get_backend() == "gloo" else dist.new_group(backend="gloo")
+        _Host.group = dist.group.WORLD
+    return _Host
+
+
+def is_node_leader() -> bool:
+    return world().size == 1 or _host().leader == world().rank
+
+
+def host_barrier() -> None:
+    """All ranks wait on their hosts (by gloo: nccl's barrier would not order writes to host memory)."""
+    if world().size > 1:
+        dist.barrier(group=_host().barrier_group)
+
+
+def share_from_leader(text: str) -> str:
+    """The node leader's ``text``, on every rank of the node."""
+    return text if world().size == 1 else gather_objects(text)[_host().leader]
+
+
+def gather_objects(value: T) -> list[T]:
+    """Every rank's small object, in rank order."""
+    if world().size == 1:
+        return [value]
+    everywhere: list[Any] = [None] * world().size
+    dist.all_gather_object(everywhere, value, group=_host().barrier_group)
+    return everywhere
+
+
+def any_rank(*flags: bool) -> tuple[bool, ...]:
+    """Each flag, true on all ranks if it is on one."""
+    return tuple(any(votes) for votes in zip(*gather_objects(flags), strict=True))
+
+
+def together(action: Callable[[], T]) -> T:
+    """Do it on every rank; what fails on one fails on all, so that none waits for another that is gone."""
+    result, error = None, None
+    try:
+        result = action()
+    except (ValueError, OSError) as caught:
+        error = caught
+    messages = [message for message in gather_objects(None if error is None else str(error)) if message is not None]
+    if error is not None:
+        raise error
+    if messages:
+        raise ValueError(messages[0])
+    return cast(T, result)
+
+
+def from_first_rank(value: Any) -> Any:
+    """The first rank's ``value``, on every rank."""
+    if world().size == 1:
+        return value
+    box = [value]
+    dist.broadcast_object_list(box, src=0, group=_host().barrier_group)
+    return box[0]
+
+
+def gather_uneven(rows_BD: Tensor) -> Tensor:
+    """All ranks' rows in rank order; each may bring another number of them, or none."""
+    if world().size == 1:
+        return rows_BD
+    counts = gather_rows(torch.tensor([len(rows_BD)], device=rows_BD.device)).tolist()
+    padded = rows_BD.new_zeros((max(counts), *rows_BD.shape[1:]))
+    padded[: len(rows_BD)] = rows_BD
+    parts = torch.split(gather_rows(padded), max(counts)) if max(counts) else [padded] * len(counts)
+    return torch.cat([part[:count] for part, count in zip(parts, counts, strict=True)])

@@ -20,7 +20,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forwar
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from fullbatch.distributed.ranks import world
+from fullbatch.distributed import world
 
 _WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
 

@@ -82,10 +82,9 @@ def check_unit_rows(name: str, rows_BD: Tensor) -> None:
     )
 
 
-def check_ids(sample_ids: SampleIds | None, needed: bool, batch: int, num_samples: int | None) -> Tensor | None:
-    """Image and text ids side by side, or None where no method memory needs them."""
-    if not needed:
-        return None
+def check_ids(sample_ids: SampleIds | None, rows_BD: Tensor, num_samples: int, look: bool) -> Tensor:
+    """Image and text ids side by side, where the rows are; on a GPU their range is only checked if we may ``look``."""
+    batch = rows_BD.shape[0]
     if sample_ids is None:
         raise ValueError(
             "This method remembers something for every sample, so it needs sample_ids: "
@@ -103,17 +102,15 @@ def check_ids(sample_ids: SampleIds | None, needed: bool, batch: int, num_sample
         if not whole or ids.shape != (batch,):
             given = f"{ids.dtype} of shape {tuple(ids.shape)}" if isinstance(ids, Tensor) else type(ids).__name__
             raise ValueError(f"The {name} ids must be a tensor of {batch} whole numbers, one a row, got {given}.")
-    return torch.stack([image_ids.to(torch.int64), text_ids.to(torch.int64)], dim=1)
-
-
-def check_id_range(ids_B2: Tensor, num_samples: int) -> None:
-    low, high = (int(value) for value in torch.aminmax(ids_B2))
-    if low < 0 or high >= num_samples:
-        bad = low if low < 0 else high
-        raise ValueError(
-            f"sample_ids must lie in [0, {num_samples - 1}] for num_samples={num_samples}, got {bad}; "
-            "give num_samples the size of the data set, or renumber the samples."
-        )
+    ids_B2 = torch.stack([image_ids.to(torch.int64), text_ids.to(torch.int64)], dim=1)
+    if look or ids_B2.device.type == "cpu":
+        low, high = (int(value) for value in torch.aminmax(ids_B2))
+        if low < 0 or high >= num_samples:
+            raise ValueError(
+                f"sample_ids must lie in [0, {num_samples - 1}] for num_samples={num_samples}, "
+                f"got {low if low < 0 else high}; give num_samples the size of the data set, or renumber the samples."
+            )
+    return ids_B2.to(rows_BD.device, non_blocking=True)
 
 
 class Notices:

@@ -118,3 +118,19 @@ def adam_direction(
     unbiased_first = first / (1.0 - left_first)
     unbiased_second = second / (1.0 - left_second)
     return unbiased_first / (unbiased_second.sqrt() + 1e-8)
+
+
+class LambdaNet(nn.Module):
+    """linear-ReLU-LayerNorm, twice, then the input added, ReLU and a linear layer to one number."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.blocks = nn.Sequential(
+            nn.Linear(width, width), nn.ReLU(), nn.LayerNorm(width),
+            nn.Linear(width, width), nn.ReLU(), nn.LayerNorm(width),
+        )  # fmt: skip
+        self.head = nn.Linear(width, 1)
+
+    def forward(self, x_ND: Tensor) -> Tensor:
+        value_N1: Tensor = self.head(torch.relu(self.blocks(x_ND) + x_ND))
+        return value_N1

@@ -1,8 +1,6 @@
-"""Normalizers that need no network: the batch's own mean, a moving average per sample, and those that keep the newest
-embeddings: rolling prototypes, which learn on, and XBM's queue, which is part of the loss.
-
-The newest need no sample ids and, as all ranks hold all gathered embeddings, no communication.  Rows lie newest first,
-so that the batch's own are at the top in their order; a step moves the others down.
+"""Normalizers: the batch's own mean, a moving average per sample, those that keep the newest embeddings (rolling
+prototypes, which learn on, and XBM's queue, which is part of the loss), and AmorLIP's, which a net predicts.  NeuCLIP's
+prototypes are in prototypes.py.
 """
 
 # B: anchors on this rank   N: anchors on all ranks   M: rows kept   D: width
@@ -10,13 +8,15 @@ so that the batch's own are at the top in their order; a step moves the others d
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
-from fullbatch.config.axes import BatchAndQueue, BatchMean, MovingAverage, Pairwise, Rolling, Scent
-from fullbatch.kernels.log_mean_exp import log_mean_exp
-from fullbatch.objective.log_domain import cosine_gamma, log_add, log_moving_average, log_scent
+from fullbatch.config.axes import Amortized, BatchAndQueue, BatchMean, MovingAverage, Pairwise, Rolling, Scent
+from fullbatch.objective.fitted_net import FittedNet, LambdaNet
+from fullbatch.objective.kernel import log_mean_exp
+from fullbatch.objective.log_domain import cosine_gamma, log_add, log_moving_average, log_or_minus_inf, log_scent
 from fullbatch.objective.per_sample import PerSampleTable, TableOptions, log_mean_within, same_id_groups
 from fullbatch.objective.prototypes import NONE_YET, Pool
 from fullbatch.objective.step import Direction, Estimate, Progress
@@ -89,7 +89,27 @@ def put_on_top(rows_MD: Tensor, newest_ND: Tensor) -> None:
     rows_MD.copy_(torch.cat([newest_ND.to(rows_MD.dtype), rows_MD[:left]]) if left > 0 else newest_ND[: len(rows_MD)])
 
 
-class RollingNormalizer(nn.Module):
+class NewestRows(nn.Module):
+    """Keeps the newest embeddings, newest first, so that the batch's own are at the top in their order.
+
+    They need no sample ids and, as all ranks hold all gathered embeddings, no communication.
+    """
+
+    def __init__(self, places: int) -> None:
+        super().__init__()
+        self.places, self.active = places, 0  # rows there are, rows in use
+
+    def get_extra_state(self) -> Tensor:
+        return torch.tensor(self.active)
+
+    def set_extra_state(self, state: Tensor) -> None:
+        self.active = int(state)
+
+    def replay_key(self, progress: Progress) -> tuple[int, ...] | None:
+        return (self.active,) if self.active == self.places else None
+
+
+class RollingNormalizer(NewestRows):
     """NeuCLIP's prototypes, renewed in every step: the batch's embeddings take the places of the oldest.
 
     Until all places are taken it is a queue.
@@ -99,20 +119,10 @@ class RollingNormalizer(nn.Module):
     accumulator_MD: Tensor
 
     def __init__(self, config: Rolling, pairwise: Pairwise, width: int, chunk: int | None) -> None:
-        super().__init__()
+        super().__init__(config.prototypes)
         self.config, self.pool = config, Pool(config, pairwise, chunk)
         for name in ("prototypes_MD", "accumulator_MD"):
             self.register_buffer(name, torch.zeros(config.prototypes, width))
-        self.active = 0  # prototypes in use
-
-    def get_extra_state(self) -> Tensor:
-        return torch.tensor(self.active)
-
-    def set_extra_state(self, state: Tensor) -> None:
-        self.active = int(state)
-
-    def replay_key(self, progress: Progress) -> tuple[int, ...] | None:
-        return (self.active,) if self.active == self.config.prototypes else None
 
     def forward(self, direction: Direction, progress: Progress) -> Estimate:
         leaves_out = progress.training and self.config.own_positive == "left_out"
@@ -145,7 +155,7 @@ class RollingNormalizer(nn.Module):
         self.active = min(self.active + count, total)
 
 
-class BatchAndQueueNormalizer(nn.Module):
+class BatchAndQueueNormalizer(NewestRows):
     """log(epsilon + mean over the batch's negatives and the queue), as BatchMean has it of the batch alone.
 
     The queue holds the batches before this one, so an anchor's own positive is not in it; it carries no gradient, the
@@ -155,19 +165,9 @@ class BatchAndQueueNormalizer(nn.Module):
     queue_MD: Tensor
 
     def __init__(self, config: BatchAndQueue, pairwise: Pairwise, width: int, chunk: int | None) -> None:
-        super().__init__()
+        super().__init__(config.queue)
         self.config, self.pairwise, self.chunk = config, pairwise, chunk
         self.register_buffer("queue_MD", torch.zeros(config.queue, width))
-        self.active = 0  # rows in use
-
-    def get_extra_state(self) -> Tensor:
-        return torch.tensor(self.active)
-
-    def set_extra_state(self, state: Tensor) -> None:
-        self.active = int(state)
-
-    def replay_key(self, progress: Progress) -> tuple[int, ...] | None:
-        return (self.active,) if self.active == self.config.queue else None
 
     def forward(self, direction: Direction, progress: Progress) -> Estimate:
         negatives, log_mean_B = direction.negatives + self.active, direction.log_g_B
@@ -190,3 +190,85 @@ class BatchAndQueueNormalizer(nn.Module):
         """The log of one mean over ``negatives`` of the batch and all of the queue, from the logs of both means."""
         total = negatives + self.active
         return torch.logaddexp(log_mean_B + math.log(negatives / total), log_queue_B + math.log(self.active / total))
+
+
+def blend_share(config: Amortized, epoch: float) -> float:
+    """beta_z: 0 in epoch 0, rising to ``blend`` by a cosine."""
+    share = min(epoch / config.blend_epochs, 1.0)
+    return config.blend * 0.5 * (1.0 - math.cos(math.pi * share))
+
+
+class AmortizedNormalizer(nn.Module):
+    """alpha_i = log lambda_i - s_ii / tau - log(number of negatives), lambda without gradient.
+
+    So exp(log_total - alpha) is AmorLIP's sum over lambda, and alpha's gradient its -s_ii / tau.  In eval mode lambda
+    is the net's answer, which does not look at the batch.
+    """
+
+    counters = ("steps",)
+
+    def __init__(self, config: Amortized, width: int, name: str) -> None:
+        super().__init__()
+        self.config, self.tag = config, 0 if name == "image" else 1
+        self.net, self.average, self.previous = (
+            FittedNet(partial(LambdaNet, width), "adam", config.net_lr, config.net_clip) for _ in range(3)
+        )
+        self.epoch, self.steps = -1, 0
+
+    def get_extra_state(self) -> Tensor:
+        return torch.tensor([self.epoch, self.steps])
+
+    def set_extra_state(self, state: Tensor) -> None:
+        self.epoch, self.steps = (int(value) for value in state)
+
+    def replay_key(self, progress: Progress) -> tuple[int, ...] | None:
+        """An epoch's first step starts a net; the averaged net follows every few steps."""
+        return None if progress.epoch != self.epoch else (self.steps % self.config.ema_every,)
+
+    def forward(self, direction: Direction, progress: Progress) -> Estimate:
+        if progress.training and progress.epoch != self.epoch:
+            self._start_epoch(progress)
+        log_count = math.log(direction.negatives)
+        log_weight = math.log(self.config.positive_weight) - log_count
+        log_positive_B = (direction.positive_B - direction.reference_B) / direction.tau_B
+        log_positive_N = (direction.positive_N - direction.reference_N) / direction.tau_N
+        log_total_B = torch.logaddexp(direction.log_g_B, log_positive_B + log_weight)
+        log_total_N = torch.logaddexp(direction.log_g_N, log_positive_N + log_weight)
+        log_sum_N = log_total_N + log_count + direction.reference_N / direction.tau_N
+        log_target_N = self._blend(direction.anchor.all_ND, log_sum_N, progress)
+        if progress.training:
+            self._fit(direction.anchor.all_ND, log_target_N)
+        if self.config.divide_by == "target" and progress.training:
+            log_lambda_B = log_target_N[direction.rows]
+        else:
+            log_lambda_B = self.net(direction.anchor.local_BD.detach())
+        alpha_B = log_lambda_B.detach() - direction.reference_B / direction.tau_B - log_count
+        return Estimate(alpha_B, log_total_B, tau_on_ratio=False, tau_on_alpha=False)
+
+    def _start_epoch(self, progress: Progress) -> None:
+        """Last epoch's averaged net is kept for the targets; net, average and optimizer start anew."""
+        self.previous.follow(self.average, keep=0.0)
+        seed = progress.seed + 2 * progress.epoch + self.tag
+        self.net.restart(seed)
+        self.average.restart(seed)
+        self.epoch = progress.epoch
+
+    def _blend(self, anchor_ND: Tensor, log_sum_N: Tensor, progress: Progress) -> Tensor:
+        """log(beta_z previous + (1 - beta_z) sum); in epoch 0 there is no previous net."""
+        share = blend_share(self.config, progress.epoch)
+        if share == 0.0:
+            return log_sum_N
+        with torch.no_grad():
+            previous_N = self.previous(anchor_ND)
+        return torch.logaddexp(previous_N + math.log(share), log_sum_N + log_or_minus_inf(1.0 - share))
+
+    def _fit(self, anchor_ND: Tensor, log_target_N: Tensor) -> None:
+        """Adam on the mean squared error of the logs, then the averaged net follows."""
+
+        def loss_of(log_lambda_N: Tensor) -> Tensor:
+            return (log_lambda_N - log_target_N).square().mean()
+
+        self.net.fit(anchor_ND, loss_of, self.config.updates)
+        self.steps += 1
+        if self.steps % self.config.ema_every == 0:
+            self.average.follow(self.net, keep=self.config.ema)

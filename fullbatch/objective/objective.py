@@ -4,10 +4,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
 import torch
@@ -28,26 +27,24 @@ from fullbatch.config.axes import (
 )
 from fullbatch.config.checks import is_whole
 from fullbatch.config.methods import AXES, Method, method_with
-from fullbatch.kernels.log_mean_exp import Reduced, Table, log_mean_exp_of_batch
 from fullbatch.models.execution import being_recorded
 from fullbatch.objective import advice
-from fullbatch.objective.amortized import AmortizedNormalizer
-from fullbatch.objective.loss import DirectionLoss, Metrics, Summary, direction_loss, raw_positive
-from fullbatch.objective.normalizers import BatchAndQueueNormalizer, MovingAverageNormalizer, RollingNormalizer
+from fullbatch.objective.kernel import Reduced, Table, log_mean_exp_of_batch
+from fullbatch.objective.loss import Metrics, Summary, direction_loss, raw_positive
+from fullbatch.objective.normalizers import AmortizedNormalizer, MovingAverageNormalizer, NewestRows, RollingNormalizer
 from fullbatch.objective.other_losses import PositiveWeights, cycle_consistency, sigmoid_loss, variance_covariance
 from fullbatch.objective.parts import Context, check_context, fingerprint, make_normalizers, make_temperatures, settled
 from fullbatch.objective.per_sample import PerSampleTable
 from fullbatch.objective.prototypes import MlpNormalizer, PrototypeNormalizer
 from fullbatch.objective.step import DIRECTIONS, Batch, Direction, Progress, Rows, gather_batch
-from fullbatch.objective.temperature import GlobalTemperature, PerSampleTemperature, PredictedTemperature
+from fullbatch.objective.temperature import AnchorTemperature, GlobalTemperature, PredictedTemperature
 
 # Reading a number off a GPU makes the host wait, so checks that need it run on every call on the CPU, and elsewhere
 # on the first calls and then this often.
 CHECK_EVERY = 256
 
 HAS_REPLAY_KEY = (
-    PerSampleTable, PrototypeNormalizer, RollingNormalizer, BatchAndQueueNormalizer, MlpNormalizer, AmortizedNormalizer,
-    PredictedTemperature,
+    PerSampleTable, PrototypeNormalizer, NewestRows, MlpNormalizer, AmortizedNormalizer, PredictedTemperature,
 )  # fmt: skip
 
 
@@ -149,10 +146,7 @@ class Objective(nn.Module):
     # -- one step ---------------------------------------------------------------------------------------------------
 
     def forward(
-        self,
-        image_embeddings: Tensor,
-        text_embeddings: Tensor,
-        sample_ids: advice.SampleIds | None = None,
+        self, image_embeddings: Tensor, text_embeddings: Tensor, sample_ids: advice.SampleIds | None = None
     ) -> Output:
         """``image_embeddings`` and ``text_embeddings`` are unit rows; row i of both is a pair.
 
@@ -160,7 +154,8 @@ class Objective(nn.Module):
         In eval mode no state changes.
         """
         progress = Progress(self.step, self.epoch, self.context.seed, self.training)
-        look = not isinstance(image_embeddings, Tensor) or self._may_look(image_embeddings)
+        on_cpu = not isinstance(image_embeddings, Tensor) or image_embeddings.device.type == "cpu"
+        look = on_cpu or self._looks_now()
         batch = self._take_batch(image_embeddings, text_embeddings, sample_ids, look)
         with torch.autocast(batch.positive_B.device.type, enabled=False):
             match self.method.pairwise:
@@ -222,24 +217,14 @@ class Objective(nn.Module):
             distributed.check_equal_rows(image.shape[0], image.device)
             advice.check_unit_rows("image_embeddings", image)
             advice.check_unit_rows("text_embeddings", text)
-        ids_B2 = self._take_ids(sample_ids, image, look)
+        ids_B2 = None
+        if self.method.needs_ids:
+            ids_B2 = advice.check_ids(sample_ids, image, self.context.num_samples or 0, look)
         wide = torch.float64 if image.dtype == torch.float64 else torch.float32
         return gather_batch(image.to(wide), text.to(wide), ids_B2)
 
-    def _may_look(self, tensor: Tensor) -> bool:
-        return tensor.device.type == "cpu" or self._looks_now()
-
     def _looks_now(self) -> bool:
         return self.step < 8 or self.step % CHECK_EVERY == 0
-
-    def _take_ids(self, sample_ids: advice.SampleIds | None, rows_BD: Tensor, look: bool) -> Tensor | None:
-        ids_B2 = advice.check_ids(sample_ids, self.method.needs_ids, rows_BD.shape[0], self.context.num_samples)
-        if ids_B2 is None:
-            return None
-        assert self.context.num_samples is not None
-        if look or ids_B2.device.type == "cpu":
-            advice.check_id_range(ids_B2, self.context.num_samples)
-        return ids_B2.to(rows_BD.device, non_blocking=True)
 
     def _sigmoid(self, batch: Batch, progress: Progress) -> Output:
         temperature = self._temperature("image")
@@ -255,19 +240,19 @@ class Objective(nn.Module):
         loss = batch.positive_B.new_zeros(())
         summary = Summary()
         for direction in self._directions(batch, progress):
-            name = direction.name
-            estimate = self.normalizers[name](direction, progress)
+            temperature = self._temperature(direction.name)
+            estimate = self.normalizers[direction.name](direction, progress)
             part = direction_loss(direction, estimate, scale.times_temperature)
             value = part.loss + (math.log(estimate.negatives or direction.negatives) if scale.log_of_sum else 0.0)
             if isinstance(self.method.pairwise, RawSimilarity):
                 value = value + raw_positive(direction, scale.times_temperature)
-            penalty = self._temperature(name).rho(progress) * direction.factor_B.mean()
+            penalty = temperature.rho(progress) * direction.factor_B.mean()
             penalty = penalty * (1.0 if scale.rho_terms == "each" else 0.5)
             loss = loss + share * (value + penalty)
             summary.add(direction, estimate, part, penalty)
-            learning = self._learn_temperature(direction, part, progress)
-            if learning is not None:
-                loss = loss + (learning - learning.detach())
+            if not isinstance(temperature, GlobalTemperature):
+                learning = temperature.learn(direction, distributed.gather_rows(part.alpha_B), progress)
+                loss = loss if learning is None else loss + (learning - learning.detach())
         positive_term = self.positives(batch, progress) if self.positives is not None else None
         if positive_term is not None:
             loss = loss + positive_term
@@ -280,9 +265,9 @@ class Objective(nn.Module):
             metrics["gamma"] = gamma
         return Output(loss, metrics)
 
-    def _temperature(self, name: str) -> GlobalTemperature | PerSampleTemperature | PredictedTemperature:
+    def _temperature(self, name: str) -> AnchorTemperature:
         temperature = self.temperatures[name if name in self.temperatures else "both"]
-        assert isinstance(temperature, (GlobalTemperature, PerSampleTemperature, PredictedTemperature))
+        assert isinstance(temperature, AnchorTemperature)
         return temperature
 
     def _directions(self, batch: Batch, progress: Progress) -> list[Direction]:
@@ -338,12 +323,6 @@ class Objective(nn.Module):
         ]
         return [_pool(*both) for both in zip(across, within, strict=True)]
 
-    def _learn_temperature(self, direction: Direction, part: DirectionLoss, progress: Progress) -> Tensor | None:
-        temperature = self._temperature(direction.name)
-        if isinstance(temperature, GlobalTemperature):
-            return None
-        return temperature.learn(direction, distributed.gather_rows(part.alpha_B), progress)
-
 
 def _simple_output(loss: Tensor, batch: Batch, progress: Progress, **more: Tensor) -> Output:
     """For losses without a normalizer."""
@@ -363,7 +342,7 @@ def _pool(first: Reduced, second: Reduced) -> Reduced:
     return Reduced(log_B, log_N, torch.lerp(second.mean_exponent_N, first.mean_exponent_N, share_N))
 
 
-_CONTEXT = tuple(field.name for field in dataclasses.fields(Context))
+_CONTEXT = tuple(field.name for field in fields(Context))
 
 
 def make_objective(name: str, **settings: Any) -> Objective:
@@ -378,10 +357,7 @@ def make_objective(name: str, **settings: Any) -> Objective:
     Constant(temperature=0.05)
     """
     context = {key: settings.pop(key) for key in _CONTEXT if key in settings}
-    parts = {axis: settings.pop(axis) for axis in AXES if axis in settings and not _is_number_for(settings, axis)}
+    # ``temperature=0.07`` is a setting, ``temperature=PerSample(...)`` a part
+    given = [axis for axis in AXES if axis in settings]
+    parts = {axis: settings.pop(axis) for axis in given if axis != "temperature" or is_dataclass(settings[axis])}
     return Objective(method_with(name, parts, settings, _CONTEXT), Context(**context))
-
-
-def _is_number_for(settings: dict[str, Any], axis: str) -> bool:
-    """``temperature=0.07`` is a setting, ``temperature=PerSample(...)`` a part."""
-    return axis == "temperature" and not dataclasses.is_dataclass(settings[axis])

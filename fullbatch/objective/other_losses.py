@@ -13,7 +13,7 @@ from torch.nn.functional import logsigmoid
 
 from fullbatch import distributed
 from fullbatch.config.axes import CycleConsistency, RobustPositives, VarianceCovariance
-from fullbatch.kernels.log_mean_exp import Table, sum_softplus_of_batch
+from fullbatch.objective.kernel import Table, sum_softplus_of_batch
 from fullbatch.objective.log_domain import log_moving_average
 from fullbatch.objective.step import Batch, Progress, Rows
 

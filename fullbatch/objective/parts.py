@@ -29,9 +29,9 @@ from fullbatch.config.axes import (
 )
 from fullbatch.config.checks import is_number, is_whole
 from fullbatch.config.methods import Method
-from fullbatch.objective.amortized import AmortizedNormalizer
 from fullbatch.objective.fitted_net import build_seeded
 from fullbatch.objective.normalizers import (
+    AmortizedNormalizer,
     BatchAndQueueNormalizer,
     BatchMeanNormalizer,
     MovingAverageNormalizer,

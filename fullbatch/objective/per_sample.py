@@ -38,8 +38,11 @@ class TableOptions:
     storage: str | os.PathLike[str] = "auto"
 
     def __post_init__(self) -> None:
-        known = isinstance(self.storage, (str, os.PathLike))
-        if not known or (self.storage not in ("auto", "rank", "node") and not _names_a_folder(self.storage)):
+        place = self.storage
+        names_folder = isinstance(place, os.PathLike) or (
+            isinstance(place, str) and (os.path.isdir(place) or os.sep in place)
+        )
+        if place not in ("auto", "rank", "node") and not names_folder:
             raise ValueError(
                 f"table_storage must be 'auto', 'rank', 'node' or a folder (./name for a new one), "
                 f"got {self.storage!r}."
@@ -54,10 +57,6 @@ class TableOptions:
         if self.storage != "auto":
             return os.path.expanduser(self.storage)
         return "rank" if self.num_samples * self.dtype.itemsize <= AUTO_LIMIT_BYTES else "node"
-
-
-def _names_a_folder(place: str | os.PathLike[str]) -> bool:
-    return not isinstance(place, str) or os.path.isdir(place) or os.sep in place
 
 
 class PerSampleTable(nn.Module):
@@ -75,13 +74,9 @@ class PerSampleTable(nn.Module):
             values = map_shared(options.place, name, options.num_samples, options.dtype, owner=self)
         self.register_buffer("values", values)
 
-    @property
-    def on_host(self) -> bool:
-        return self.world is not None
-
     def replay_key(self, progress: Progress) -> tuple[int, ...] | None:
         """A table on the host is written by the host, and the noise of 16 bits is seeded by it."""
-        return None if self.on_host or self.values.dtype == torch.float16 else ()
+        return None if self.world is not None or self.values.dtype == torch.float16 else ()
 
     def get(self, ids_N: Tensor, dtype: torch.dtype) -> Tensor:
         """Rows as they are; NaN where never put."""
@@ -116,7 +111,7 @@ class PerSampleTable(nn.Module):
 
     def _apply(self, fn: Any, recurse: bool = True) -> PerSampleTable:
         """A table in host memory stays there; elsewhere it moves, and keeps its precision unless it is widened."""
-        if not self.on_host:
+        if self.world is None:
             like = fn(torch.empty(0, dtype=self.values.dtype, device=self.values.device))
             wider = torch.float64 if like.dtype == torch.float64 else self.values.dtype
             self.values = self.values.to(like.device, wider)
@@ -143,7 +138,7 @@ class PerSampleTable(nn.Module):
             )
         mapped = self.values
         super()._load_from_state_dict(state_dict, prefix, *args)
-        if self.on_host:
+        if self.world is not None:
             if self.values is not mapped:  # assign=True would leave the memory that is shared
                 mapped.copy_(self.values)
                 self.values = mapped
@@ -190,7 +185,12 @@ def log_mean_within(log_N: Tensor, group_N: Tensor) -> Tensor:
 
 def map_shared(place: str, name: str, count: int, dtype: torch.dtype, owner: object) -> Tensor:
     """``count`` values, NaN at first.  ``place`` is "node", or a folder whose file is locked while ``owner`` lives."""
-    path, lock = _choose_memory() if place == "node" else _choose_file(Path(place), name)
+    lock = None
+    if place == "node":
+        handle, path = tempfile.mkstemp(prefix="fullbatch-", dir="/dev/shm" if os.path.isdir("/dev/shm") else None)
+        os.close(handle)
+    else:
+        path, lock = _choose_file(Path(place), name)
     shared_path = distributed.share_from_leader(path)
     if path != shared_path:
         os.unlink(path)  # only the leader's is used
@@ -211,13 +211,6 @@ def map_shared(place: str, name: str, count: int, dtype: torch.dtype, owner: obj
 def _release(lock: IO[bytes]) -> None:
     fcntl.flock(lock, fcntl.LOCK_UN)  # also for forked children, which hold the same open file
     lock.close()
-
-
-def _choose_memory() -> tuple[str, None]:
-    memory = "/dev/shm" if os.path.isdir("/dev/shm") else tempfile.gettempdir()
-    handle, path = tempfile.mkstemp(prefix="fullbatch-", dir=memory)
-    os.close(handle)
-    return path, None
 
 
 def _choose_file(folder: Path, name: str) -> tuple[str, IO[bytes] | None]:

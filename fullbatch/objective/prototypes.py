@@ -20,9 +20,8 @@ from torch.nn.functional import normalize
 
 from fullbatch.config.axes import Mlp, Pairwise, Prototypes, Rolling, SquaredHinge
 from fullbatch.distributed import average_gradient
-from fullbatch.kernels.log_mean_exp import gradient_to_others, log_mean_exp
-from fullbatch.objective.amortized import LambdaNet
-from fullbatch.objective.fitted_net import FittedNet
+from fullbatch.objective.fitted_net import FittedNet, LambdaNet
+from fullbatch.objective.kernel import gradient_to_others, log_mean_exp
 from fullbatch.objective.log_domain import bounded_exp, log_add, log_or_minus_inf
 from fullbatch.objective.step import Direction, Estimate, Progress
 

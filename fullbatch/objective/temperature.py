@@ -1,8 +1,4 @@
-"""Temperatures: one for all (constant, learned, robust), one per sample (iSogCLR), one predicted per anchor (TempNet).
-
-Each kind answers two questions of a direction: ``read`` gives tau for the anchors; ``learn`` is called when the
-normalizer is known and returns what its learning adds to the loss (nothing, unless it is TempNet's).
-"""
+"""Temperatures: one for all (constant, learned, robust), one a sample (iSogCLR), one predicted an anchor (TempNet)."""
 
 # B: anchors on this rank   N: anchors on all ranks   C: centers   D: width
 
@@ -38,7 +34,27 @@ def temperature_gradient(direction: Direction, alpha_N: Tensor, rho: float) -> T
     return alpha_N + rho - weight_N * direction.mean_exponent_N
 
 
-class GlobalTemperature(nn.Module):
+class AnchorTemperature(nn.Module):
+    """``read`` gives tau for the anchors here and, detached, for those of all ranks; ``learn`` is called when the
+    normalizer is known and returns what its learning adds to the loss (nothing, unless it is TempNet's)."""
+
+    rho_value = 0.0
+
+    def read(self, anchor: Rows, other: Rows, batch: Batch, progress: Progress) -> tuple[Tensor, Tensor]:
+        raise NotImplementedError
+
+    def learn(self, direction: Direction, alpha_N: Tensor, progress: Progress) -> Tensor | None:
+        raise NotImplementedError
+
+    def factor(self, tau_B: Tensor) -> Tensor:
+        """tau where it multiplies the loss."""
+        return tau_B
+
+    def rho(self, progress: Progress) -> float:
+        return self.rho_value
+
+
+class GlobalTemperature(AnchorTemperature):
     """One temperature for all anchors.  What is learned is log tau, clamped to its bounds before each use."""
 
     log_temperature: nn.Parameter | None
@@ -60,37 +76,28 @@ class GlobalTemperature(nn.Module):
             self.log_temperature.data.fill_(start)
         return self
 
-    def tau(self, dtype: torch.dtype, device: torch.device, training: bool) -> Tensor:
-        if self.log_temperature is None or isinstance(self.config, Constant):
-            return torch.full((), self.config.temperature, dtype=dtype, device=device)
-        low, high = temperature_bounds(self.config)
-        bounded = average_gradient(self.log_temperature).to(dtype)
-        if not training:
-            bounded = bounded.clamp(math.log(low), math.log(high))  # in training the parameter itself is clamped
-        return bounded.exp()
-
     def read(self, anchor: Rows, other: Rows, batch: Batch, progress: Progress) -> tuple[Tensor, Tensor]:
-        if self.log_temperature is not None and progress.training:
-            self._clamp(self.log_temperature)
-        tau = self.tau(anchor.all_ND.dtype, anchor.all_ND.device, progress.training)
+        if self.log_temperature is None or isinstance(self.config, Constant):
+            tau = anchor.all_ND.new_full((), self.config.temperature)
+        else:
+            low, high = (math.log(bound) for bound in temperature_bounds(self.config))
+            if progress.training:
+                with torch.no_grad():
+                    self.log_temperature.clamp_(low, high)
+            log_tau = average_gradient(self.log_temperature).to(anchor.all_ND.dtype)
+            tau = (log_tau if progress.training else log_tau.clamp(low, high)).exp()
         return tau.expand(anchor.local_BD.shape[0]), tau.detach().expand(batch.size)
 
     def factor(self, tau_B: Tensor) -> Tensor:
-        """tau where it multiplies the loss.  With half its gradient there, the whole of it inside g counts twice."""
+        """With half its gradient there, the whole of it inside g counts twice."""
         released = isinstance(self.config, RobustGlobal) and self.config.rule == "released"
         return torch.lerp(tau_B.detach(), tau_B, 0.5) if released else tau_B
-
-    @torch.no_grad()
-    def _clamp(self, log_temperature: Tensor) -> None:
-        assert not isinstance(self.config, Constant)
-        low, high = temperature_bounds(self.config)
-        log_temperature.clamp_(math.log(low), math.log(high))
 
     def rho(self, progress: Progress) -> float:
         return self.config.rho_at(progress.epoch) if isinstance(self.config, RobustGlobal) else 0.0
 
 
-class PerSampleTemperature(nn.Module):
+class PerSampleTemperature(AnchorTemperature):
     """iSogCLR's tau_i.  A step's encoder gradient uses the tau_i it found; the move below shows from the next on."""
 
     def __init__(self, config: PerSample, table: TableOptions, name: str) -> None:
@@ -106,12 +113,6 @@ class PerSampleTemperature(nn.Module):
         assert anchor.ids_N is not None
         tau_N = self.tau.get_or(anchor.ids_N, self.config.temperature, anchor.all_ND.dtype)
         return tau_N[batch.rows], tau_N
-
-    def factor(self, tau_B: Tensor) -> Tensor:
-        return tau_B
-
-    def rho(self, progress: Progress) -> float:
-        return self.rho_value
 
     def learn(self, direction: Direction, alpha_N: Tensor, progress: Progress) -> Tensor | None:
         if not progress.training:
@@ -146,7 +147,7 @@ class PerSampleTemperature(nn.Module):
         return unbiased_first_N / (unbiased_second_N.sqrt() + 1e-8)
 
 
-class PredictedTemperature(nn.Module):
+class PredictedTemperature(AnchorTemperature):
     """TempNet.  Every rank predicts for all ranks' anchors, so its gradient is the same everywhere."""
 
     def __init__(self, config: Predicted, width: int, name: str) -> None:
@@ -171,12 +172,6 @@ class PredictedTemperature(nn.Module):
     def replay_key(self, progress: Progress) -> tuple[int, ...] | None:
         """Its dropout is seeded by the host, and its first batch starts it."""
         return () if self.started and self.config.dropout == 0.0 else None
-
-    def factor(self, tau_B: Tensor) -> Tensor:
-        return tau_B
-
-    def rho(self, progress: Progress) -> float:
-        return self.rho_value
 
     def predict(self, x_ND: Tensor, progress: Progress) -> Tensor:
         dtype = x_ND.dtype

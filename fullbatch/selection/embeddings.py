@@ -5,8 +5,6 @@ sample, so that no extra pass is needed."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -44,18 +42,6 @@ class EmbeddingTable:
         if state["rows"].shape != self.rows_n2D.shape:
             raise KeyError(f"it has the shape {tuple(state['rows'].shape)}, not {tuple(self.rows_n2D.shape)}")
         self.rows_n2D.copy_(state["rows"])
-
-
-@dataclass(frozen=True)
-class Scorer:
-    """How hard pairs are for each other is told by these two.  Every rank calls them.
-
-    embeddings    of all samples as they are now, (n, 2, D)
-    temperature   given them
-    """
-
-    embeddings: Callable[[], Tensor]
-    temperature: Callable[[Tensor], float]
 
 
 def mean_temperature(objective: Objective, rows_n2D: Tensor) -> float:

@@ -2,9 +2,9 @@
 Contrastive Loss" (Cho et al. 2023) has it in Algorithms 6 and 7.
 
 Two readings.  *Sequential*, the authors' code: draw k random batches, keep the q of largest loss, train on them in q
-steps, look again (``ordered_batches``).  *Averaged*, Algorithm 7 read literally: an epoch's partition is looked at k
-batches at a time, and the q kept make one step, on the mean over them (``batches_of_partition``, then ``hardest``); the
-other k - q are dropped.  In either reading a sample may come often or never.
+steps, look again (``drawn_batches``, then ``hardest``).  *Averaged*, Algorithm 7 read literally: an epoch's partition
+is looked at k batches at a time, and the q kept make one step, on the mean over them (``batches_of_partition``, then
+``hardest``); the other k - q are dropped.  In either reading a sample may come often or never.
 """
 
 # P: places of an epoch, in uniform order   K: batches looked at   q: batches kept   B: batch size   D: width
@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fullbatch.selection.spectral import Ints, check_batch_size
+from fullbatch.selection.spectral import Ints
 
 _ELEMENTS_AT_ONCE = 2**24  # of a chunk's rows or similarities
 
@@ -30,7 +30,7 @@ def batch_losses(image_KBD: Tensor, text_KBD: Tensor, tau: float) -> Tensor:
     """
     size = image_KBD.shape[1]
     seen_KB = image_KBD.isfinite().all(-1) & text_KBD.isfinite().all(-1)
-    dtype = torch.float64 if image_KBD.dtype == torch.float64 else torch.float32
+    dtype = torch.promote_types(image_KBD.dtype, torch.float32)
     image_KBD, text_KBD = (
         torch.where(seen_KB[..., None], table, torch.zeros_like(table)).to(dtype) for table in (image_KBD, text_KBD)
     )
@@ -63,7 +63,6 @@ def drawn_batches(places: int, batch_size: int, drawn: int, seed: int) -> Ints:
     Cut from random permutations, as many as it takes: no sample is twice in a batch, nor in two batches before all
     that fill whole batches have been in one.
     """
-    _check(places, batch_size, drawn)
     rng, whole = np.random.default_rng(seed % 2**64), places // batch_size
     rounds = [rng.permutation(places)[: whole * batch_size] for _ in range(-(-drawn // whole))]
     return np.concatenate(rounds).reshape(-1, batch_size)[:drawn]
@@ -74,35 +73,13 @@ def batches_of_partition(places: int, batch_size: int, drawn: int, group: int) -
 
     The places stand in uniform order already, so the partition is consecutive.  The last group may be smaller.
     """
-    _check(places, batch_size, drawn)
     whole = places // batch_size
-    if not 0 <= group < -(-whole // drawn):
-        raise ValueError(f"{whole} batches make {-(-whole // drawn)} groups of {drawn}; there is no group {group}.")
     batches = np.arange(whole * batch_size).reshape(whole, batch_size)
     return batches[group * drawn : (group + 1) * drawn]
 
 
 def hardest(image_PD: Tensor, text_PD: Tensor, places_KB: Ints, kept: int, tau: float) -> Ints:
     """The ``kept`` batches of largest loss, the largest first; of equal ones the earlier.  All, if there are fewer."""
-    if kept < 1:
-        raise ValueError(f"kept_batches must be at least 1, got {kept}.")
     losses_K = losses_at(image_PD, text_PD, places_KB, tau)
     hardest_q: Ints = losses_K.argsort(descending=True, stable=True)[:kept].numpy(force=True)
     return places_KB[hardest_q]
-
-
-def ordered_batches(
-    image_PD: Tensor, text_PD: Tensor, batch_size: int, drawn: int, kept: int, tau: float, seed: int
-) -> Ints:
-    """The authors' ordered SGD: of ``drawn`` random batches the ``kept`` of largest loss, (q, B) places."""
-    if kept > drawn:
-        raise ValueError(f"kept_batches ({kept}) must not exceed drawn_batches ({drawn}): they are chosen from those.")
-    return hardest(image_PD, text_PD, drawn_batches(len(image_PD), batch_size, drawn, seed), kept, tau)
-
-
-def _check(places: int, batch_size: int, drawn: int) -> None:
-    check_batch_size(batch_size)
-    if drawn < 1:
-        raise ValueError(f"drawn_batches must be at least 1, got {drawn}.")
-    if places < batch_size:
-        raise ValueError(f"{places} samples do not fill a batch of {batch_size}.")

@@ -13,20 +13,18 @@ import json
 import logging
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
-import numpy.typing as npt
 from typing_extensions import assert_never
 
 from fullbatch.config.selection import Selection
 from fullbatch.data.order import Ints, PeriodPlan
 
 log = logging.getLogger("fullbatch")
-
-_UNFINISHED = ".writing-"
 
 
 @dataclass(frozen=True)
@@ -130,24 +128,16 @@ class Plans:
     def write(self, number: int, places_LB: Ints) -> None:
         period = self.periods[number]
         assert places_LB.shape == (len(period.batches), self.batch_size), "a plan has the shape of its period"
-        write_array(self.path(number), places_LB)
+        replace_file(self.path(number), lambda file: np.save(file, places_LB, allow_pickle=False))
 
 
 # ---------------------------------------------------------------------------------------------------------------------
 # files
 
 
-def write_array(path: Path, array: npt.NDArray[np.generic]) -> None:
-    _write_whole(path, lambda file: np.save(file, array, allow_pickle=False))
-
-
-def write_text(path: Path, text: str) -> None:
-    _write_whole(path, lambda file: file.write(text.encode()))
-
-
-def _write_whole(path: Path, write: Callable[[IO[bytes]], Any]) -> None:
-    """Whole or not at all, and on the disk when this returns."""
-    unfinished = path.with_name(_UNFINISHED + path.name)
+def replace_file(path: Path, write: Callable[[IO[bytes]], object]) -> None:
+    """Whole or not at all, and on the disk when this returns, with its name."""
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}")  # a name that ``Folder.sweep`` knows
     with unfinished.open("wb") as file:
         write(file)
         file.flush()
@@ -155,15 +145,9 @@ def _write_whole(path: Path, write: Callable[[IO[bytes]], Any]) -> None:
     unfinished.replace(path)
     folder = os.open(path.parent, os.O_RDONLY)
     try:
-        os.fsync(folder)  # the name too
+        os.fsync(folder)
     finally:
         os.close(folder)
-
-
-def remove_unfinished(folder: Path) -> None:
-    """What was cut off in the writing."""
-    for path in folder.glob(f"{_UNFINISHED}*"):
-        path.unlink()
 
 
 def numbered(folder: Path, prefix: str) -> dict[int, Path]:
@@ -172,18 +156,14 @@ def numbered(folder: Path, prefix: str) -> dict[int, Path]:
     return {int(number): path for number, path in named if number.isdecimal()}
 
 
-def loss_lines(path: Path) -> list[dict[str, Any]]:
-    """Of losses.jsonl, without those that cannot be read."""
-    lines: list[dict[str, Any]] = []
-    texts = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else []
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """Of metrics.jsonl or losses.jsonl; a line that was cut off, or is damaged, is left out."""
+    lines, texts = [], path.read_text(encoding="utf-8", errors="replace").splitlines()
     for text in texts:
-        try:
-            line = dict(json.loads(text))
-        except (ValueError, TypeError, RecursionError):
-            continue
-        if isinstance(line.get("period"), int):
-            lines.append(line)
+        with suppress(ValueError, RecursionError):
+            line = json.loads(text)
+            if isinstance(line, dict) and isinstance(line.get("step"), int):
+                lines.append(line)
     if len(lines) < len(texts):
-        left_out = len(texts) - len(lines)
-        log.warning("%s: %d of %d lines cannot be read and are left out", path, left_out, len(texts))
+        log.warning("%s: %d of %d lines cannot be read and are left out", path, len(texts) - len(lines), len(texts))
     return lines

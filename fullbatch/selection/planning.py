@@ -13,17 +13,17 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.connection import wait
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
 from typing_extensions import assert_never
 
 from fullbatch.config.selection import Selection
@@ -40,14 +40,14 @@ _PURPOSE = 6  # tells a planner's draws from those of orders and crops
 class Task:
     """snapshot   the table's file
     places_KB  of the epoch, as they stand in uniform order: what there is to choose from
-    ids_KB     the samples there
+    ids_P      the samples there
     kept       batches to choose, those of largest loss; None: rearrange them all
     piece      which part of the period's plan it is
     """
 
     snapshot: Path
     places_KB: Ints
-    ids_KB: Ints
+    ids_P: Ints
     kept: int | None
     tau: float
     seed: int
@@ -92,19 +92,16 @@ def tasks_of(period: Period, periods: Periods, order: Order, batch_size: int, sn
         case unknown:
             assert_never(unknown)
     return [
-        Task(snapshot, places_KB, _ids(order, period.epoch, places_KB), kept, tau, seed, number)
+        Task(snapshot, places_KB, order.ids(period.epoch, places_KB.reshape(-1)), kept, tau, seed, number)
         for number, places_KB in enumerate(pieces)
     ]
-
-
-def _ids(order: Order, epoch: int, places_KB: Ints) -> Ints:
-    return order.ids(epoch, places_KB.reshape(-1)).reshape(places_KB.shape)
 
 
 def planned(task: Task) -> Piece:
     start = time.monotonic()
     batches, rows = task.places_KB.shape
-    image_PD, text_PD = _rows(task.snapshot, task.ids_KB.reshape(-1))
+    table_n2D = np.load(task.snapshot, mmap_mode="r", allow_pickle=False)
+    image_PD, text_PD = torch.from_numpy(np.asarray(table_n2D[task.ids_P], np.float32)).unbind(1)
     here_KB = np.arange(batches * rows).reshape(batches, rows)
     if task.kept is None:
         chosen_LB = order_of_block(image_PD, text_PD, rows, task.tau, task.seed, task.piece).reshape(-1, rows)
@@ -117,12 +114,6 @@ def planned(task: Task) -> Piece:
     places_LB = task.places_KB.reshape(-1)[chosen_LB]
     known = losses_L[np.isfinite(losses_L)], uniform_L[np.isfinite(uniform_L)]
     return Piece(places_LB, *known, seconds=time.monotonic() - start)
-
-
-def _rows(snapshot: Path, ids_P: Ints) -> tuple[Tensor, Tensor]:
-    table_n2D = np.load(snapshot, mmap_mode="r", allow_pickle=False)
-    image_PD, text_PD = torch.from_numpy(np.asarray(table_n2D[ids_P], np.float32)).unbind(1)
-    return image_PD, text_PD
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -145,13 +136,15 @@ class Planners:
             for _ in range(self.count):  # each task that finds no idle process has one started
                 self._pool.submit(int)
 
-    def start(self, tasks: Sequence[Task]) -> list[Future[Piece] | Task]:
+    def start(self, tasks: Sequence[Task]) -> list[Callable[[], Piece]]:
+        """What gives the pieces, when they are there."""
         self.start_processes()
-        return list(tasks) if self._pool is None else [self._pool.submit(planned, task) for task in tasks]
+        pool = self._pool
+        return [partial(planned, task) if pool is None else pool.submit(planned, task).result for task in tasks]
 
-    def finish(self, started: Sequence[Future[Piece] | Task]) -> list[Piece]:
+    def finish(self, started: Sequence[Callable[[], Piece]]) -> list[Piece]:
         try:
-            return [planned(piece) if isinstance(piece, Task) else piece.result() for piece in started]
+            return [piece() for piece in started]
         except BrokenProcessPool:
             raise OSError(
                 "A process that plans batches died. Is the memory full? Is the training script one that starts at "
@@ -172,11 +165,6 @@ def _start_planner() -> None:
     signal.signal(signal.SIGTERM, lambda number, frame: signal.signal(number, signal.SIG_DFL))
     parent = multiprocessing.parent_process()
     assert parent is not None
-    threading.Thread(target=_end_with, args=(parent.sentinel,), daemon=True).start()
+    threading.Thread(target=lambda: wait([parent.sentinel]) and os._exit(1), daemon=True).start()
     with one_thread():  # which loads what a plan needs
         pass
-
-
-def _end_with(sentinel: int) -> None:
-    wait([sentinel])
-    os._exit(1)

@@ -29,20 +29,12 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from torch import Tensor
 
 from fullbatch import distributed
 from fullbatch.data.order import Order
-from fullbatch.selection.embeddings import Scorer
-from fullbatch.selection.periods import (
-    Period,
-    Plans,
-    loss_lines,
-    numbered,
-    remove_unfinished,
-    write_array,
-    write_text,
-)
-from fullbatch.selection.planning import Floats, Piece, Planners, Task, tasks_of
+from fullbatch.selection.periods import Period, Plans, numbered, read_lines, replace_file
+from fullbatch.selection.planning import Floats, Piece, Planners, tasks_of
 
 log = logging.getLogger("fullbatch")
 
@@ -55,16 +47,18 @@ class Selector:
     ``costs``, and at the end calls ``close``.
 
     plans     where they are written, and what periods there are
-    scorer    what plans go by
+    embeddings    of all samples as they are now, (n, 2, D); plans go by them.  Every rank calls it
+    temperature   given the embeddings, likewise
     oldest    the first batch that a run which goes on from the oldest checkpoint would read; None: there is none
     """
 
     plans: Plans
     order: Order
     planners: Planners
-    scorer: Scorer
+    embeddings: Callable[[], Tensor]
+    temperature: Callable[[Tensor], float]
     oldest: Callable[[], int | None]
-    _started: dict[int, list[Future[Piece] | Task]] = field(default_factory=dict)
+    _started: dict[int, list[Callable[[], Piece]]] = field(default_factory=dict)
     _costs: dict[str, float] = field(default_factory=dict)
     _writing: Future[None] | None = None
 
@@ -73,6 +67,7 @@ class Selector:
         self.lead = self.periods.selection.lead
         self.first_planned = self.periods.selection.first_planned
         self.first_rank = distributed.world().rank == 0
+        self._losses = self.folder / "losses.jsonl"
         self._hand = ThreadPoolExecutor(1, thread_name_prefix="snapshot")
 
     def ranges(self, batches: range) -> Iterator[range]:
@@ -124,8 +119,8 @@ class Selector:
         distributed.together(lambda: self._finish(number) if self.first_rank else None)
 
     def _look(self, source: int) -> None:
-        rows_n2D = self.scorer.embeddings()
-        tau = self.scorer.temperature(rows_n2D)
+        rows_n2D = self.embeddings()
+        tau = self.temperature(rows_n2D)
         distributed.together(self._written)
         if self.first_rank:
             copy_n2D = rows_n2D.to("cpu", copy=True).numpy()  # the next step changes the table
@@ -134,8 +129,8 @@ class Selector:
     def _write_down(self, source: int, rows_n2D: npt.NDArray[np.generic], tau: float) -> None:
         self.folder.mkdir(exist_ok=True)
         path = self._snapshot(source)
-        write_text(path.with_suffix(".json"), json.dumps({"tau": tau}))
-        write_array(path, rows_n2D)
+        replace_file(path.with_suffix(".json"), lambda file: file.write(json.dumps({"tau": tau}).encode()))
+        replace_file(path, lambda file: np.save(file, rows_n2D, allow_pickle=False))
         self._start(source)
 
     def _written(self) -> None:
@@ -164,19 +159,14 @@ class Selector:
         self._add_cost("selection_seconds", sum(piece.seconds for piece in pieces))
 
     def _add_line(self, number: int, pieces: Sequence[Piece]) -> None:
-        own, uniform = (
-            np.concatenate(losses)
-            for losses in ([piece.losses_L for piece in pieces], [piece.uniform_L for piece in pieces])
-        )
+        own = np.concatenate([piece.losses_L for piece in pieces])
+        uniform = np.concatenate([piece.uniform_L for piece in pieces])
         if not len(own) or not len(uniform):
             return
         selection = self.periods.selection
-        line = {
-            "period": number,
-            "step": self.periods[number].batches.start // selection.batches_a_step,
-            "batches": selection.batches,
-            **loss_histograms(own, uniform),
-        }
+        step = self.periods[number].batches.start // selection.batches_a_step
+        place = {"period": number, "step": step, "batches": selection.batches}
+        line = {**place, **loss_histograms(own, uniform)}
         with self._losses.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
 
@@ -203,7 +193,6 @@ class Selector:
 
     def _recover(self, needed: Sequence[int], batch: int) -> list[int]:
         """Forget what comes after ``batch``; start what can be made again from its snapshot, and return the rest."""
-        remove_unfinished(self.folder)
         plans = numbered(self.folder, "period")
         for number, path in plans.items():
             if not self._is_past(number, batch):
@@ -213,17 +202,14 @@ class Selector:
                 self._forget_snapshot(path)
         missing = [number for number in needed if number not in plans]
         if self._losses.is_file():
-            lines = [line for line in loss_lines(self._losses) if self._is_past(line["period"], batch)]
-            write_text(
-                self._losses, "".join(json.dumps(line) + "\n" for line in lines if line["period"] not in missing)
-            )
-        lost = []
+            lines = [line for line in read_lines(self._losses) if line["period"] not in missing]
+            lines = [line for line in lines if self._is_past(line["period"], batch)]
+            text = "".join(json.dumps(line) + "\n" for line in lines)
+            replace_file(self._losses, lambda file: file.write(text.encode()))
+        lost = [number for number in missing if not self._snapshot(number - self.lead).is_file()]
         for number in missing:
-            source = number - self.lead
-            if self._snapshot(source).is_file():
-                self._start(source)
-            else:
-                lost.append(number)
+            if number not in lost:
+                self._start(number - self.lead)
         return lost
 
     def _prune(self) -> None:
@@ -231,9 +217,8 @@ class Selector:
         oldest = self.oldest()
         if oldest is not None and self.folder.is_dir():
             first = self.periods.of(oldest).number
-            for number, path in numbered(self.folder, "period").items():
-                if number < first:
-                    path.unlink()
+            for path in (path for number, path in numbered(self.folder, "period").items() if number < first):
+                path.unlink()
 
     def _snapshot(self, source: int) -> Path:
         return self.folder / f"snapshot-{source:06d}.npy"
@@ -241,10 +226,6 @@ class Selector:
     def _forget_snapshot(self, path: Path) -> None:
         path.unlink(missing_ok=True)
         path.with_suffix(".json").unlink(missing_ok=True)
-
-    @property
-    def _losses(self) -> Path:
-        return self.folder / "losses.jsonl"
 
     @contextmanager
     def _stalled(self) -> Iterator[None]:

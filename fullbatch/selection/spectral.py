@@ -97,13 +97,13 @@ def distances_to_centres(rows_Nk: Floats, centres: int, seed: int) -> Floats:
 
 def even_clusters(image_ND: Tensor, text_ND: Tensor, batch_size: int, tau: float, seed: int) -> Ints:
     """Algorithm 3 on one block: places (k, B) of its rows, each once; N must be a multiple of B.  On one CPU thread."""
-    check_batch_size(batch_size)
     rows, batches = len(image_ND), len(image_ND) // batch_size
     assert rows == batches * batch_size, "a block is whole batches"
     seen_N = image_ND.isfinite().all(1) & text_ND.isfinite().all(1)
     if batches < 2 or int(seen_N.sum()) < batches:
         return np.arange(rows).reshape(batches, batch_size)
-    image_SD, text_SD = (_computable(table[seen_N]) for table in (image_ND, text_ND))
+    wide = torch.promote_types(image_ND.dtype, torch.float32)  # half precision would not tell the eigenvectors apart
+    image_SD, text_SD = image_ND[seen_N].to(wide), text_ND[seen_N].to(wide)
     with one_thread():
         vectors_Sk = unit_rows(first_eigenvectors(laplacian(pair_weights(image_SD, text_SD, tau, batch_size)), batches))
         cost_Nk = np.zeros((rows, batches))
@@ -114,9 +114,6 @@ def even_clusters(image_ND: Tensor, text_ND: Tensor, batch_size: int, tau: float
 
 def blocks(places: int, batch_size: int, block_batches: int) -> list[range]:
     """The blocks of an epoch: consecutive places, whole batches; the last block may be smaller."""
-    check_batch_size(batch_size)
-    if block_batches < 1:
-        raise ValueError(f"block_batches must be at least 1, got {block_batches}.")
     end, size = places // batch_size * batch_size, block_batches * batch_size
     return [range(start, min(start + size, end)) for start in range(0, end, size)]
 
@@ -136,16 +133,6 @@ def spectral_order(
         here = slice(block.start, block.stop)
         orders.append(block.start + order_of_block(image_PD[here], text_PD[here], batch_size, tau, seed, number))
     return np.concatenate(orders)
-
-
-def check_batch_size(batch_size: int) -> None:
-    if batch_size < 2:
-        raise ValueError(f"Batches are selected by their pairs: batch_size must be at least 2, got {batch_size}.")
-
-
-def _computable(table_SD: Tensor) -> Tensor:
-    """float64 as it is, all else in float32: half precision would not tell the eigenvectors apart."""
-    return table_SD if table_SD.dtype == torch.float64 else table_SD.float()
 
 
 @functools.cache

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from fnmatch import fnmatch
 from typing import Any
 
@@ -20,27 +20,22 @@ from fullbatch.training.schedule import (
     temperature_net_learning_rate,
     temperature_peak,
 )
+from fullbatch.training.stages import Stages
 
 Groups = list[dict[str, Any]]
-
-
-def undecayed_names(model: nn.Module) -> set[str]:
-    """Patterns of names that the model or a part of it lists in ``no_weight_decay()``, as timm and open_clip do."""
-    patterns = set()
-    for prefix, module in model.named_modules():
-        listing = getattr(module, "no_weight_decay", None)
-        if callable(listing):
-            patterns |= {f"{prefix}.{name}" if prefix else name for name in listing()}
-    return patterns
 
 
 def split_parameters(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
     """The trainable parameters in two lists: those that decay, those that do not.
 
-    Gains, biases and other tensors of fewer than two dimensions do not, nor what the model says should not (position
-    and class embeddings).
+    Gains, biases and other tensors of fewer than two dimensions do not, nor what the model or a part of it lists in
+    ``no_weight_decay()``, as timm and open_clip do: position and class embeddings.
     """
-    patterns = undecayed_names(model)
+    patterns = set[str]()
+    for prefix, module in model.named_modules():
+        listing = getattr(module, "no_weight_decay", None)
+        if callable(listing):
+            patterns |= {f"{prefix}.{name}" if prefix else name for name in listing()}
     decayed: list[nn.Parameter] = []
     undecayed: list[nn.Parameter] = []
     for name, parameter in model.named_parameters():
@@ -119,30 +114,27 @@ def make_optimizer(model: nn.Module, config: Optimizer, device: torch.device | s
             raise AssertionError(f"OPTIMIZERS lists {name!r}, but it is not made here")
 
 
-def _named_groups(objective: nn.Module, config: Optimizer) -> Iterator[dict[str, Any]]:
-    nets = [m for m in objective.modules() if isinstance(m, PredictedTemperature)]
-    normalizers = [m for m in objective.modules() if isinstance(m, PrototypeNormalizer)]
-    in_nets = [p for net in nets for p in net.parameters()]
-    in_normalizers = [p for normalizer in normalizers for p in normalizer.parameters()]
-    known = {id(p) for p in in_nets + in_normalizers}
-    scalars = [p for p in objective.parameters() if id(p) not in known]
-    yield {"params": scalars, "learns": "temperature", "peak": temperature_peak(config)}
-    yield {"params": in_nets, "learns": "temperature_net", "peak": temperature_net_learning_rate(config, epoch=0)}
-    if normalizers:
-        yield {"params": in_normalizers, "learns": "prototypes", "peak": normalizers[0].lr}
-
-
 def make_temperature_optimizer(objective: nn.Module, config: Optimizer) -> torch.optim.Optimizer | None:
     """AdamW without decay for what the objective learns; None if it learns nothing.
 
     The groups say what they hold in ``group["learns"]``: "temperature" (log tau, SigLIP's bias), "temperature_net"
     (TempNet), "prototypes" (NeuCLIP's Algorithm 3, at the method's own ``prototype_lr``).
     """
-    groups = []
-    for group in _named_groups(objective, config):
-        group["params"] = [p for p in group["params"] if p.requires_grad]
-        if group["params"]:
-            groups.append({**group, "lr": group["peak"]})
+    modules = list(objective.modules())
+    nets = [p for module in modules if isinstance(module, PredictedTemperature) for p in module.parameters()]
+    normalizers = [module for module in modules if isinstance(module, PrototypeNormalizer)]
+    prototypes = [p for normalizer in normalizers for p in normalizer.parameters()]
+    known = {id(p) for p in (*nets, *prototypes)}
+    learned = [
+        ("temperature", [p for p in objective.parameters() if id(p) not in known], temperature_peak(config)),
+        ("temperature_net", nets, temperature_net_learning_rate(config, epoch=0)),
+        *(("prototypes", prototypes, normalizer.lr) for normalizer in normalizers[:1]),
+    ]
+    groups = [
+        {"params": trainable, "learns": name, "peak": peak, "lr": peak}
+        for name, parameters, peak in learned
+        if (trainable := [p for p in parameters if p.requires_grad])
+    ]
     if not groups:
         return None
     return torch.optim.AdamW(groups, lr=config.lr, betas=(config.beta1, config.beta2), eps=config.eps, weight_decay=0.0)
@@ -150,47 +142,38 @@ def make_temperature_optimizer(objective: nn.Module, config: Optimizer) -> torch
 
 def set_learning_rates(
     encoders: torch.optim.Optimizer,
-    temperatures: torch.optim.Optimizer | None,
+    objective: torch.optim.Optimizer | None,
     config: Optimizer,
     schedule: Schedule,
+    stages: Stages,
     step: int,
-    total_steps: int,
-    steps_per_epoch: int,
     temperature: float | None = None,
 ) -> float:
-    """Give every group the rate of this step and return the encoders'.
+    """Give every group the rate of step ``step`` and return the encoders'.
 
-    ``temperature`` is tau now, or lately: see ``temperature_learning_rate``.  Steps are counted from the first that
-    moves the weights; see ``freeze_learning_rates`` for those before.
+    ``temperature`` is tau now, or lately: see ``temperature_learning_rate``.
+
+    In a recovery the rate is 0: an optimizer gathers its moments and moves nothing.  What describes the frozen model
+    rather than being part of it, NeuCLIP's prototypes and TempNet's net, learns on at its peak rate: it is new, and
+    settles in this stage as the tables do.
     """
-    clock = (step, total_steps, steps_per_epoch)
-    rate = learning_rate(schedule, config.lr, *clock)
+    frozen, trained = stages.recovers(step), stages.trained(step)
+    clock = (trained, stages.training, stages.steps_per_epoch)
+    rate = 0.0 if frozen else learning_rate(schedule, config.lr, *clock)
     for group in encoders.param_groups:
         _set_rate(group, rate)
-    for group in temperatures.param_groups if temperatures is not None else ():
+    for group in objective.param_groups if objective is not None else ():
         match group["learns"]:
             case "temperature":
-                _set_rate(group, temperature_learning_rate(schedule, config, *clock, temperature))
+                own = 0.0 if frozen else temperature_learning_rate(schedule, config, *clock, temperature)
             case "temperature_net":
-                _set_rate(group, temperature_net_learning_rate(config, epoch=step // steps_per_epoch))
+                own = temperature_net_learning_rate(config, epoch=trained // stages.steps_per_epoch)
             case "prototypes":
-                _set_rate(group, group["peak"] * rate / config.lr)
+                own = group["peak"] if frozen else group["peak"] * rate / config.lr
             case other:
                 raise AssertionError(f"a group that learns {other!r} has no rate")
+        _set_rate(group, own)
     return rate
-
-
-def freeze_learning_rates(encoders: torch.optim.Optimizer, objective: torch.optim.Optimizer | None) -> float:
-    """Rates of a step of the recovery: at 0 an optimizer gathers its moments and moves nothing.
-
-    What describes the frozen model rather than being part of it, NeuCLIP's prototypes and TempNet's net, learns on at
-    its peak rate: it is new, and settles in this stage as the tables do.
-    """
-    for group in encoders.param_groups:
-        _set_rate(group, 0.0)
-    for group in objective.param_groups if objective is not None else ():
-        _set_rate(group, 0.0 if group["learns"] == "temperature" else group["peak"])
-    return 0.0
 
 
 def _set_rate(group: dict[str, Any], rate: float) -> None:

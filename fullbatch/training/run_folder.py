@@ -37,6 +37,7 @@ import torch
 from fullbatch.config.messages import without_password
 from fullbatch.config.run import RunConfig
 from fullbatch.config.tree import from_dict, read_yaml, to_dict, write_yaml
+from fullbatch.selection.periods import read_lines as read_lines
 from fullbatch.training import checkpoint
 from fullbatch.training.interruption import Abandoned
 
@@ -350,23 +351,6 @@ def forget_after(path: Path, step: int) -> list[dict[str, Any]]:
     kept = [line for line in read_lines(path) if line["step"] <= step]
     replace_text(path, "".join(json.dumps(line) + "\n" for line in kept))
     return kept
-
-
-def read_lines(path: Path) -> list[dict[str, Any]]:
-    """A line that was cut off, or is damaged, is left out."""
-    texts = path.read_text(encoding="utf-8", errors="replace").splitlines()
-    lines = [line for text in texts if (line := _read_line(text)) is not None]
-    if len(lines) < len(texts):
-        log.warning("%s: %d of %d lines cannot be read and are left out", path, len(texts) - len(lines), len(texts))
-    return lines
-
-
-def _read_line(text: str) -> dict[str, Any] | None:
-    try:
-        line = json.loads(text)
-    except (ValueError, RecursionError):
-        return None
-    return line if isinstance(line, dict) and isinstance(line.get("step"), int) else None
 
 
 def _tensorboard(folder: Path, step: int) -> Any:

@@ -157,29 +157,22 @@ def cost_of(lines: Iterable[Mapping[str, Any]], devices: int) -> dict[str, Any]:
 
     From the lines of metrics.jsonl.  Training counts its seconds on over the stages, measuring is not in them.
     """
-    lines = list(lines)
-    stages: list[dict[str, Any]] = []
-    steps = samples = 0
-    seconds = 0.0
+    lines, stages = list(lines), list[dict[str, Any]]()
+    steps, samples, seconds = 0, 0, 0.0
+
+    def add(stage: str, steps: int | None, samples: int | None, seconds: float) -> None:
+        cost = {"seconds": seconds, "device_hours": seconds * devices / 3600.0}
+        stages.append({"stage": stage, "steps": steps, "samples": samples, **cost})
+
     for stage in (RECOVERY, TUNING, TRAINING):
         own = [line for line in lines if "kind" not in line and line.get("stage", TRAINING) == stage]
         if own:
             last = own[-1]
             until = float(last.get("seconds") or seconds)
-            stages.append(_stage(stage, last["step"] - steps, last["samples"] - samples, until - seconds, devices))
+            add(stage, last["step"] - steps, last["samples"] - samples, until - seconds)
             steps, samples, seconds = last["step"], last["samples"], until
     for kind in (EVALUATION, AUDIT):
         taken = [float(line.get("seconds") or 0.0) for line in lines if line.get("kind") == kind]
         if taken:
-            stages.append(_stage(kind, None, None, sum(taken), devices))
+            add(kind, None, None, sum(taken))
     return {"devices": devices, "stages": stages}
-
-
-def _stage(name: str, steps: int | None, samples: int | None, seconds: float, devices: int) -> dict[str, Any]:
-    return {
-        "stage": name,
-        "steps": steps,
-        "samples": samples,
-        "seconds": seconds,
-        "device_hours": seconds * devices / 3600.0,
-    }

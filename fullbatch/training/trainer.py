@@ -10,10 +10,10 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -24,13 +24,14 @@ from fullbatch.data.in_memory import InMemoryBatches
 from fullbatch.data.loader import LoadedBatch, TrainingBatches
 from fullbatch.data.workers import WorkerDied
 from fullbatch.distributed import towers
+from fullbatch.objective.objective import Objective
+from fullbatch.selection.selector import Selector
 from fullbatch.training import checkpoint
 from fullbatch.training.display import Display
 from fullbatch.training.gradient import GradientRule
 from fullbatch.training.graphs import CannotRecord, Computed, StepGraphs
-from fullbatch.training.hooks import Hooks
 from fullbatch.training.interruption import Abandoned, Interrupted, Interruption
-from fullbatch.training.optimizer import clip_gradients, freeze_learning_rates, set_learning_rates
+from fullbatch.training.optimizer import clip_gradients, set_learning_rates
 from fullbatch.training.run_folder import AUDIT, BEST, ENDED, EVALUATION, Folder, Metrics
 from fullbatch.training.stages import Stages, statistics_kept
 from fullbatch.training.state import TrainingState
@@ -44,6 +45,33 @@ DIVERGED = 10.0  # times the size of the first loss
 
 class Diverged(ValueError):
     """The loss is no longer a number, or has run away."""
+
+
+class Auditor(Protocol):
+    def due(self, step: int) -> bool:
+        """Whether to measure the normalizers after so many steps."""
+
+    def audit(self) -> Mapping[str, Any]:
+        """Measure them, for a line of the log."""
+
+
+@dataclass(frozen=True)
+class Hooks:
+    """Every rank calls each of them at the same step.  None: there is nothing to do.
+
+    evaluate          measures the model after so many seconds of training, for a line of the log, in which it may be
+                      marked as the best so far (BEST), or the run as to end here (ENDED)
+    auditor           measures the normalizers now and then
+    selector          plans which samples meet in a batch; None: the order's neighbours do
+    abandoned         asked now and then: whether to leave the run where it stands, at once
+    fresh_objective   makes one without memory, for a recovery that does not carry it over
+    """
+
+    evaluate: Callable[[float], Mapping[str, Any]] | None = None
+    auditor: Auditor | None = None
+    selector: Selector | None = None
+    abandoned: Callable[[], bool] = lambda: False
+    fresh_objective: Callable[[], Objective] | None = None
 
 
 @dataclass
@@ -136,7 +164,15 @@ class Trainer:
         recovers, stage = stages.recovers(position.step), stages.name(position.step)
         if stages.recovery and position.step == stages.recovery:
             self._begin_tuning()
-        rate = self._set_rates()
+        rate = set_learning_rates(
+            state.optimizer,
+            state.temperature_optimizer,
+            config.optimizer,
+            config.schedule,
+            stages,
+            position.step,
+            position.temperature,
+        )
         state.objective.set_epoch(stages.epoch(position.step))
         ends = position.step + 1 in (stages.recovery, stages.total)
         logged = ends or (position.step + 1) % config.run.log_every == 0
@@ -167,21 +203,6 @@ class Trainer:
             **{name: value for name, value in numbers.items() if name != "epoch"},
             **(self.hooks.selector.costs() if self.hooks.selector is not None else {}),
         }
-
-    def _set_rates(self) -> float:
-        state, position, stages = self.state, self.state.position, self.stages
-        if stages.recovers(position.step):
-            return freeze_learning_rates(state.optimizer, state.temperature_optimizer)
-        return set_learning_rates(
-            state.optimizer,
-            state.temperature_optimizer,
-            self.config.optimizer,
-            self.config.schedule,
-            stages.trained(position.step),
-            stages.training,
-            stages.steps_per_epoch,
-            position.temperature,
-        )
 
     def _begin_tuning(self) -> None:
         """Before the first step that moves the weights: leave behind what is not to be carried over."""
@@ -301,6 +322,9 @@ class Trainer:
         return stop and step < self.stages.total
 
     def save(self) -> None:
+        """Unless that was done at this step already."""
+        if self.saved_step == self.state.position.step:
+            return
         self._check_health(0.0)  # a spoilt state must not take a good one's place
         self._report_bad()
         if self.hooks.selector is not None:
@@ -321,27 +345,26 @@ class Trainer:
     def evaluate_if_due(self) -> bool:
         """At the end, every so often, and if asked before the first step: once each.  Whether the run is to end here,
         before its last step; that is written down with the numbers, so that a resumed run knows it too."""
-        step, total = self.state.position.step, self.stages.total
-        due = step == total or self.stages.evaluation_due(step, self.config.evaluation)
+        step = self.state.position.step
+        due = step == self.stages.total or self.stages.evaluation_due(step, self.config.evaluation)
         if self.hooks.evaluate is None or not due or distributed.from_first_rank(self.metrics.evaluated) == step:
             return False
         seconds = self.stopwatch.seconds
         with self.stopwatch.paused():
             started = time.monotonic()
-            with self._data_may_be_gone():
+            try:
                 line = self.hooks.evaluate(seconds)
-            ends, took = line.ends and step < total, time.monotonic() - started
-            ended = {ENDED: True} if ends else {}
-            self.metrics.write({"step": step, **line.values, "seconds": took, **ended}, EVALUATION)
-            if line.values.get(BEST):
-                self._keep_best()
-        return ends
-
-    def _keep_best(self) -> None:
-        if self.saved_step != self.state.position.step:
-            self.save()
-        if self.first_rank:
-            self.writer.keep_best(self.state.position.step)
+            except (ValueError, OSError) as error:  # the data to measure on may be gone; what was trained is not lost
+                reason = f"{error} This was the evaluation at step {step}"
+                log.info("%s", reason)
+                kind = OSError if isinstance(error, OSError) else ValueError
+                raise kind(f"{reason}; go on from there with `{self.go_on}`.") from None
+            self.metrics.write({"step": step, **line, "seconds": time.monotonic() - started}, EVALUATION)
+            if line.get(BEST):
+                self.save()
+                if self.first_rank:
+                    self.writer.keep_best(step)
+        return bool(line.get(ENDED))
 
     def ended_before(self) -> bool:
         """Whether the run that is resumed was ended early, right here; with more patience it goes on."""
@@ -354,25 +377,13 @@ class Trainer:
 
     def end_early(self) -> None:
         """What was trained is kept, as at the end."""
-        if self.saved_step != self.state.position.step:
-            self.save()
+        self.save()
         distributed.together(self.writer.wait)
         self._announce(f"the run ends early, at step {self.state.position.step} of {self.stages.total}")
 
     def _announce(self, text: str) -> None:
         log.info("%s", text)
         self.display.say(text)
-
-    @contextmanager
-    def _data_may_be_gone(self) -> Iterator[None]:
-        """The data to measure on; what was trained is not lost for that."""
-        try:
-            yield
-        except (ValueError, OSError) as error:
-            reason = f"{error} This was the evaluation at step {self.state.position.step}"
-            log.info("%s", reason)
-            kind = OSError if isinstance(error, OSError) else ValueError
-            raise kind(f"{reason}; go on from there with `{self.go_on}`.") from None
 
 
 class Stopwatch:

@@ -13,7 +13,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any, Literal
 
-from fullbatch.config.checks import is_whole, require, require_choices, require_count
+from fullbatch.config.checks import Checked, Count, is_whole, require
 from fullbatch.config.messages import listed, nearest
 from fullbatch.config.methods import named_method
 from fullbatch.config.run import RunConfig, layered
@@ -92,7 +92,7 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Plan:
+class Plan(Checked):
     """A comparison."""
 
     name: str  # of its folder
@@ -105,17 +105,15 @@ class Plan:
     metric: str | None = None  # the number to look at: METRIC or "TASK METRIC"; None: the main one of the first task
     order: Order = "seeds"  # the outermost loop: "seeds" has every cell once before any has two
     lr_scaling: Scaling = "none"  # the learning rates over batch sizes: by the root of the ratio, or by the ratio
-    lr_base_batch: int = 128  # the batch size at which the learning rate is the one given
+    lr_base_batch: Count = 128  # the batch size at which the learning rate is the one given
     equal_time: str | None = None  # the label of a row: all others train as long as it does, not on as many samples
 
-    def __post_init__(self) -> None:
+    def _check(self) -> None:
         plain = bool(self.name) and "/" not in self.name and self.name not in (".", "..")
         require(plain, self, "name", "be a plain folder name")
         require(bool(self.methods), self, "methods", "name at least one method")
         _require_sizes_and_seeds(self)
         require(bool(self.seeds), self, "seeds", "name at least one seed")
-        require_choices(self)
-        require_count(self, "lr_base_batch", 1)
         folders = [_folder_name(row.name) for row in self.methods]
         for row in self.methods:
             if folders.count(_folder_name(row.name)) > 1:

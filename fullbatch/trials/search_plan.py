@@ -11,9 +11,9 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from fullbatch.config.checks import require, require_choices, require_counts
+from fullbatch.config.checks import Checked, Count, at_least, require
 from fullbatch.config.messages import listed, nearest
 from fullbatch.config.methods import Method, named_method
 from fullbatch.config.optimization import OPTIMIZERS, Optimizer
@@ -47,7 +47,7 @@ PRUNED: tuple[PhaseName, ...] = ("choices", "fine")  # a grid and finals compare
 
 
 @dataclass(frozen=True)
-class SearchPlan:
+class SearchPlan(Checked):
     """A search.  Names in the space, in ``defaults`` and in a phase's changes are those of flags and methods' settings;
     they count for whom they mean something."""
 
@@ -63,13 +63,13 @@ class SearchPlan:
     fine: Fine | None = Fine()
     finals: Finals | None = Finals()
     pruner: Pruner = "none"  # what ends bad trials of phases 1 and 3 early, by their evaluations
-    pruner_start: int = 1  # evaluations of a trial before it may act
-    pruner_factor: int = 3  # of asha and hyperband: one in so many goes on at each rung
-    patience: int | None = None  # evaluations without improvement after which a trial ends; None: it does not
+    pruner_start: Count = 1  # evaluations of a trial before it may act
+    pruner_factor: Annotated[int, at_least(2)] = 3  # of asha and hyperband: one in so many goes on at each rung
+    patience: Count | None = None  # evaluations without improvement after which a trial ends; None: it does not
     take: Take = "best"  # a trial's value: of its best evaluation, or of its last
-    seed: int = 0  # of the samplers, and of the runs but for the finals
+    seed: Annotated[int, at_least(0)] = 0  # of the samplers, and of the runs but for the finals
 
-    def __post_init__(self) -> None:
+    def _check(self) -> None:
         named = isinstance(self.name, str) and _NAME.fullmatch(self.name) is not None
         require(named, self, "name", "be a plain folder name of letters, digits, spaces and . _ + = @ , -")
         for names in ("metrics", "methods", "optimizers"):
@@ -81,8 +81,6 @@ class SearchPlan:
             if optimizer not in OPTIMIZERS:
                 guess = nearest(str(optimizer).lower(), OPTIMIZERS)
                 raise ValueError(f"Unknown optimizer {optimizer!r}{guess} The optimizers are {listed(OPTIMIZERS)}.")
-        require_choices(self)
-        require_counts(self, pruner_start=1, pruner_factor=2, patience=1, seed=0)
         self._check_names()
         self._check_over()
         self._check_something_to_choose()

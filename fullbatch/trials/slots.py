@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from fullbatch.config.checks import is_whole, require, require_choice, require_counts
+from fullbatch.config.checks import Checked, Count, is_whole, require
 from fullbatch.config.methods import named_method
 
 PhaseName = Literal["choices", "grid", "fine", "finals"]
@@ -91,54 +91,43 @@ def all_different(values: Sequence[Any]) -> bool:
 
 
 @dataclass(frozen=True)
-class Choices:
+class Choices(Checked):
     """Phase 1, Bayesian: which method and which optimizer, in short trials."""
 
-    trials: int = 30
+    trials: Count = 30
     over: tuple[str, ...] | None = CHOSEN  # what is chosen: these, and dimensions of the space; None: all of it
     changes: Mapping[str, Any] = field(default_factory=dict)
     cover: bool = True  # each method and each optimizer is tried once before the sampler chooses
 
-    def __post_init__(self) -> None:
-        require_counts(self, trials=1)
-        require_choice(self, "cover", (True, False))
-
 
 @dataclass(frozen=True)
-class Grid:
+class Grid(Checked):
     """Phase 2: the best few methods x the best few optimizers of phase 1."""
 
-    methods: int = 3
-    optimizers: int = 3
+    methods: Count = 3
+    optimizers: Count = 3
     changes: Mapping[str, Any] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        require_counts(self, methods=1, optimizers=1)
 
 
 @dataclass(frozen=True)
-class Fine:
+class Fine(Checked):
     """Phase 3, Bayesian: the settings of the winner, which is the first to be tried."""
 
-    trials: int = 30
+    trials: Count = 30
     over: tuple[str, ...] | None = None  # dimensions of the space; None: all that the winner has
     changes: Mapping[str, Any] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        require_counts(self, trials=1)
-
 
 @dataclass(frozen=True)
-class Finals:
+class Finals(Checked):
     """Phase 4: the best few of the last phase again, with several seeds, beside methods as they come."""
 
-    best: int = 3
+    best: Count = 3
     seeds: tuple[int, ...] = (0, 1, 2)
     baselines: tuple[str, ...] = ()  # methods with their defaults and the base's optimizer
     changes: Mapping[str, Any] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        require_counts(self, best=1)
+    def _check(self) -> None:
         good = bool(self.seeds) and all(is_whole(seed, 0) for seed in self.seeds)
         require(good and all_different(self.seeds), self, "seeds", "be different whole numbers of at least 0")
         for method in self.baselines:

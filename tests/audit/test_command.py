@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from fullbatch.assembly import build_objective, make_batches
-from fullbatch.audit import Options, audit_run
+from fullbatch.audit import Options
 from fullbatch.audit.errors import normalizer_audit
+from fullbatch.audit.finished_run import audit_run
 from fullbatch.cli import main
 from fullbatch.config.data import Data, Source
 from fullbatch.data.images import EvalTransform

@@ -6,8 +6,7 @@ import pytest
 import torch
 
 import fullbatch as fb
-from fullbatch.audit.beliefs import without
-from fullbatch.audit.errors import normalizer_audit
+from fullbatch.audit.errors import normalizer_audit, without
 from tests.audit import by_hand
 from tests.combinations import COMBINATIONS, SAMPLES, WIDTH, make, parts, tiered
 from tests.conftest import unit_rows
@@ -209,7 +208,7 @@ def test_nothing_changes(name):
 def test_float32_in_small_pieces_agrees(name, monkeypatch):
     objective = trained(name)
     whole = audit(objective)
-    monkeypatch.setattr("fullbatch.audit.beliefs.PIECE", 3)
+    monkeypatch.setattr("fullbatch.audit.errors.PIECE", 3)
     pieces = audit(objective.float(), dtype=torch.float32, chunk=5)
     for key, value in whole.as_dict().items():
         if isinstance(value, float):

@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fullbatch.audit import Options, audit_run
+from fullbatch.audit import Options
+from fullbatch.audit.finished_run import audit_run
 from fullbatch.config.data import Data
 from fullbatch.config.selection import Selection
 from fullbatch.data.images import EvalTransform

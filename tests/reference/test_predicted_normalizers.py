@@ -8,8 +8,7 @@ import torch
 from torch import nn
 
 import fullbatch as fb
-from fullbatch.objective.amortized import LambdaNet
-from fullbatch.objective.fitted_net import build_seeded
+from fullbatch.objective.fitted_net import LambdaNet, build_seeded
 from tests.conftest import unit_rows
 from tests.reference import papers
 

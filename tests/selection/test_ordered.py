@@ -17,7 +17,6 @@ from fullbatch.selection.ordered import (
     drawn_batches,
     hardest,
     losses_at,
-    ordered_batches,
 )
 from tests.conftest import unit_rows
 from tests.selection.real import emoji_embeddings
@@ -88,9 +87,9 @@ def test_the_hardest_of_those_drawn_are_kept(places, size, drawn, kept, seed, un
     for start in range(0, drawn, whole):  # no sample twice before a permutation is used up
         here = looked_at[start : start + whole].reshape(-1)
         assert len(set(here.tolist())) == here.size
-    found = ordered_batches(u, v, size, drawn, kept, 0.2, seed)
+    found = hardest(u, v, drawn_batches(len(u), size, drawn, seed), kept, 0.2)
     assert found.shape == (kept, size)
-    assert (found == ordered_batches(u, v, size, drawn, kept, 0.2, seed)).all()
+    assert (found == hardest(u, v, drawn_batches(len(u), size, drawn, seed), kept, 0.2)).all()
     largest = sorted(losses_at(u, v, looked_at, 0.2).tolist(), reverse=True)[:kept]
     assert losses_at(u, v, found, 0.2).tolist() == pytest.approx(largest, rel=1e-12)
     if unseen == 1.0:  # nothing is known: the first ones drawn
@@ -109,8 +108,6 @@ def test_the_literal_reading_looks_at_a_partition_group_by_group(places, size, d
     groups = [batches_of_partition(places, size, drawn, group) for group in range(-(-whole // drawn))]
     assert np.concatenate(groups).reshape(-1).tolist() == list(range(whole * size))
     assert all(len(group) == drawn for group in groups[:-1])
-    with pytest.raises(ValueError, match="there is no group"):
-        batches_of_partition(places, size, drawn, len(groups))
     u, v = unit_rows(places, 4, 0), unit_rows(places, 4, 1)
     assert len(hardest(u, v, groups[-1], 3, 0.2)) == min(3, len(groups[-1]))
 
@@ -120,19 +117,6 @@ def test_batches_kept_of_real_embeddings_are_harder_than_random_ones():
     gains = []
     for seed in range(10):
         looked_at = losses_at(image, text, drawn_batches(len(image), 16, 60, seed), 0.1)
-        kept = losses_at(image, text, ordered_batches(image, text, 16, 60, 6, 0.1, seed), 0.1)
+        kept = losses_at(image, text, hardest(image, text, drawn_batches(len(image), 16, 60, seed), 6, 0.1), 0.1)
         gains.append(float(kept.mean() - looked_at.mean()))
     assert ttest_1samp(gains, 0.0, alternative="greater").pvalue < 1e-6
-
-
-def test_mistakes_are_answered():
-    u, v = unit_rows(8, 4, 0), unit_rows(8, 4, 1)
-    for arguments, message in [
-        ((1, 4, 2), "batch_size must be at least 2, got 1"),
-        ((2, 0, 0), "drawn_batches must be at least 1, got 0"),
-        ((2, 4, 0), "kept_batches must be at least 1, got 0"),
-        ((2, 4, 5), r"kept_batches \(5\) must not exceed drawn_batches \(4\)"),
-        ((9, 4, 2), "8 samples do not fill a batch of 9"),
-    ]:
-        with pytest.raises(ValueError, match=message):
-            ordered_batches(u, v, *arguments, tau=0.1, seed=0)

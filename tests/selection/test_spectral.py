@@ -245,14 +245,6 @@ def test_components_of_a_graph_that_falls_apart_stay_together():
     assert even_clusters(centres, centres, 3, 1e-3, 0).tolist() == [[0, 4, 8], [1, 5, 9], [2, 6, 10], [3, 7, 11]]
 
 
-def test_mistakes_are_answered():
-    u, v = related_rows(8, 4, 0)
-    with pytest.raises(ValueError, match="batch_size must be at least 2, got 1"):
-        spectral_order(u, v, 1, 4, 0.1, 0)
-    with pytest.raises(ValueError, match="block_batches must be at least 1, got 0"):
-        spectral_order(u, v, 2, 0, 0.1, 0)
-
-
 def test_the_number_of_threads_changes_nothing():
     """An order is a function of table and seed, in a planner of one thread and in a process of many."""
     u, v = (table.float() for table in related_rows(600, 16, 1))

@@ -19,7 +19,7 @@ from fullbatch.config.selection import Selection
 from fullbatch.data.loader import TrainingBatches
 from fullbatch.data.order import Order
 from fullbatch.distributed import World
-from fullbatch.selection.embeddings import EmbeddingTable, Scorer
+from fullbatch.selection.embeddings import EmbeddingTable
 from fullbatch.selection.periods import Periods, Plans, numbered
 from fullbatch.selection.planning import Planners
 from fullbatch.selection.selector import Selector
@@ -93,7 +93,7 @@ def test_a_spectral_epoch_is_a_partition(tmp_path_factory, whole, batch, rest, s
     plans = Plans(folder / "batches", Periods(selection, whole), batch)
     rows = torch.nn.functional.normalize(torch.randn(order.num_samples, 2, 4), dim=-1)
     rows[:unseen] = torch.nan
-    selector = Selector(plans, order, Planners(0), Scorer(lambda: rows, lambda rows: 0.1), lambda: None)
+    selector = Selector(plans, order, Planners(0), lambda: rows, lambda rows: 0.1, lambda: None)
     shown = []
     for numbers in selector.ranges(range(2 * whole)):
         for number in numbers:
@@ -117,7 +117,7 @@ def on_ranks(plans, order, number, ranks):
 
 def simulated(plans, order, batches, table, stop):
     """The places of these batches, each of which leaves rows in the table as a training step would; up to ``stop``."""
-    selector = Selector(plans, order, Planners(0), Scorer(lambda: table, lambda rows: 0.2), lambda: None)
+    selector = Selector(plans, order, Planners(0), lambda: table, lambda rows: 0.2, lambda: None)
     shown = {}
     for numbers in selector.ranges(batches):
         for number in numbers:

@@ -16,12 +16,11 @@ import fullbatch as fb
 from fullbatch.config.run import RunConfig
 from fullbatch.data.loader import LoadedBatch
 from fullbatch.training.display import Display
-from fullbatch.training.hooks import Hooks
 from fullbatch.training.optimizer import make_optimizer, make_temperature_optimizer
 from fullbatch.training.run_folder import Folder, Metrics
 from fullbatch.training.stages import Stages
 from fullbatch.training.state import Position, TrainingState
-from fullbatch.training.trainer import Trainer
+from fullbatch.training.trainer import Hooks, Trainer
 
 FEATURES, WIDTH = 6, 5
 CPU = torch.device("cpu")

@@ -17,6 +17,7 @@ from fullbatch.training.optimizer import (
     split_parameters,
 )
 from fullbatch.training.schedule import learning_rate
+from fullbatch.training.stages import Stages
 from tests.conftest import unit_rows
 
 RATES = {"sgd": 0.02, "lars": 0.4, "rmsprop": 2e-3, "novograd": 5e-3, "nvnovograd": 5e-3}  # others: 0.01
@@ -319,15 +320,15 @@ def test_rates_of_every_group():
     own = make_temperature_optimizer(objective, config)
     assert {g["learns"]: g["lr"] for g in own.param_groups} == {"temperature": 1e-3, "prototypes": 0.01}
     for step in (0, 1, 5):
-        rate = set_learning_rates(encoders, own, config, schedule, step, 10, 5)
+        rate = set_learning_rates(encoders, own, config, schedule, Stages(5, 10), step)
         assert rate == learning_rate(schedule, 8e-3, step, 10, 5)
         assert all(group["lr"] == rate for group in encoders.param_groups)
         rates = {g["learns"]: g["lr"] for g in own.param_groups}
         assert rates == {"temperature": pytest.approx(rate / 8), "prototypes": pytest.approx(0.01 * rate / 8e-3)}
     net = make_temperature_optimizer(an_objective("tempnet"), config)
-    set_learning_rates(encoders, net, config, schedule, 7, 10, 5)
+    set_learning_rates(encoders, net, config, schedule, Stages(5, 10), 7)
     assert net.param_groups[0]["lr"] == pytest.approx(3e-5 * 0.9)
-    set_learning_rates(encoders, None, config, schedule, 7, 10, 5)
+    set_learning_rates(encoders, None, config, schedule, Stages(5, 10), 7)
 
 
 # -- clipping ----------------------------------------------------------------------------------------------------------

@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fullbatch.audit import Options, audit_run
+from fullbatch.audit import Options
+from fullbatch.audit.finished_run import audit_run
 from fullbatch.config.data import Views
 from fullbatch.config.methods import ObjectiveConfig
 from fullbatch.config.model import Model

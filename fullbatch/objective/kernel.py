@@ -70,13 +70,13 @@ class Tile:
     columns: slice
     first_pair: int | None = None
 
-    def chunks(self, size: int | None) -> Iterator[tuple[Tile, int | None]]:
-        """The block in pieces of ``size`` rows, each with the offset of its diagonal of positives."""
+    def chunks(self, size: int | None) -> Iterator[Tile]:
+        """The block in pieces of ``size`` rows."""
         step = self.rows.stop - self.rows.start if size is None else size
         for start in range(self.rows.start, self.rows.stop, max(step, 1)):
             piece = slice(start, min(start + step, self.rows.stop))
             offset = None if self.first_pair is None else self.first_pair + start - self.rows.start
-            yield Tile(piece, self.columns, offset), offset
+            yield Tile(piece, self.columns, offset)
 
 
 def fill_pairs(matrix_RC: Tensor, offset: int | None, value: float) -> Tensor:
@@ -168,7 +168,7 @@ class Layout:
     with_mean: bool
     spread: bool  # whether the columns are spread over ranks as the rows are
 
-    def pieces(self) -> Iterator[tuple[Tile, int | None]]:
+    def pieces(self) -> Iterator[Tile]:
         for block in self.blocks:
             yield from block.chunks(self.chunk)
 
@@ -230,15 +230,15 @@ class _ReducePairs(torch.autograd.Function):
     ) -> Reductions:
         row, column = layout.fresh(layout.rows), layout.fresh(layout.columns)
         kept: list[Tensor] = []
-        for piece, offset in layout.pieces():
+        for piece in layout.pieces():
             sim_RC = layout.similarities(piece)
             own_rows, own_columns = layout.is_own(piece)
             options = (layout.pairwise, layout.with_mean)
             if own_rows:
-                part = reduce_block(sim_RC, offset, layout.row_anchors, piece.rows, 1, *options)
+                part = reduce_block(sim_RC, piece.first_pair, layout.row_anchors, piece.rows, 1, *options)
                 layout.add(row, part, _within(layout.rows, piece.rows))
             if own_columns and layout.column_anchors is not None:
-                part = reduce_block(sim_RC, offset, layout.column_anchors, piece.columns, 0, *options)
+                part = reduce_block(sim_RC, piece.first_pair, layout.column_anchors, piece.columns, 0, *options)
                 layout.add(column, part, _within(layout.columns, piece.columns))
             if layout.chunk is None:
                 kept.append(sim_RC)
@@ -271,14 +271,14 @@ class _ReducePairs(torch.autograd.Function):
         to_row_BD = torch.zeros_like(layout.row_ND[layout.rows]) if ctx.needs_input_grad[0] else None
         to_column_BD = torch.zeros_like(layout.column_ND[layout.columns]) if ctx.needs_input_grad[1] else None
         scalars = [(torch.zeros_like(g), torch.zeros_like(g)) for g in grads_B]
-        for piece, offset in layout.pieces():
+        for piece in layout.pieces():
             sim_RC = next(kept) if layout.chunk is None else layout.similarities(piece)
             own = layout.is_own(piece)
             to_sim_RC: Tensor | None = None
             for dim, side, here, is_own, span, (to_reference_B, to_tau_B) in zip(
                 (1, 0), anchors, (piece.rows, piece.columns), own, spans, scalars, strict=False
             ):
-                pull = pull_back_block(sim_RC, offset, side, here, dim, layout.pairwise)
+                pull = pull_back_block(sim_RC, piece.first_pair, side, here, dim, layout.pairwise)
                 to_sim_RC = pull.sim_RC if to_sim_RC is None else to_sim_RC.add_(pull.sim_RC)
                 if is_own:
                     to_reference_B[_within(span, here)] += pull.reference
@@ -436,8 +436,8 @@ def gradient_to_others(
     total_MD = torch.zeros_like(other_MD)
     block = Tile(slice(0, anchor_ND.shape[0]), slice(0, other_MD.shape[0]), first_pair)
     log_count = math.log(other_MD.shape[0] - (first_pair is not None))
-    for piece, offset in block.chunks(chunk):
-        here = piece.rows
+    for piece in block.chunks(chunk):
+        here, offset = piece.rows, piece.first_pair
         anchor_RD, reference_R, tau_R = anchor_ND[here], reference_N[here], tau_N[here]
         sim_RC = anchor_RD @ other_MD.T
         x_RC = exponents(sim_RC, reference_R, tau_R, 1, pairwise)
