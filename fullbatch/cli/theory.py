@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -53,47 +54,26 @@ def theory(arguments: list[str]) -> int:
     done = study(parts, extent, partial(print_line, progress))
     replace_text(options.output / NUMBERS, json.dumps(numbers(done), indent=1, allow_nan=False) + "\n")
     replace_text(options.output / PAGE, fitting(theory_page(done)))
-    for line in _lines(done):
-        print(line)
+    print("\n".join(_lines(done)))
     print(options.output / PAGE)
     return 0
 
 
 def _lines(done: Study) -> list[str]:
-    """What came out, in a screenful."""
+    """The tables of the page."""
     from fullbatch.cli.printing import columns
-    from fullbatch.theory.study import hitting_times
+    from fullbatch.theory.study import optimum_rows, race_rows, toy_rows, unproven_rows
 
-    lines: list[str] = []
-    rows: list[tuple[str, ...]] = [("optimum", "batches", "reached", "distance")]
-    for minimum in done.minima:
-        reached, far = minimum.descent.reached_R, minimum.descent.distance_R
-        met = f"{int((reached >= 0).sum())} of {len(reached)}"
-        case = f"N {minimum.count} d {minimum.width}"
-        rows.append((case, minimum.batches, met, f"{float(far.min()):.1e}..{float(far.max()):.1e}"))
-    lines += [*columns(rows, left=2), ""] if done.minima else []
-    for unproven in done.unproven:
-        lines.append(
-            f"N {unproven.count} d {unproven.width}: minimisers of full batch and all batches differ by "
-            f"{unproven.distance:.2g}; mini-batch loss {unproven.all_losses[0]:.7f} and {unproven.all_losses[1]:.7f}"
-        )
-    if done.races:
-        names = list(dict.fromkeys(raced.method for raced in done.races))
-        finals: dict[str, dict[str, str]] = {}
-        for raced in done.races:
-            unit = "epochs" if raced.reading.epochs else "steps"
-            label = f"N {raced.count} d {raced.width}, {raced.reading.steps} {unit}"
-            finals.setdefault(label, {})[raced.method] = f"{float(raced.race.final_R.mean()):.3f}"
-        rows = [(label, *(of_case.get(name, "-") for name in names)) for label, of_case in finals.items()]
-        lines += ["", *columns([("distance after the race", *names), *rows], left=1)]
-    if done.walks:
-        rows = [("steps to the square", "OSGD", "SGD", "all batches", "full batch")]
-        for row in (row for walks in done.walks for row in hitting_times(walks)):
-            times = (row[method] for method in ("ordered", "uniform", "all_batches", "full"))
-            label = f"rate {row['rate']:g} eps {row['epsilon']:.3g} rho {row['rho']:g}"
-            rows.append((label, *("never" if steps is None else str(steps) for steps in times)))
-        lines += ["", *columns(rows, left=1)]
+    tables = [("", optimum_rows(done.minima)), ("", unproven_rows(done.unproven))]
+    tables += [
+        (str(reading), race_rows(list(races))) for reading, races in groupby(done.races, key=lambda r: r.reading)
+    ]
+    tables += [("", toy_rows(done.walks))]
+    lines = list[str]()
+    for title, rows in tables:
+        if len(rows) > 1:  # not only a head
+            lines += [*([title] if title else []), *columns(rows, left=1), ""]
     if done.turn is not None:
         least, greatest = done.turn.ratios
-        lines += ["", f"along one angle: full-batch over mini-batch loss goes from {least:.3f} to {greatest:.3f}"]
+        lines.append(f"along one angle: full-batch over mini-batch loss goes from {least:.3f} to {greatest:.3f}")
     return lines

@@ -38,33 +38,33 @@ class Page:
 
     title: str
     header: Html
-    sections: Sequence[Section]
+    sections: Sequence[Section | None]
     runs: Sequence[Mapping[str, Any]] = ()
     pictures: Pictures = field(default_factory=lambda: Pictures(1))
     filters: Sequence[str] = ()
     shared: bool = False
 
     @property
+    def shown(self) -> list[Section]:
+        return [section for section in self.sections if section is not None]
+
+    @property
     def charts(self) -> list[Chart]:
-        return [chart for section in self.sections for chart in section.body.charts]
-
-
-def present(*sections: Section | None) -> list[Section]:
-    return [section for section in sections if section is not None]
+        return [chart for section in self.shown for chart in section.body.charts]
 
 
 def page_header(kind: str, title: str, facts: Sequence[tuple[str, str]] = (), *more: Child) -> Html:
-    """What the page is about: a large title, a row of facts, whatever else comes first."""
-    shown = [node("div", node("dt", name), node("dd", value)) for name, value in facts]
+    """What the page is about: a large title, a row of facts that are known, whatever else comes first."""
+    shown = [node("div", node("dt", name), node("dd", value)) for name, value in facts if value]
     return joined(
         node("p", f"fullbatch · {kind}", class_="eyebrow"),
         node("h1", title),
-        node("dl", shown, class_="facts") if facts else None,
+        node("dl", shown, class_="facts") if shown else None,
         *more,
     )
 
 
-def table(head: Sequence[Child], rows: Iterable[Sequence[Child]], class_: str = "", caption: str = "") -> Html:
+def table(head: Sequence[Child], rows: Iterable[Sequence[Child]], class_: str) -> Html:
     """Its first column names the rows; it scrolls by itself where it is too wide."""
     body = [
         node(
@@ -76,12 +76,11 @@ def table(head: Sequence[Child], rows: Iterable[Sequence[Child]], class_: str = 
     ]
     whole = node(
         "table",
-        node("caption", caption) if caption else None,
         node("thead", node("tr", [node("th", name, scope="col") for name in head])),
         node("tbody", body),
-        class_=class_ or None,
+        class_=class_,
     )
-    return node("div", whole, class_="scroll", tabindex="0", role="group", aria_label=caption or "a table")
+    return node("div", whole, class_="scroll", tabindex="0", role="group", aria_label="a table")
 
 
 def best(text: Child, is_best: bool) -> Html:
@@ -124,39 +123,21 @@ def some_names(names: Sequence[str], most: int, thing: str = "") -> str:
     return f"{shown} and {counted(left, f'other {thing}')}" if thing else f"{shown}, and {left} more"
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# results
-
-
 def named_metric(key: str) -> Html:
     """A "TASK METRIC": where it is measured, and below what."""
     source, what = metric_words(key)
     return joined(node("span", plain(source, 120), class_="source"), node("span", plain(what, 80), class_="kind"))
 
 
-@dataclass(frozen=True)
-class Headline:
+def headline(key: str, value: str, against: Sequence[Child]) -> Html:
     """A large number of a "TASK METRIC", and what to compare it with."""
-
-    key: str
-    value: str
-    against: Sequence[Child] = ()
-
-
-def headlines(large: Sequence[Headline]) -> Html | None:
-    items = []
-    for headline in large:
-        source, what = metric_words(headline.key)
-        items.append(
-            node(
-                "li",
-                node("span", headline.value, class_="big"),
-                node("span", plain(what.replace(" · ", " "), 60), class_="what"),
-                node("span", plain(source, 60), class_="source"),
-                node("span", headline.against, class_="against") if headline.against else None,
-            )
-        )
-    return node("ul", items, class_="headlines") if items else None
+    source, what = metric_words(key)
+    return joined(
+        node("span", value, class_="big"),
+        node("span", plain(what.replace(" · ", " "), 60), class_="what"),
+        node("span", plain(source, 60), class_="source"),
+        node("span", against, class_="against") if against else None,
+    )
 
 
 def ratio_bar(share: float | None, greatest: float, mark: float | None = None) -> Html | None:
@@ -172,10 +153,6 @@ def ratio_bar(share: float | None, greatest: float, mark: float | None = None) -
     if mark is not None:
         pieces.append(node("rect", class_="mark", x=f"{max(place(mark) - 0.6, 0.0):.2f}", width="1.2", height="10"))
     return node("svg", pieces, class_="bar", viewBox="0 0 100 10", preserveAspectRatio="none", aria_hidden="true")
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# curves
 
 
 def curves_section(charts: Sequence[Chart], filters: Sequence[str] = (), lead: str = "") -> Section | None:
@@ -213,16 +190,14 @@ def setting_name(group: str, name: str, *more: Child) -> Html:
 
 def settings_section(run: RunData) -> Section:
     default = to_dict(RunConfig())
+    mark = node("span", " ● changed", class_="changed")
     changed, everything = [], []
     for group, fields in run.settings.items():
         for name, value in fields.items():
-            shown = plain(setting_text(value))
-            if group in default and default[group].get(name) == value:
-                everything.append((setting_name(group, name), shown))
-            else:
+            shown, is_default = plain(setting_text(value)), default.get(group, {}).get(name, ...) == value
+            everything.append((setting_name(group, name, None if is_default else mark), shown))
+            if not is_default:
                 changed.append((setting_name(group, name), shown))
-                mark = node("span", " ● changed", class_="changed")
-                everything.append((setting_name(group, name, mark), shown))
     body = joined(
         table(("changed from the default", "value"), changed, "settings") if changed else notice("All defaults."),
         folded("the whole config", table(("setting", "value"), everything, "settings")),

@@ -82,10 +82,8 @@ class Series:
         return cls(label, [x for x, _ in places], [y for _, y in places], color, style="path", **options)
 
     def as_dict(self) -> dict[str, Any]:
-        written: dict[str, Any] = {"label": self.label, "look": self._classes(), "run": self.run, "style": self.style}
-        for name in ("y", "low", "high"):
-            written[name] = [float(f"{value:.5g}") for value in getattr(self, name)]
-        return {**written, "x": list(self.x), "tips": list(self.tips), "looks": list(self.looks)}
+        values = {name: [float(f"{value:.5g}") for value in getattr(self, name)] for name in ("y", "low", "high")}
+        return {**vars(self), **values, "x": list(self.x), "look": self._classes()}
 
     def _classes(self) -> str:
         """Of page.css: the colour, the dashes, the weight."""
@@ -138,18 +136,15 @@ class Chart:
 
     def as_dict(self, most: int) -> dict[str, Any]:
         """For page.js, with at most so many points a line."""
+        nested = {name: [vars(item) for item in getattr(self, name)] for name in ("marks", "labels")}
+        series = [thin(series, most).as_dict() for series in self.series]
         return {
-            "key": self.key,
-            "title": self.title,
+            **vars(self),
+            **nested,
             "x": vars(self.x),
             "y": vars(self.y),
-            "marks": [{"label": mark.label, "y": float(f"{mark.y:.5g}")} for mark in self.marks],
-            "labels": [vars(label) for label in self.labels],
-            "legend": self.legend,
-            "height": self.height,
-            "width": self.width,
             "words": plain(self.words),
-            "series": [thin(series, most).as_dict() for series in self.series],
+            "series": series,
         }
 
 

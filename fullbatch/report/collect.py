@@ -24,15 +24,12 @@ Fields = Mapping[str, Any]  # an object of a JSON file
 
 
 @dataclass(frozen=True)
-class NormalizerError:
-    """``source`` is PROBED or AUDITED: their numbers do not compare."""
+class MainResult:
+    """Of one task, as results.json has it; ``size`` is among how many."""
 
-    value: float
-    step: int
-    source: str
-
-    def __str__(self) -> str:
-        return f"{self.value:.3g} ({self.source}, step {self.step:,})"
+    value: object
+    chance: object
+    size: object
 
 
 @dataclass(frozen=True)
@@ -132,17 +129,21 @@ class RunData:
         clock = self.clock()
         return clock[-1][1] if clock else None
 
-    def main_results(self) -> dict[tuple[str, str], Fields]:
-        """The results of the last evaluation, by task and its main metric."""
-        return {(str(result["task"]), str(result.get("main", ""))): result for result in self.results}
+    def main_results(self) -> dict[str, MainResult]:
+        """Those of the last evaluation, by "TASK METRIC"."""
+        return {
+            f"{result.get('task')} {main}": MainResult(result.get(main), result.get("chance"), result.get("size"))
+            for result in self.results
+            for main in [str(result.get("main", ""))]
+        }
 
-    def last_normalizer_error(self) -> NormalizerError | None:
-        """That of the last audited checkpoint; without an audit, the last probe's."""
+    def last_normalizer_error(self) -> str:
+        """That of the last audited checkpoint, or the last probe's, and which of the two: they do not compare."""
         for lines, source in ((self.audits, AUDITED), (self.probes, PROBED)):
             known = [line for line in lines if is_number(line.get("normalizer_error"))]
             if known:
-                return NormalizerError(float(known[-1]["normalizer_error"]), int(known[-1]["step"]), source)
-        return None
+                return f"{known[-1]['normalizer_error']:.3g} ({source}, step {known[-1]['step']:,})"
+        return ""
 
 
 def read_run(path: Path) -> RunData:
@@ -164,7 +165,6 @@ def read_run(path: Path) -> RunData:
     lines = read_lines(folder.metrics) if folder.metrics.is_file() else []
     if not lines:
         gaps.append(f"There are no curves: {folder.metrics.name} holds no line yet.")
-    results, steps, averages, unmeasured = _results(path, gaps)
     audits = records_of(_read_json(path / "audit.json", gaps), "checkpoints")
     finetune = _read_json(path / record.FILE, gaps)
     losses = folder.batches / LOSSES
@@ -176,49 +176,56 @@ def read_run(path: Path) -> RunData:
         evaluations=_in_order([line for line in lines if line.get("kind") == EVALUATION]),
         probes=_in_order([line for line in lines if line.get("kind") == AUDIT]),
         audits=_in_order([line for line in audits if is_number(line.get("step"))]),
-        results=results,
-        results_step=max(steps) if steps else None,
-        averages=averages,
-        unmeasured=unmeasured,
+        **_results(path, gaps),
         environment=_read_json(path / "environment.json", gaps),
         warnings=_warnings(folder.log),
         gaps=gaps,
         finetune=finetune,
         interpolation=_read_json(path / interpolation.FILE, gaps),
-        cost=mapping_of(finetune.get("cost")) or mapping_of(_read_json(path / "results.json", []).get("cost")),
+        cost=fields_of(finetune, "cost") or fields_of(_read_json(path / "results.json", []), "cost"),
         batch_losses=_in_order(read_lines(losses)) if losses.is_file() else (),
     )
 
 
-def mapping_of(value: object) -> Fields:
-    return value if isinstance(value, Mapping) else {}
-
-
-def _results(path: Path, gaps: list[str]) -> tuple[list[Fields], list[int], list[tuple[str, str]], list[str]]:
+def _results(path: Path, gaps: list[str]) -> dict[str, Any]:
     """What the run measured itself, then what `fullbatch evaluate` wrote of the same step or a later one."""
     own, later = (_read_json(path / name, gaps) for name in ("results.json", "evaluation.json"))
     files = [own] if later.get("step", 0) < own.get("step", 0) else [own, later]
-    results: dict[str, Fields] = {}
-    averages: dict[str, str] = {}
-    unmeasured: dict[str, str] = {}
-    for file in files:
-        for result in records_of(file, "results"):
-            results[str(result.get("task"))] = result
-        for average in records_of(file, "averages"):
-            averages[str(average.get("name"))] = str(average.get("text"))
-        for gap in records_of(file, "gaps"):
-            unmeasured[str(gap.get("task"))] = f"{gap.get('task')} is {gap.get('kind')}: {gap.get('reason')}"
+
+    def by(name: str, key: str) -> dict[str, Fields]:
+        return {str(record.get(name)): record for file in files for record in records_of(file, key)}
+
+    results = by("task", "results")
     if not results:
         gaps.append("There are no results: the run has not been evaluated (see --evaluate of fullbatch train).")
-    steps = [file["step"] for file in files if isinstance(file.get("step"), int)]
-    left = [text for task, text in unmeasured.items() if task not in results]
-    return list(results.values()), steps, list(averages.items()), left
+    return {
+        "results": list(results.values()),
+        "results_step": max((file["step"] for file in files if isinstance(file.get("step"), int)), default=None),
+        "averages": [(name, str(average.get("text"))) for name, average in by("name", "averages").items()],
+        "unmeasured": [
+            f"{task} is {gap.get('kind')}: {gap.get('reason')}"
+            for task, gap in by("task", "gaps").items()
+            if task not in results
+        ],
+    }
+
+
+def fields_of(file: Fields, key: str) -> Fields:
+    """An object in a JSON file; empty if it is of another kind."""
+    value = file.get(key)
+    return value if isinstance(value, Mapping) else {}
 
 
 def records_of(file: Fields, key: str) -> list[Fields]:
     """The objects of a list in a JSON file; what is of another kind is left out."""
     rows = file.get(key)
     return [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
+
+
+def numbers_of(file: Fields, key: str) -> list[float]:
+    """The numbers of a list in a JSON file; what is of another kind is left out."""
+    values = file.get(key)
+    return [value for value in values if is_number(value)] if isinstance(values, list) else []
 
 
 def _in_order(lines: Sequence[Fields]) -> list[Fields]:
@@ -260,11 +267,11 @@ def newest_run(root: Path) -> Path:
     runs = [path.parent for path in root.glob("*/config.yaml")]
     if not runs:
         raise ValueError(f"There is no run in {root}; train one with `fullbatch train`, or name a run folder.")
-    return max(runs, key=_last_written)
 
+    def last_written(run: Path) -> float:
+        return max(path.stat().st_mtime for path in (run / "config.yaml", run / "metrics.jsonl") if path.is_file())
 
-def _last_written(run: Path) -> float:
-    return max(path.stat().st_mtime for path in (run / "config.yaml", run / "metrics.jsonl") if path.is_file())
+    return max(runs, key=last_written)
 
 
 @dataclass(frozen=True)
@@ -285,6 +292,9 @@ class SummaryFile:
     def rows(self, key: str) -> list[Fields]:
         return records_of(self.content, key)
 
+    def fields(self, key: str) -> Fields:
+        return fields_of(self.content, key)
+
 
 def read_comparison(path: Path) -> SummaryFile:
     content = _read_summary(path / COMPARISON, "runs", "run `fullbatch compare` again to write it anew")
@@ -297,9 +307,8 @@ def read_comparison(path: Path) -> SummaryFile:
 
 
 def read_search(path: Path) -> SummaryFile:
-    return SummaryFile(
-        path, _read_summary(path / SEARCH, "phases", f"`fullbatch search --resume {path}` writes it anew")
-    )
+    remedy = f"`fullbatch search --resume {path}` writes it anew"
+    return SummaryFile(path, _read_summary(path / SEARCH, "phases", remedy))
 
 
 def _read_summary(file: Path, key: str, remedy: str) -> Fields:

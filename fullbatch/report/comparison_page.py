@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any
 
 from fullbatch.config.messages import plain
 from fullbatch.report.blocks import (
@@ -19,27 +18,25 @@ from fullbatch.report.blocks import (
     named_metric,
     notice,
     page_header,
-    present,
     some_names,
     table,
 )
-from fullbatch.report.charts import COLORS, DASHES, Axis, Chart, Series, figures
-from fullbatch.report.collect import Fields, RunData, SummaryFile, mapping_of
+from fullbatch.report.charts import Axis, Chart, Series, figures
+from fullbatch.report.collect import Fields, RunData, SummaryFile, fields_of, numbers_of
 from fullbatch.report.curves import for_script, metric_axis, run_charts
 from fullbatch.report.markup import Child, Html, joined, node
 from fullbatch.report.wording import (
     MINUS,
     NOTHING,
+    best_of,
     counted,
     difference_text,
     duration,
     is_number,
     is_share,
-    lower_is_better,
     mean_text,
     metric_words,
     number,
-    percent,
     setting_text,
     value_text,
 )
@@ -56,19 +53,16 @@ _COSTS = ("seconds", "samples_per_second", "memory_gib", "gpu_gib", "normalizer_
 
 def comparison_page(summary: SummaryFile) -> Page:
     cells = _Cells(summary)
-    sizes = [str(size) for size in cells.batch_sizes]
-    shown = cells.shown_runs
-    curves = run_charts(
-        [run for _, run in shown],
-        [plain(row.get("method", "?"), 60) for row, _ in shown],
-        [cells.colors.get(str(row.get("method")), 0) for row, _ in shown],
-    )
+    sizes, shown = [str(size) for size in cells.batch_sizes], cells.shown_runs
+    methods = [str(row.get("method")) for row, _ in shown]
+    colors = [cells.colors[method] for method in methods]
+    curves = run_charts([run for _, run in shown], [plain(method, 60) for method in methods], colors)
     if len(shown) > _MANY_RUNS:
         curves = [chart for chart in curves if not chart.more]
     return Page(
-        title=f"{plain(summary.content.get('name') or summary.path.name, 80)} · fullbatch",
+        title=f"{plain(summary.name, 80)} · fullbatch",
         header=_header(cells),
-        sections=present(
+        sections=[
             _verdicts(summary),
             _means(cells),
             _against_batch_size(cells),
@@ -76,7 +70,7 @@ def comparison_page(summary: SummaryFile) -> Page:
             _costs(cells),
             curves_section(curves, sizes, "One line a run; seeds share a colour."),
             _every_run(cells),
-        ),
+        ],
         runs=[for_script(run, row.get("batch_size")) for row, run in shown],
         filters=sizes,
         shared=True,
@@ -90,51 +84,49 @@ class _Cells:
     """
 
     def __init__(self, summary: SummaryFile) -> None:
-        self.summary = summary
-        self.runs = summary.rows("runs")
+        self.summary, self.runs = summary, summary.rows("runs")
         names = dict.fromkeys(str(row.get("method")) for row in self.runs)
-        self.colors = {name: place % (COLORS * DASHES) for place, name in enumerate(names)}
+        self.colors = {name: place for place, name in enumerate(names)}
         self.batch_sizes = sorted({int(row["batch_size"]) for row in self.runs if is_number(row.get("batch_size"))})
         self.shown_runs: list[tuple[Fields, RunData]] = [
             (row, summary.runs[str(row.get("name"))]) for row in self.runs if str(row.get("name")) in summary.runs
         ]
-        metrics = list(dict.fromkeys(str(row.get("metric")) for row in summary.rows("table")))
-        named = str(summary.content.get("metric", ""))
-        main = {f"{task} {metric}" for run in summary.runs.values() for task, metric in run.main_results()}
-        first = [name for name in metrics if name == named or name.endswith(f" {named}")]
-        second = [name for name in metrics if name in main and name not in first]
-        rest = [name for name in metrics if name not in first and name not in second]
         self._means = {
             (str(row.get("method")), row.get("batch_size"), str(row.get("metric"))): row
             for row in summary.rows("table")
-            if is_number(row.get("mean"))
         }
-        self.metrics, self.mains = (first + second + rest)[:_MOST_METRICS], max(len(first + second), 1)
+        named = str(summary.content.get("metric", ""))
+        main = {key for run in summary.runs.values() for key in run.main_results()}
+        metrics = dict.fromkeys(metric for _, _, metric in self._means)
+        order = {key: 0 if key == named or key.endswith(f" {named}") else 1 if key in main else 2 for key in metrics}
+        self.metrics = sorted(order, key=order.__getitem__)[:_MOST_METRICS]
+        self.mains = max(sum(rank < 2 for rank in order.values()), 1)
 
     def mean(self, method: str, size: int, metric: str) -> Fields:
         """mean, sd and values; empty where there are none."""
-        return self._means.get((method, size, metric), {})
+        row = self._means.get((method, size, metric), {})
+        return row if is_number(row.get("mean")) else {}
 
     def of_runs(self, method: str, size: int, key: str) -> Fields:
-        """mean and sd of what the finished runs of a cell say under this key; empty where there are none."""
+        """The same of what the finished runs of a cell say under this key."""
         cell = (method, size, "done")
         rows = [row for row in self.runs if (row.get("method"), row.get("batch_size"), row.get("status")) == cell]
         values = [float(row[key]) for row in rows if is_number(row.get(key))]
         sd = statistics.stdev(values) if len(values) > 1 else None
-        return {"mean": statistics.fmean(values), "sd": sd} if values else {}
+        return {"mean": statistics.fmean(values), "sd": sd, "values": values} if values else {}
 
 
 def _header(cells: _Cells) -> Html:
     content, rows = cells.summary.content, cells.runs
-    status = {name: sum(row.get("status") == name for row in rows) for name in ("done", "failed", "open")}
-    budget = content.get("budget")
-    known = {key: value for key, value in budget.items() if value is not None} if isinstance(budget, dict) else budget
+    status = [row.get("status") for row in rows]
+    counts = [f"{status.count(name)} {name}" for name in ("done", "failed", "open") if name in status]
+    known = {key: value for key, value in cells.summary.fields("budget").items() if value is not None}
     facts = [
         ("methods", some_names(list(cells.colors), _MOST_NAMES)),
         ("batch sizes", ", ".join(map(str, cells.batch_sizes))),
         ("seeds", str(len({row.get("seed") for row in rows}))),
         ("budget", plain(setting_text(known), 200)),
-        ("runs", ", ".join(f"{count} {name}" for name, count in status.items() if count) or "none"),
+        ("runs", ", ".join(counts) or "none"),
         ("baseline", plain(content.get("baseline") or NOTHING, 60)),
     ]
     return page_header("a comparison", plain(cells.summary.name, 120), facts, _unfinished(rows))
@@ -154,76 +146,65 @@ def _unfinished(rows: Sequence[Fields]) -> Html | None:
 
 
 def _verdicts(summary: SummaryFile) -> Section | None:
-    texts = [row["text"] for row in summary.rows("matches") if isinstance(row.get("text"), str)]
-    if not texts:
-        return None
-    return Section("matches", "In short", listing((plain(text) for text in texts[:40]), "verdicts"))
+    texts = [plain(row["text"]) for row in summary.rows("matches") if isinstance(row.get("text"), str)]
+    return Section("matches", "In short", listing(texts[:40], "verdicts")) if texts else None
 
 
 # ---------------------------------------------------------------------------------------------------------------------
 # means and differences
 
 
-def _by_metric(cells: _Cells, first: str, rows_of: Callable[[str], list[list[Child]]]) -> list[Child]:
-    """A table a metric, with a column a batch size."""
+def _by_metric(
+    cells: _Cells, first: str, names: Callable[[str], Iterable[str]], cell: Callable[[str, str, int], Child]
+) -> list[Child]:
+    """A table a metric, with a row a name and a column a batch size."""
     made: list[Child] = []
+    head = (first, *(f"batch {size}" for size in cells.batch_sizes))
     for metric in cells.metrics:
-        rows = rows_of(metric)
+        rows = [[plain(name, 120), *(cell(metric, name, size) for size in cells.batch_sizes)] for name in names(metric)]
         if rows:
-            head = (first, *(f"batch {size}" for size in cells.batch_sizes))
             made.append(joined(node("h3", named_metric(metric)), table(head, rows, "numbers")))
     return made
 
 
-def _several(row: Fields) -> bool:
-    return len(row.get("values") or ()) > 1
+def _spread(row: Fields) -> object:
+    """One value has none."""
+    return row.get("sd") if len(numbers_of(row, "values")) > 1 else None
 
 
 def _means(cells: _Cells) -> Section:
     if not cells.metrics:
         return Section("results", "Results", notice("No run has finished yet."))
 
-    def rows_of(metric: str) -> list[list[Child]]:
-        columns = []
-        for size in cells.batch_sizes:
-            column = [cells.mean(method, size, metric) for method in cells.colors]
-            means = {row["mean"] for row in column if row}
-            top = (min if lower_is_better(metric) else max)(means) if len(means) > 1 else None  # no best of equals
-            columns.append([(row, bool(row) and row["mean"] == top) for row in column])
-        return [
-            [
-                plain(method, 60),
-                *(
-                    best(mean_text(row.get("mean"), is_share(metric), row.get("sd") if _several(row) else None), top)
-                    for row, top in (column[place] for column in columns)
-                ),
-            ]
-            for place, method in enumerate(cells.colors)
-        ]
+    def cell(metric: str, method: str, size: int) -> Html:
+        row = cells.mean(method, size, metric)
+        top = best_of((cells.mean(other, size, metric).get("mean") for other in cells.colors), metric)
+        return best(mean_text(row.get("mean"), is_share(metric), _spread(row)), bool(row) and row["mean"] == top)
 
     lead = "Mean ± standard deviation over seeds; ★ marks the best mean of a column."
-    body = first_shown(_by_metric(cells, "method", rows_of), cells.mains, "metric")
-    return Section("results", "Results", body, lead)
+    tables = _by_metric(cells, "method", lambda _: cells.colors, cell)
+    return Section("results", "Results", first_shown(tables, cells.mains, "metric"), lead)
 
 
 def _differences(cells: _Cells) -> Section | None:
-    rows = cells.summary.rows("differences")
     by_cell = {
-        (str(row.get("metric")), str(row.get("method")), str(row.get("against")), row.get("batch_size")): row
-        for row in rows
+        (str(row.get("metric")), f"{row.get('method')} {MINUS} {row.get('against')}", row.get("batch_size")): row
+        for row in cells.summary.rows("differences")
     }
 
-    def rows_of(metric: str) -> list[list[Child]]:
-        pairs = dict.fromkeys((method, against) for name, method, against, _ in by_cell if name == metric)
-        return [
-            [
-                plain(f"{method} {MINUS} {against}", 120),
-                *(_difference(by_cell.get((metric, method, against, size), {}), metric) for size in cells.batch_sizes),
-            ]
-            for method, against in pairs
-        ]
+    def cell(metric: str, name: str, size: int) -> Html:
+        row = by_cell.get((metric, name, size), {})
+        mean, sd, count = row.get("mean"), _spread(row), len(numbers_of(row, "values"))
+        if not is_number(mean):
+            return node("td", NOTHING)
+        clear = is_number(sd) and count >= SEEDS_TO_TELL and abs(mean) > half_interval(float(sd), count)
+        text = difference_text(mean, is_share(metric), sd)
+        return node("td", text, node("span", f" ({count})", class_="quiet"), node("span", " ●") if clear else None)
 
-    made = _by_metric(cells, "difference", rows_of)
+    def names(metric: str) -> Iterable[str]:
+        return dict.fromkeys(name for of_metric, name, _ in by_cell if of_metric == metric)
+
+    made = _by_metric(cells, "difference", names, cell)
     if not made:
         return None
     at_three, at_five = (half_interval(seeds**0.5, seeds) for seeds in (3, 5))
@@ -236,15 +217,6 @@ def _differences(cells: _Cells) -> Section | None:
     return Section("differences", "Paired differences", first_shown(made, cells.mains, "metric"), lead)
 
 
-def _difference(row: Fields, metric: str) -> Html:
-    mean, sd, count = row.get("mean"), row.get("sd") if _several(row) else None, len(row.get("values") or ())
-    if not is_number(mean):
-        return node("td", NOTHING)
-    clear = is_number(sd) and count >= SEEDS_TO_TELL and abs(mean) > half_interval(float(sd), count)
-    text = difference_text(mean, is_share(metric), sd)
-    return node("td", text, node("span", f" ({count})", class_="quiet"), node("span", " ●") if clear else None)
-
-
 def _against_batch_size(cells: _Cells) -> Section | None:
     """Charts of the main metrics, and of what the runs cost."""
     charts = []
@@ -252,13 +224,9 @@ def _against_batch_size(cells: _Cells) -> Section | None:
         source, what = metric_words(metric)
         series = _bars(cells, partial(cells.mean, metric=metric))
         charts.append(Chart(f"points-{place}", source or what, what, series, metric_axis(metric), _BATCH_SIZE))
+    probed = "mean squared log error, by the last probe during training"
     for key, title, note, y in (
-        (
-            "normalizer_error",
-            "Normalizer error",
-            "mean squared log error, by the last probe during training",
-            Axis(scale="log"),
-        ),
+        ("normalizer_error", "Normalizer error", probed, Axis(scale="log")),
         ("samples_per_second", "Throughput", "pairs per second", Axis()),
     ):
         series = _bars(cells, partial(cells.of_runs, key=key))
@@ -303,11 +271,10 @@ def _costs(cells: _Cells) -> Section | None:
 
 def _every_run(cells: _Cells) -> Section:
     """With the main metrics first; a run whose folder is gone is named as such."""
-    there = {key for row in cells.runs for key in mapping_of(row.get("results"))}
-    keys = [metric for metric in cells.metrics if metric in there][:_MOST_COLUMNS]
+    results = [fields_of(row, "results") for row in cells.runs]
+    keys = [metric for metric in cells.metrics if any(metric in of_run for of_run in results)][:_MOST_COLUMNS]
     written: list[list[Child]] = []
-    for row in cells.runs:
-        results: Mapping[str, Any] = mapping_of(row.get("results"))
+    for row, of_run in zip(cells.runs, results, strict=True):
         gone = row.get("status") == "done" and str(row.get("name")) not in cells.summary.runs
         written.append(
             [
@@ -316,7 +283,7 @@ def _every_run(cells: _Cells) -> Section:
                 f"{row.get('seed', NOTHING)}",
                 value_text(row.get("steps"), "seconds"),
                 plain(setting_text(row["settings"])) if row.get("settings") else NOTHING,
-                *(percent(results.get(key)) if is_share(key) else value_text(results.get(key), key) for key in keys),
+                *(value_text(of_run.get(key), key) for key in keys),
             ]
         )
     head: list[Child] = ["run", "status", "seed", "steps", "settings", *(named_metric(key) for key in keys)]

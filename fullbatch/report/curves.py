@@ -9,25 +9,23 @@ from itertools import pairwise
 from typing import Any
 
 from fullbatch.report.blocks import Section
-from fullbatch.report.charts import COLORS, DASHES, Axis, Chart, Series, figures
-from fullbatch.report.collect import AUDITED, PROBED, Fields, RunData
+from fullbatch.report.charts import COLORS, Axis, Chart, Series, figures
+from fullbatch.report.collect import AUDITED, PROBED, Fields, RunData, fields_of, numbers_of
 from fullbatch.report.wording import is_number, is_share, metric_name, metric_words
 
 SEEN = ", which the run trains on"
 _MOST_PERIODS = 4  # of batch losses shown, evenly spread; the last is one of them
 
-# key, title, what it tells, whether its axis starts as a log
-_MAIN: tuple[tuple[str, str, str, bool], ...] = (
-    ("loss", "Loss", "the method's own; losses of different methods are not comparable", False),
-    ("tau", "Temperature τ", "the band spans the samples where each has its own", False),
-    ("lr", "Learning rate", "", False),
-    ("gradient_norm", "Gradient norm", "before clipping", True),
-    ("samples_per_second", "Throughput", "pairs per second", False),
-    ("positive_similarity", "Similarity of true pairs", "mean cosine of a picture and its caption", False),
+# key, title, what it tells
+_MAIN: tuple[tuple[str, str, str], ...] = (
+    ("loss", "Loss", "the method's own; losses of different methods are not comparable"),
+    ("tau", "Temperature τ", "the band spans the samples where each has its own"),
+    ("lr", "Learning rate", ""),
+    ("gradient_norm", "Gradient norm", "before clipping"),
+    ("samples_per_second", "Throughput", "pairs per second"),
+    ("positive_similarity", "Similarity of true pairs", "mean cosine of a picture and its caption"),
 )
-_IGNORED = frozenset(
-    ("step", "stage", "epoch", "samples", "seconds", "tau_min", "tau_max", "kind") + tuple(name for name, *_ in _MAIN)
-)
+_NO_CURVES = {"step", "stage", "epoch", "samples", "seconds", "tau_min", "tau_max", "kind", *(key for key, *_ in _MAIN)}
 _LOG = Axis(scale="log")
 
 
@@ -38,9 +36,8 @@ def run_charts(runs: Sequence[RunData], labels: Sequence[str], colors: Sequence[
     charts = [_logged(runs, empty, *named) for named in _MAIN]
     charts += _normalizer_errors(runs, empty)
     charts += _evaluations(runs, empty)
-    others = sorted({key for run in runs for line in run.training for key in line} - _IGNORED)
-    for key in others:
-        chart = _logged(runs, empty, key, metric_name(key).capitalize(), "", False)
+    for key in sorted({key for run in runs for line in run.training for key in line} - _NO_CURVES):
+        chart = _logged(runs, empty, key, metric_name(key).capitalize(), "")
         if any(len(set(series.y)) > 1 for series in chart.series):
             charts.append(replace(chart, more=True))
     return [chart for chart in charts if any(len(series.x) > 1 for series in chart.series)]
@@ -51,20 +48,23 @@ def _filled(series: Series, lines: Iterable[Fields], key: str) -> Series:
     return replace(series, x=[step for step, _ in known], y=[value for _, value in known])
 
 
-def _drawn(series: Iterable[Series]) -> list[Series]:
-    return [one_run for one_run in series if one_run.x]
+def _all_filled(empty: Sequence[Series], lines: Sequence[Sequence[Fields]], key: str) -> list[Series]:
+    """A series a run; one that logged nothing of the kind has none."""
+    filled = [_filled(*pair, key) for pair in zip(empty, lines, strict=True)]
+    return [series for series in filled if series.x]
 
 
-def _logged(runs: Sequence[RunData], empty: Sequence[Series], key: str, title: str, note: str, log: bool) -> Chart:
-    series = []
-    for run, nothing in zip(runs, empty, strict=True):
-        curve = _filled(nothing, run.training, key)
-        if key == "tau":
-            low, high = (_filled(nothing, run.training, name).y for name in ("tau_min", "tau_max"))
-            if len(low) == len(high) == len(curve.x) and any(b - a > 1e-6 for a, b in zip(low, high, strict=True)):
-                curve = replace(curve, low=low, high=high)
-        series.append(curve)
-    return Chart(key, title, note, _drawn(series), _LOG if log else Axis())
+def _logged(runs: Sequence[RunData], empty: Sequence[Series], key: str, title: str, note: str) -> Chart:
+    series = _all_filled(empty, [run.training for run in runs], key)
+    if key == "tau":
+        series = [_banded(curve, runs[curve.run].training) for curve in series]
+    return Chart(key, title, note, series, _LOG if key == "gradient_norm" else Axis())
+
+
+def _banded(tau: Series, lines: Sequence[Fields]) -> Series:
+    low, high = (_filled(tau, lines, name).y for name in ("tau_min", "tau_max"))
+    spans = len(low) == len(high) == len(tau.x) and any(b - a > 1e-6 for a, b in zip(low, high, strict=True))
+    return replace(tau, low=low, high=high) if spans else tau
 
 
 def _normalizer_errors(runs: Sequence[RunData], empty: Sequence[Series]) -> list[Chart]:
@@ -72,29 +72,25 @@ def _normalizer_errors(runs: Sequence[RunData], empty: Sequence[Series]) -> list
 
     One run: both in one chart, audits dashed, and the method's error beside that of the batch's own estimate.
     """
-    kinds = (
-        ("normalizer_error", PROBED, [run.probes for run in runs]),
-        ("normalizer_audit", AUDITED, [run.audits for run in runs]),
-    )
+
+    def chart(key: str, sources: Sequence[str], series: Sequence[Series]) -> Chart:
+        note = f"mean squared error of the log-normalizers against exact ones ({' and '.join(sources)})"
+        return Chart(key, "Normalizer error", note, series, _LOG)
+
+    probes, audits = [run.probes for run in runs], [run.audits for run in runs]
     if len(runs) != 1:
         return [
-            _errors_chart(key, source, [_filled(*pair, "normalizer_error") for pair in zip(empty, lines, strict=True)])
-            for key, source, lines in kinds
+            chart("normalizer_error", [PROBED], _all_filled(empty, probes, "normalizer_error")),
+            chart("normalizer_audit", [AUDITED], _all_filled(empty, audits, "normalizer_error")),
         ]
-    series = [
-        _filled(Series(f"{name}, {source}", (), (), dashes * COLORS + color, run=0), lines, key)
-        for dashes, (_, source, (lines,)) in enumerate(kinds)
+    series, sources = list[Series](), {PROBED: probes[0], AUDITED: audits[0]}
+    for dashes, (source, lines) in enumerate(sources.items()):
         for color, (name, key) in enumerate(
             (("the method's estimate", "normalizer_error"), ("the batch's own", "batch_error"))
-        )
-    ]
-    sources = [source for _, source, (lines,) in kinds if lines]
-    return [_errors_chart("normalizer_error", " and ".join(sources), series)]
-
-
-def _errors_chart(key: str, sources: str, series: Sequence[Series]) -> Chart:
-    note = f"mean squared error of the log-normalizers against exact ones ({sources})"
-    return Chart(key, "Normalizer error", note, _drawn(series), _LOG)
+        ):
+            empty_line = Series(f"{name}, {source}", (), (), dashes * COLORS + color, run=0)
+            series += _all_filled([empty_line], [lines], key)
+    return [chart("normalizer_error", [source for source, lines in sources.items() if lines], series)]
 
 
 def _evaluations(runs: Sequence[RunData], empty: Sequence[Series]) -> list[Chart]:
@@ -107,17 +103,18 @@ def _evaluations(runs: Sequence[RunData], empty: Sequence[Series]) -> list[Chart
         if runs[0].finetune:
             return []
         seen = {key: trained_on(runs[0], key) for key in keys}
-        looks = [(short_name(key) + SEEN * ours, at % (COLORS * DASHES)) for at, (key, ours) in enumerate(seen.items())]
-        lines = [Series(label, (), (), color, run=0) for label, color in looks]
-        series = [_filled(line, runs[0].evaluations, key) for line, key in zip(lines, keys, strict=True)]
+        series = [
+            _filled(Series(short_name(key) + SEEN * seen[key], (), (), color, run=0), runs[0].evaluations, key)
+            for color, key in enumerate(keys)
+        ]
         note = "on data the run does not train on" if not any(seen.values()) else "on the data named"
         return [Chart("evaluation", "Evaluation", note, series, Axis(percent=True))]
     charts = []
     for place, key in enumerate(keys):
         title, note = metric_words(key)
-        series = [_filled(nothing, run.evaluations, key) for run, nothing in zip(runs, empty, strict=True)]
         note += SEEN * any(trained_on(run, key) for run in runs)
-        charts.append(Chart(f"evaluation-{place}", title or note, note, _drawn(series), metric_axis(key)))
+        series = _all_filled(empty, [run.evaluations for run in runs], key)
+        charts.append(Chart(f"evaluation-{place}", title or note, note, series, metric_axis(key)))
     return charts
 
 
@@ -146,16 +143,11 @@ def batch_losses_section(run: RunData) -> Section | None:
     From RUN/batches/losses.jsonl, a line a plan; and how hard spectral ones would have been, whatever the run was
     trained on, from `fullbatch audit --batch-losses`.
     """
-    audited = [
-        {**audit["batch_losses"], "step": audit["step"]}
-        for audit in run.audits
-        if isinstance(audit.get("batch_losses"), dict)
-    ]
-    charts = [
-        _batch_losses(line, name, label)
-        for lines, name, label in ((run.batch_losses, "period", "selected"), (audited, "step", "spectral"))
-        for line in spread_out([line for line in lines if _is_whole(line, name)], _MOST_PERIODS)
-    ]
+    audited = [{**fields_of(audit, "batch_losses"), "step": audit["step"]} for audit in run.audits]
+    charts: list[Chart] = []
+    for lines, name, label in ((run.batch_losses, "period", "selected"), (audited, "step", "spectral")):
+        every = [_batch_losses(line, name, label) for line in lines]
+        charts += spread_out([chart for chart in every if chart is not None], _MOST_PERIODS)
     if not charts:
         return None
     lead = (
@@ -169,49 +161,29 @@ def batch_losses_section(run: RunData) -> Section | None:
     return Section("batch-losses", "How hard the batches were", figures(charts), lead)
 
 
-def spread_out(lines: Sequence[Fields], most: int) -> list[Fields]:
-    """
-    >>> spread_out([{"period": n} for n in range(10)], 4)
-    [{'period': 0}, {'period': 3}, {'period': 6}, {'period': 9}]
-    """
-    if len(lines) <= most:
-        return list(lines)
-    return [lines[round(place * (len(lines) - 1) / (most - 1))] for place in range(most)]
+def spread_out(charts: Sequence[Chart], most: int) -> list[Chart]:
+    """The first, the last, and some evenly spread between them."""
+    count = min(len(charts), most)
+    return [charts[round(place * (len(charts) - 1) / max(count - 1, 1))] for place in range(count)]
 
 
-def _is_whole(line: Fields, name: str) -> bool:
-    columns = [line.get(column) for column in ("edges", "counts", "uniform_counts")]
-    lists = [values for values in columns if isinstance(values, list) and all(map(is_number, values))]
-    if len(lists) < len(columns):
-        return False
-    edges, counts, uniform = map(len, lists)
-    return edges - 1 == counts == uniform > 0 and is_number(line.get(name))
-
-
-def _batch_losses(line: Fields, name: str, label: str) -> Chart:
-    middles = [0.5 * (left + right) for left, right in pairwise(line["edges"])]
-
-    def shares(label: str, color: int, counts: str) -> Series:
-        total = max(1, sum(line[counts]))
-        return area(label, color, middles, [count / total for count in line[counts]])
-
-    return Chart(
-        f"batch-losses-{name}-{int(line[name])}",
-        f"{name} {int(line[name])}",
-        "share of the batches in each bin",
-        [shares(label, 0, "counts"), shares("uniform", 1, "uniform_counts")],
-        Axis(percent=True),
-        Axis("loss of a batch"),
-    )
+def _batch_losses(line: Fields, name: str, label: str) -> Chart | None:
+    """None for a line that is not whole."""
+    edges, counts, uniform = (numbers_of(line, key) for key in ("edges", "counts", "uniform_counts"))
+    if not len(edges) - 1 == len(counts) == len(uniform) > 0 or not is_number(line.get(name)):
+        return None
+    middles = [0.5 * (left + right) for left, right in pairwise(edges)]
+    series = [
+        area(words, color, middles, [count / max(1, sum(bins)) for count in bins])
+        for color, (words, bins) in enumerate(((label, counts), ("uniform", uniform)))
+    ]
+    key, title = f"batch-losses-{name}-{int(line[name])}", f"{name} {int(line[name])}"
+    return Chart(key, title, "share of the batches in each bin", series, Axis(percent=True), Axis("loss of a batch"))
 
 
 def area(label: str, color: int, x: Sequence[float], y: Sequence[float]) -> Series:
     """A curve that is filled down to 0."""
     return Series(label, x, y, color, [0.0] * len(y), y, style="area")
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# the clock
 
 
 def for_script(run: RunData, filter: object = None) -> dict[str, Any]:
@@ -229,11 +201,9 @@ def clock_of(run: RunData, most: int = 100) -> tuple[list[int], list[float], lis
     stride = max(1, math.ceil(len(clock) / most))
     ends = [at for at, (step, _) in enumerate(clock) if step == run.recovery_steps]
     kept = sorted({0, *range(0, len(clock), stride), *ends, len(clock) - 1}) if clock else []
-    pairs = [
-        line["samples"] if is_number(line.get("samples")) else line["step"] * run.batch_size for line in run.training
-    ]
-    return (
-        [0, *(clock[at][0] for at in kept)],
-        [0.0, *(round(clock[at][1], 3) for at in kept)],
-        [0, *(int(pairs[at]) for at in kept)],
-    )
+    steps, seconds, pairs = [0], [0.0], [0]
+    for line, (step, so_far) in ((run.training[at], clock[at]) for at in kept):
+        steps.append(step)
+        seconds.append(round(so_far, 3))
+        pairs.append(int(line["samples"] if is_number(line.get("samples")) else step * run.batch_size))
+    return steps, seconds, pairs

@@ -8,7 +8,7 @@ import base64
 import hashlib
 import io
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -22,7 +22,6 @@ from fullbatch.config.data import Data
 from fullbatch.config.messages import plain
 from fullbatch.config.model import Model
 from fullbatch.config.run import RunConfig
-from fullbatch.config.training import Precision
 from fullbatch.data.images import EvalTransform, decode
 from fullbatch.data.loader import EvaluationBatches, Part, SamplePool, load, open_pool
 from fullbatch.data.sample import BadSample, RawSample
@@ -64,9 +63,7 @@ class Embedded:
 
     @cached_property
     def groups_N(self) -> Tensor:
-        """Equal for equal captions."""
-        numbers = {caption: number for number, caption in enumerate(dict.fromkeys(self.captions))}
-        return torch.tensor([numbers[caption] for caption in self.captions])
+        return groups_of(self.captions)
 
     def read(self, row: int) -> RawSample | None:
         try:
@@ -85,8 +82,10 @@ class Embedded:
         return origins
 
 
-def _device() -> torch.device:
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+def groups_of(keys: Iterable[Hashable]) -> Tensor:
+    """A number a key, equal for equal ones."""
+    numbers: dict[Hashable, int] = {}
+    return torch.tensor([numbers.setdefault(key, len(numbers)) for key in keys])
 
 
 @dataclass(frozen=True)
@@ -99,16 +98,14 @@ class RunModel:
     device: torch.device
 
     @classmethod
-    def of_run(cls, run: Path) -> RunModel:
-        """The model of the run's last good checkpoint."""
-        loaded = load_trained(run)
-        return cls(loaded.model.to(_device()), loaded.config, loaded.temperature, _device())
-
-    @classmethod
-    def of_export(cls, run: Path, name: str) -> RunModel:
-        """The model that a fine-tuning exported to this folder of its own."""
-        model = build_model(Model(pretrained=str(run / name))).eval().to(_device())
-        return cls(model, Folder(run).read_config(), model.initial_temperature or 0.07, _device())
+    def load(cls, run: Path, name: str | None = None) -> RunModel:
+        """The model that a fine-tuning exported to the folder of this name; else that of the last good checkpoint."""
+        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        if name is None:
+            loaded = load_trained(run)
+            return cls(loaded.model.to(device), loaded.config, loaded.temperature, device)
+        model = build_model(Model(pretrained=str(run / name))).eval().to(device)
+        return cls(model, Folder(run).read_config(), model.initial_temperature or 0.07, device)
 
     @property
     def most_samples(self) -> int:
@@ -125,29 +122,25 @@ class RunModel:
         part = SamplePool([Part(pool, ids)])
         batches = EvaluationBatches(part, self.config.evaluation.eval_batch, transform, self.model.tokenize)
         workers = self.config.data.workers if len(ids) > _MANY else 0
-        places, images, texts, tiny, captions = [], [], [], [], []
+        precision = self.config.training.precision
+        if precision == "fp16" and self.device.type == "cpu":
+            precision = "fp32"  # a CPU has no float16
+        places, captions, tables = list[int](), list[str](), list[tuple[Tensor, ...]]()
         for batch in load(batches, range(len(batches)), workers, self.device):
             if not len(batch.ids):
                 continue
-            with in_precision(self._precision, self.device):
+            with in_precision(precision, self.device):
                 image_BD, text_BD = self.model(batch.images, batch.tokens)
             places += batch.ids.tolist()
             captions += [of_image[0] for of_image in batch.captions]
-            images.append(image_BD.float())
-            texts.append(text_BD.float())
-            tiny.append(adaptive_avg_pool2d(batch.images.float() / 255.0, TINY).flatten(1))
+            tiny_BP = adaptive_avg_pool2d(batch.images.float() / 255.0, TINY).flatten(1)
+            tables.append((image_BD.float(), text_BD.float(), tiny_BP))
         if not captions:
             raise ValueError("none of its samples can be read")
-        image_ND, text_ND, tiny_NP = (torch.cat(rows) for rows in (images, texts, tiny))
+        image_ND, text_ND, tiny_NP = (torch.cat(parts) for parts in zip(*tables, strict=True))
         if not bool(image_ND.isfinite().all() and text_ND.isfinite().all()):
             raise ValueError("the model's embeddings are not finite")
         return Embedded(pool, [ids[place] for place in places], image_ND, text_ND, tiny_NP, captions)
-
-    @property
-    def _precision(self) -> Precision:
-        """As in training, but a CPU has no float16."""
-        wanted = self.config.training.precision
-        return "fp32" if wanted == "fp16" and self.device.type == "cpu" else wanted
 
 
 def training_pool(config: Data) -> SamplePool:
@@ -158,11 +151,6 @@ def shown_model(run: RunData) -> str | None:
     """Which of its two models a fine-tuning says to use; None for other runs, and before there is a result."""
     name = run.finetune.get("result")
     return str(name) if name in (BASE, TUNED) and (run.path / str(name)).is_dir() else None
-
-
-def model_of(run: RunData, name: str | None) -> RunModel:
-    """The model of this name of a fine-tuning; else that of the last checkpoint."""
-    return RunModel.of_run(run.path) if name is None else RunModel.of_export(run.path, name)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from fullbatch.config.messages import plain
 from fullbatch.report.blocks import Section, first_shown, folded, listing, named_metric, notice, some_names, table
-from fullbatch.report.charts import COLORS, DASHES, Axis, Chart, Mark, Series, figure, figures
-from fullbatch.report.collect import Fields, RunData, mapping_of, records_of
+from fullbatch.report.charts import Axis, Chart, Mark, Series, figure, figures
+from fullbatch.report.collect import Fields, RunData, fields_of, records_of
 from fullbatch.report.curves import SEEN, metric_axis, short_name, trained_on
 from fullbatch.report.markup import Child, Html, joined, node
 from fullbatch.report.wording import (
@@ -45,15 +45,14 @@ def finetuning_section(run: RunData) -> Section | None:
     return Section("finetuning", "Fine-tuning", body, lead)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# in words
-
-
 def _verdict(run: RunData) -> Html:
     record, lines = run.finetune, list[Child]()
     match record.get("outcome"):
         case "tuned":
-            lines.append(f"The tuned model is kept{_best(record)}. No task lost more than {_tolerance(record)}.")
+            tolerance = record.get("tolerance")
+            points = f"{100.0 * tolerance:g} point" if is_number(tolerance) else "the tolerance"
+            points += "s" if is_number(tolerance) and points != "1 point" else ""
+            lines.append(f"The tuned model is kept{_best(record)}. No task lost more than {points}.")
         case "kept_base":
             why = record.get("reasons")
             reasons = [plain(reason) for reason in why] if isinstance(why, list) else []
@@ -66,7 +65,7 @@ def _verdict(run: RunData) -> Html:
         case _:
             lines.append("The fine-tuning has not ended, so there is no verdict yet.")
     mixed, written = run.interpolation.get("best_alpha"), run.interpolation.get("written")
-    if is_number(mixed) and float(mixed) == 0.0:
+    if is_number(mixed) and mixed == 0:
         lines.append("No mixture of base and tuned weights beats the base without letting a task fall.")
     elif is_number(mixed):
         where = f", in {plain(written, 60)}/" if written else ""
@@ -75,26 +74,14 @@ def _verdict(run: RunData) -> Html:
 
 
 def _best(record: Fields) -> str:
-    metric, epochs = plain(record.get("metric", ""), 160), records_of(record, "epochs")
-    chosen = next((epoch for epoch in epochs if epoch.get("step") == record.get("best_step")), None)
+    metric = plain(record.get("metric", ""), 160)
+    epochs = {epoch["step"]: epoch for epoch in records_of(record, "epochs") if is_number(epoch.get("step"))}
+    chosen = epochs.get(record.get("best_step"))
     if chosen is None:
         return ""
     by = "the mean over the tasks" if metric == "mean" else metric
-    base = next((epoch.get("score") for epoch in epochs if epoch.get("step") == 0), None)
-    scores = f" ({value_text(base, metric)} → {value_text(chosen.get('score'), metric)})"
-    return f", as it was after epoch {plain(chosen.get('epoch'), 20)}, the best by {by}{scores}"
-
-
-def _tolerance(record: Fields) -> str:
-    tolerance = record.get("tolerance")
-    if not is_number(tolerance):
-        return "the tolerance"
-    points = f"{100.0 * tolerance:g}"
-    return "1 point" if points == "1" else f"{points} points"
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# in numbers
+    scores = " → ".join(value_text(epoch.get("score"), metric) for epoch in (epochs.get(0, {}), chosen))
+    return f", as it was after epoch {plain(chosen.get('epoch'), 20)}, the best by {by} ({scores})"
 
 
 def _before_after(run: RunData) -> Html | None:
@@ -119,7 +106,7 @@ def _before_after(run: RunData) -> Html | None:
 def task_charts(run: RunData) -> list[Chart]:
     """A chart a task: the base's value at step 0, still the same when the recovery ends, then one an epoch."""
     epochs = [epoch for epoch in records_of(run.finetune, "epochs") if is_number(epoch.get("step"))]
-    values = {int(epoch["step"]): mapping_of(epoch.get("values")) for epoch in epochs}
+    values = {int(epoch["step"]): fields_of(epoch, "values") for epoch in epochs}
     keys = list(dict.fromkeys(str(key) for at_step in values.values() for key in at_step))
     recovery, best = run.recovery_steps, run.finetune.get("best_step")
     charts = []
@@ -139,10 +126,6 @@ def task_charts(run: RunData) -> list[Chart]:
     return charts
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# mixtures of base and tuned
-
-
 def mixture_chart(record: Fields) -> Chart | None:
     points = [point for point in records_of(record, "points") if is_number(point.get("alpha"))]
     if len(points) < 2:
@@ -150,14 +133,13 @@ def mixture_chart(record: Fields) -> Chart | None:
     curves: dict[str, dict[float, float]] = {}
     for point in sorted(points, key=lambda point: float(point["alpha"])):
         values = {"the mean": point.get("score")} if record.get("metric") == "mean" else {}
-        for key, value in mapping_of(point.get("values")).items():
-            if is_share(str(key)):  # ranks have another scale
-                values[short_name(str(key))] = value
+        shares = {key: value for key, value in fields_of(point, "values").items() if is_share(key)}  # ranks do not fit
+        values |= {short_name(key): value for key, value in shares.items()}
         for label, value in values.items():
             if is_number(value):
                 curves.setdefault(plain(label, 120), {})[float(point["alpha"])] = float(value)
     series = [
-        Series(label, list(curve), list(curve.values()), place % (COLORS * DASHES), style="errors")
+        Series(label, list(curve), list(curve.values()), place, style="errors")
         for place, (label, curve) in enumerate(curves.items())
     ]
     note = "weight by weight, from the base at 0 to the tuned model at 1"

@@ -64,33 +64,26 @@ def write_page(
     for kind, alone in (("comparison", compared), ("search", searched)):
         if alone and len(paths) > 1:
             raise ValueError(f"{alone[0]} is a {kind}, which has a page of its own; name it alone.")
-    if baseline is not None and compared:
-        raise ValueError("A comparison has its own baseline; leave --baseline out.")
-    if baseline is not None and searched:
-        raise ValueError("A search has its own baselines; leave --baseline out.")
-    target = _target(paths) if output is None else Path(output)
+        if alone and baseline is not None:
+            raise ValueError(f"A {kind} has its own baseline; leave --baseline out.")
+    above = paths[0] if len(paths) == 1 else Path(os.path.commonpath([path.resolve().parent for path in paths]))
+    target = above / PAGE if output is None else Path(output)
     if target.is_dir():
         target = target / PAGE
+    runs = [] if compared or searched else [read_run(path) for path in paths]
     other = read_run(baseline) if baseline is not None else None
     if compared:
         page = comparison_page(read_comparison(paths[0]))
     elif searched:
         page = search_page(read_search(paths[0]))
-    elif len(paths) > 1:
-        page = several_page([read_run(path) for path in paths], other, pictures, samples)
+    elif len(runs) > 1:
+        page = several_page(runs, other, pictures, samples)
     else:
-        run = read_run(paths[0])
         target.parent.mkdir(parents=True, exist_ok=True)
-        page = run_page(run, other, target.parent, pictures, samples)
+        page = run_page(runs[0], other, target.parent, pictures, samples)
     target.parent.mkdir(parents=True, exist_ok=True)
     replace_text(target, fitting(page))
     return target
-
-
-def _target(paths: Sequence[Path]) -> Path:
-    if len(paths) == 1:
-        return paths[0] / PAGE
-    return Path(os.path.commonpath([path.resolve().parent for path in paths])) / PAGE
 
 
 def fitting(page: Page) -> str:
@@ -130,8 +123,8 @@ def render(page: Page, detail: Detail) -> str:
     off = notice("The charts are drawn by the page's own script, which is switched off.") if page.charts else None
     body = node(
         "body",
-        _navigation(page.sections),
-        node("main", node("header", page.header), node("noscript", off), [_section(part) for part in page.sections]),
+        _navigation(page.shown),
+        node("main", node("header", page.header), node("noscript", off), [_section(part) for part in page.shown]),
         node("footer", f"Written by fullbatch {fullbatch.__version__}. This file loads nothing from anywhere."),
         node("script", embedded_json(data), type="application/json", id="data"),
         node("script", Html(script)),
@@ -140,10 +133,8 @@ def render(page: Page, detail: Detail) -> str:
 
 
 def _navigation(sections: Sequence[Section]) -> Html:
-    links = [node("a", section.title, href=f"#{section.key}") for section in sections]
-    theme = node(
-        "button", "◐", type="button", id="theme", title="light or dark", aria_label="switch between light and dark"
-    )
+    links, words = [node("a", section.title, href=f"#{section.key}") for section in sections], "light or dark"
+    theme = node("button", "◐", type="button", id="theme", title=words, aria_label=f"switch between {words}")
     return node("nav", node("div", links, class_="links"), theme, aria_label="sections")
 
 

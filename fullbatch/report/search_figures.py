@@ -11,7 +11,7 @@ from typing import Any
 
 from fullbatch.config.messages import plain
 from fullbatch.report.charts import BASELINE, SHADES, Axis, Chart, Dot, Label, Look, Series, figure, figures
-from fullbatch.report.collect import mapping_of
+from fullbatch.report.collect import Fields, fields_of
 from fullbatch.report.markup import Html, joined, node
 from fullbatch.report.wording import NOTHING, TIMES, counted, is_number, number, setting_text
 
@@ -162,14 +162,15 @@ def progression(
 
 
 def importance(key: str, shares: Mapping[str, Any]) -> Chart | None:
-    names = [str(name) for name, share in mapping_of(shares.get("fanova")).items() if is_number(share)]
+    names = [str(name) for name, share in fields_of(shares, "fanova").items() if is_number(share)]
     if not names:
         return None
-    series = [
-        Series(title, [_share(shares, forest, name) for name in names], places, color, style="bars")
-        for color, (forest, title) in enumerate(_FORESTS.items())
-        for places in [[row + (-0.19, 0.19)[color] for row in range(len(names))]]
-    ]
+    series = []
+    for color, (forest, title) in enumerate(_FORESTS.items()):
+        known = {name: share for name, share in fields_of(shares, forest).items() if is_number(share)}
+        values = [min(max(float(known.get(name, 0.0)), 0.0), 1.0) for name in names]
+        places = [row + (-0.19, 0.19)[color] for row in range(len(names))]
+        series.append(Series(title, values, places, color, style="bars"))
     out = [plain(name, 60) for name in shares.get("left_out") or ()]
     note = f"share of the variation among what was tried, over {counted(int(shares.get('trials') or 0), 'whole trial')}"
     pruned = int(shares.get("pruned") or 0)
@@ -179,11 +180,6 @@ def importance(key: str, shares: Mapping[str, Any]) -> Chart | None:
     y, x = Axis(words=names), Axis(percent=True, reach=[0.0, max(*series[0].x, *series[1].x) + 0.12])
     height, words = 32 + 36 * len(names), f"importance by fANOVA: {words}"
     return Chart(f"{key}-importance", "Importance", note, series, y, x, height=height, words=words)
-
-
-def _share(shares: Mapping[str, Any], forest: str, name: str) -> float:
-    share = mapping_of(shares.get(forest)).get(name)
-    return min(max(float(share), 0.0), 1.0) if is_number(share) else 0.0
 
 
 def learning_curves(key: str, trials: Sequence[EndedTrial], metric: SearchMetric) -> Chart | None:
@@ -318,83 +314,70 @@ def _axis_labels(at: int, axis: Axis) -> list[Label]:
 # finalists, and the front of two metrics
 
 
-@dataclass(frozen=True)
-class FinalistRow:
-    """In one metric; ``detail`` is what its label stands for."""
-
-    label: str
-    detail: str
-    baseline: bool
-    seeds: Sequence[int]
-    values: Sequence[float]
-    mean: float
-    sd: float | None
-    tip: str
-
-
-def finalists(key: str, rows: Sequence[FinalistRow], metric: SearchMetric) -> Html | None:
-    """A row a finalist: seeds as points, the mean as a bar, one standard deviation as a band."""
-    if not rows:
+def finalists(number: int, rows: Sequence[Fields], tips: Sequence[str], metric: SearchMetric) -> Html | None:
+    """By the metric of this number, a row a finalist: seeds as points, the mean as a bar, one standard deviation as a
+    band.  One that the file does not have whole is left out."""
+    series, names, means = list[Series](), list[str](), list[str]()
+    for row, tip in zip(rows, tips, strict=True):
+        values = [seed[number] for seed in row.get("values") or () if isinstance(seed, list) and len(seed) > number]
+        seeds, params, baseline = row.get("seeds") or [], fields_of(row, "params"), row.get("kind") == "baseline"
+        if not values or len(seeds) != len(values) or not all(map(is_number, values)):
+            continue
+        label, place, color = plain(row.get("label"), 80), len(names), _GREY if baseline else 0
+        chosen = [plain(params[name], 40) for name in ("optimizer", "method") if name in params]
+        detail = "baseline" if baseline else " + ".join(chosen)
+        names.append(f"{label}: {detail}" if detail else label)
+        mean, sd = statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else 0.0
+        means.append(f"{label} {metric.text(mean)}")
+        text = f"{label}: {metric.text(mean)}{f' ± {metric.text(sd)}' if len(values) > 1 else ''}\n{tip}"
+        series.append(Series(label, [mean], [place], color, [mean - sd], [mean + sd], style="ticks", tips=[text]))
+        told = {seed: f"{label}, seed {seed}: {metric.text(value)}" for seed, value in zip(seeds, values, strict=True)}
+        dots = [Dot(value, place, told[seed]) for seed, value in zip(seeds, values, strict=True)]
+        series.append(Series.of_dots(label, dots, color))
+    if not series:
         return None
-    series = []
-    for baseline, label in ((False, "found"), (True, "baselines")):
-        mine = [(place, row) for place, row in enumerate(rows) if row.baseline is baseline]
-        color = _GREY if baseline else 0
-        ends = [[row.mean + sign * (row.sd or 0.0) for _, row in mine] for sign in (-1, 0, 1)]
-        places = [place for place, _ in mine]
-        texts = [
-            f"{row.label}: {metric.text(row.mean)}{'' if row.sd is None else f' ± {metric.text(row.sd)}'}\n{row.tip}"
-            for _, row in mine
-        ]
-        seeds = [
-            Dot(value, place, f"{row.label}, seed {seed}: {metric.text(value)}")
-            for place, row in mine
-            for seed, value in zip(row.seeds, row.values, strict=True)
-        ]
-        if mine:
-            series.append(Series(label, ends[1], places, color, ends[0], ends[2], style="ticks", tips=texts))
-            series.append(Series.of_dots(label, seeds, color))
     chart = Chart(
-        f"{key}-finalists",
+        f"metric-{number}-finalists",
         metric.short if len(metric.short) < 80 else "Finalists",
         "points are seeds, bars means, bands one standard deviation; baselines are grey",
         series,
-        Axis(words=[f"{row.label}: {row.detail}" if row.detail else row.label for row in rows]),
+        Axis(words=names),
         metric.axis(),
         legend=False,
-        height=32 + 34 * len(rows),
-        words=f"finalists by {metric.short}: " + "; ".join(f"{row.label} {metric.text(row.mean)}" for row in rows),
+        height=32 + 34 * len(names),
+        words=f"finalists by {metric.short}: {'; '.join(means)}",
     )
     return figure(chart, "chart broad bounded")
 
 
 def front(
-    trials: Sequence[EndedTrial], best: Sequence[tuple[float, float]], metrics: Sequence[SearchMetric]
+    trials: Sequence[EndedTrial], best: Sequence[Sequence[float]], metrics: Sequence[SearchMetric]
 ) -> Html | None:
     """Two metrics against each other, with the line of those that none beats in both."""
     if len(metrics) != 2:
         return None
-    corners, stair = sorted(best), list[tuple[float, float]]()
+    corners, stair = sorted((row[0], row[1]) for row in best if len(row) == 2), list[tuple[float, float]]()
     for x, y in corners:  # between two of the front lies nothing that is as good as either
         if stair:
             stair.append((stair[-1][0], y) if metrics[0].up else (x, stair[-1][1]))
         stair.append((x, y))
-    series = [Series.of_path("front", stair, "ink")] if stair else []
-    dots: dict[bool, list[Dot]] = {False: [], True: []}  # by whether they are on the front
+    on_front, others = list[Dot](), list[Dot]()
     for trial in trials:
         first, second = trial.values if len(trial.values) == 2 else (None, None)
         if trial.status in WHOLE and first is not None and second is not None:
             unbeaten = (first, second) in corners
-            dots[unbeaten].append(Dot(first, second, trial.tip, "ringed" if unbeaten else "full"))
-    series += [Series.of_dots("others", dots[False], _GREY)] if dots[False] else []
-    series += [Series.of_dots("on the front", dots[True])] if dots[True] else []
-    if not series:
-        return None
+            dots = on_front if unbeaten else others
+            dots.append(Dot(first, second, trial.tip, "ringed" if unbeaten else "full"))
+    series = [
+        Series.of_path("front", stair, "ink"),
+        Series.of_dots("others", others, _GREY),
+        Series.of_dots("on the front", on_front),
+    ]
     chart = Chart(
         "front-chart",
         "Two metrics",
         f"upright: {metrics[1].short}; rings are not beaten in both",
-        series,
+        [drawn for drawn in series if drawn.x],
         metrics[1].axis(),
         metrics[0].axis(metrics[0].short),
         height=266,

@@ -8,14 +8,13 @@ from typing import Any
 
 from fullbatch.config.messages import plain
 from fullbatch.config.tree import write_values
-from fullbatch.report.blocks import Page, Section, best, folded, listing, note, notice, page_header, present, table
+from fullbatch.report.blocks import Page, Section, best, folded, listing, note, notice, page_header, table
 from fullbatch.report.charts import figures
-from fullbatch.report.collect import Fields, SummaryFile, mapping_of, records_of
+from fullbatch.report.collect import Fields, SummaryFile, fields_of, numbers_of, records_of
 from fullbatch.report.markup import Child, Html, joined, node
 from fullbatch.report.search_figures import (
     WHOLE,
     EndedTrial,
-    FinalistRow,
     SearchMetric,
     by_choice,
     finalists,
@@ -26,15 +25,7 @@ from fullbatch.report.search_figures import (
     progression,
     slices,
 )
-from fullbatch.report.wording import (
-    NOTHING,
-    counted,
-    difference_text,
-    duration,
-    is_number,
-    setting_text,
-    short_number,
-)
+from fullbatch.report.wording import NOTHING, counted, difference_text, duration, is_number, setting_text, short_number
 from fullbatch.trials.statistics import SEEDS_TO_TELL
 
 _MOST_DRAWN = 600  # trials of a phase; beyond, the best half of these and some of the others
@@ -50,61 +41,61 @@ _PHASES = {
 }
 
 
+class _Phase:
+    """A phase as search.json has it; ``rows`` are its trials as they stand there, by slot."""
+
+    def __init__(self, content: Fields, metrics: Sequence[SearchMetric]) -> None:
+        self.content = content
+        self.name = plain(content.get("name"), 40)
+        self.title, self.lead = _PHASES.get(self.name, (self.name, ""))
+        self.rows = {row["slot"]: row for row in records_of(content, "trials") if isinstance(row.get("slot"), int)}
+        self.trials = [_trial(row, metrics) for row in self.rows.values()]
+        self.running = len(records_of(content, "running"))
+
+    def by_rank(self) -> list[EndedTrial]:
+        return sorted(self.trials, key=lambda trial: (trial.rank is None, trial.rank or 0, trial.slot))
+
+
 def search_page(summary: SummaryFile) -> Page:
     metrics = [
         SearchMetric(
-            plain(row.get("name"), 120),
-            plain(row.get("short") or row.get("name"), 120),
-            row.get("maximise") is not False,
-            row.get("share") is True,
+            name, plain(row.get("short") or name, 120), row.get("maximise") is not False, row.get("share") is True
         )
         for row in summary.rows("metrics")
+        for name in [plain(row.get("name"), 120)]
     ] or [SearchMetric("value", "value", True, False)]
-    phases = {str(phase.get("name")): _trials(phase, metrics) for phase in summary.rows("phases")}
+    phases = [_Phase(content, metrics) for content in summary.rows("phases")]
+    log_scaled = [str(setting) for setting in summary.content.get("log_scaled") or ()]
     return Page(
         title=f"{plain(summary.name, 80)} · fullbatch",
-        header=_header(summary, metrics),
-        sections=present(
-            _winner(summary),
+        header=_header(summary, phases, metrics),
+        sections=[
+            _winner(summary.fields("winner")),
             _finalists(summary, metrics),
             _front(summary, phases, metrics),
-            *(
-                _phase(phase, phases[str(phase.get("name"))], metrics[0], summary)
-                for phase in summary.rows("phases")
-                if phase.get("name") != "finals"
-            ),
-            _ranked(summary, phases, metrics),
-            _cost(summary),
-            _plan(summary),
-        ),
+            *(_tried(phase, metrics[0], log_scaled) for phase in phases if phase.name != "finals"),
+            _ranked(phases, metrics),
+            _cost(phases),
+            _plan(summary.fields("plan")),
+        ],
     )
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# what search.json says
-
-
-def _trials(phase: Fields, metrics: Sequence[SearchMetric]) -> list[EndedTrial]:
-    trials = []
-    for row in records_of(phase, "trials"):
-        if not isinstance(row.get("slot"), int):
-            continue
-        params, values = mapping_of(row.get("params")), _values(row.get("values"), len(metrics))
-        label, status = plain(row.get("label"), 80), plain(row.get("status"), 20)
-        error = plain(row.get("error") or "", 200)
-        trials.append(
-            EndedTrial(
-                slot=row["slot"],
-                rank=row["rank"] if isinstance(row.get("rank"), int) else None,
-                label=label,
-                status=status,
-                params=params,
-                values=values,
-                evaluations=tuple(_evaluations(row.get("evaluations"))),
-                tip=_tip(f"{label} (trial {row['slot']}), {status}", metrics, values, params, error),
-            )
-        )
-    return trials
+def _trial(row: Fields, metrics: Sequence[SearchMetric]) -> EndedTrial:
+    params, values = fields_of(row, "params"), _values(row.get("values"), len(metrics))
+    label, status = plain(row.get("label"), 80), plain(row.get("status"), 20)
+    return EndedTrial(
+        slot=row["slot"],
+        rank=row["rank"] if isinstance(row.get("rank"), int) else None,
+        label=label,
+        status=status,
+        params=params,
+        values=values,
+        evaluations=tuple(_evaluations(row.get("evaluations"))),
+        tip=_tip(
+            f"{label} (trial {row['slot']}), {status}", metrics, values, params, plain(row.get("error") or "", 200)
+        ),
+    )
 
 
 def _tip(
@@ -115,12 +106,14 @@ def _tip(
 
 
 def _values(written: object, count: int) -> tuple[float | None, ...]:
+    """One a metric, of a trial or a finalist; empty where the file does not have them all."""
     if not isinstance(written, list) or len(written) != count:
         return ()
     return tuple(float(value) if is_number(value) else None for value in written)
 
 
 def _evaluations(written: object) -> list[tuple[float, float]]:
+    """Steps, and the first metric there."""
     pairs = [pair for pair in written if isinstance(pair, list) and len(pair) == 2] if isinstance(written, list) else []
     return [
         (float(step), float(values[0]))
@@ -146,31 +139,28 @@ def _settings_cell(params: Mapping[str, Any], skipped: Sequence[str] = ()) -> Ht
 # what came of it
 
 
-def _header(summary: SummaryFile, metrics: Sequence[SearchMetric]) -> Html:
-    cost = mapping_of(summary.content.get("cost"))
-    rows = [row for phase in summary.rows("phases") for row in records_of(phase, "trials")]
-    statuses = {name: sum(row.get("status") == name for row in rows) for name in _STATUSES}
-    running = sum(len(records_of(phase, "running")) for phase in summary.rows("phases"))
+def _header(summary: SummaryFile, phases: Sequence[_Phase], metrics: Sequence[SearchMetric]) -> Html:
+    cost, ended = summary.fields("cost"), [trial.status for phase in phases for trial in phase.trials]
+    statuses = ", ".join(f"{ended.count(name)} {name}" for name in _STATUSES if name in ended)
     owed, left = cost.get("trials_owed"), cost.get("left_seconds")
     facts = [
         ("metric" if len(metrics) == 1 else "metrics", "; ".join(metric.name for metric in metrics)),
-        ("trials", f"{len(rows)} of {owed}" if is_number(owed) else f"{len(rows)}"),
-        ("ended as", ", ".join(f"{count} {name}" for name, count in statuses.items() if count) or "none yet"),
-        ("running", str(running) if running else ""),
+        ("trials", f"{len(ended)} of {owed}" if is_number(owed) else f"{len(ended)}"),
+        ("ended as", statuses or "none yet"),
+        ("running", str(sum(phase.running for phase in phases) or "")),
         ("device-hours", short_number(cost.get("device_hours"))),
         ("left", f"about {duration(left)}" if is_number(left) and cost.get("trials_done") != owed else ""),
     ]
-    known = [(name, value) for name, value in facts if value]
-    return page_header("a search", plain(summary.name, 120), known, _failed(summary))
+    return page_header("a search", plain(summary.name, 120), facts, _failed(phases))
 
 
-def _failed(summary: SummaryFile) -> Html | None:
+def _failed(phases: Sequence[_Phase]) -> Html | None:
     items: list[Child] = []
-    for phase in summary.rows("phases"):
-        for row in (row for row in records_of(phase, "trials") if row.get("status") == "failed"):
-            name, label = f"{plain(phase.get('name'), 20)} {row.get('slot')}", plain(row.get("label"), 80)
-            which = "" if label == name else f" ({label})"
-            reason = plain(row.get("error") or "no reason given")
+    for phase in phases:
+        for trial in (trial for trial in phase.trials if trial.status == "failed"):
+            name = f"{phase.name} {trial.slot}"
+            which = "" if trial.label == name else f" ({trial.label})"
+            reason = plain(phase.rows[trial.slot].get("error") or "no reason given")
             items.append(joined(node("strong", name), f"{which} failed: ", reason))
     if not items:
         return None
@@ -179,13 +169,10 @@ def _failed(summary: SummaryFile) -> Html | None:
     return node("div", node("p", "Trials that could not be trained:"), listing(items), class_="notice")
 
 
-def _winner(summary: SummaryFile) -> Section:
-    winner = mapping_of(summary.content.get("winner"))
+def _winner(winner: Fields) -> Section:
     if not winner:
         return Section("winner", "In short", notice("No trial has ended with a value yet, so there is no winner."))
-    settings = [
-        (plain(name, 60), plain(setting_text(value))) for name, value in mapping_of(winner.get("params")).items()
-    ]
+    settings = [(plain(name, 60), plain(setting_text(value))) for name, value in fields_of(winner, "params").items()]
     body = joined(
         listing([plain(winner.get("said"), 1200)], "verdicts"),
         table(("the winner's settings", "value"), settings, "settings") if settings else None,
@@ -195,59 +182,41 @@ def _winner(summary: SummaryFile) -> Section:
 
 
 def _finalists(summary: SummaryFile, metrics: Sequence[SearchMetric]) -> Section | None:
-    rows = [row for row in summary.rows("finalists") if isinstance(row.get("mean"), list) and row["mean"]]
-    if not rows:
+    rows, winner = summary.rows("finalists"), summary.fields("winner")
+    if not any(numbers_of(row, "mean") for row in rows):
         return None
-    pieces: list[Child] = []
-    for number, metric in enumerate(metrics):
-        read = [_finalist(row, number) for row in rows]
-        pieces.append(finalists(f"metric-{number}", [row for row in read if row is not None], metric))
+    tips = [_settings(fields_of(row, "params")) for row in rows]
     unfit = [
         f"{plain(row.get('name') or row.get('label'), 80)}: {row.get('diverged') or 0} seeds diverged, "
         f"{row.get('missing') or 0} ended without a value"
-        for row in summary.rows("finalists")
+        for row in rows
         if row.get("missing") or row.get("diverged")
     ]
-    elsewhere = mapping_of(summary.content.get("winner")).get("elsewhere") is True
     lead = "The same configs and the baselines over seeds" + (
         ", measured on sets that nothing was picked by."
-        if elsewhere
+        if winner.get("elsewhere") is True
         else ". A winner picked as the best of several on the same evaluation sets looks a little better than it is."
     )
-    body = joined(*pieces, _paired(summary, metrics), notice(listing(unfit)) if unfit else None)
+    body = joined(
+        [finalists(number, rows, tips, metric) for number, metric in enumerate(metrics)],
+        _paired(winner, metrics),
+        notice(listing(unfit)) if unfit else None,
+    )
     return Section("finalists", "Finalists", body, lead)
 
 
-def _finalist(row: Fields, number: int) -> FinalistRow | None:
-    """In the metric of this number; None where the file does not have it whole."""
-    values = [seed[number] for seed in row.get("values") or () if isinstance(seed, list) and len(seed) > number]
-    mean, sds, seeds = row["mean"], row.get("sd") or [], row.get("seeds") or []
-    if number >= len(mean) or len(seeds) != len(values) or not all(map(is_number, [mean[number], *values])):
-        return None
-    sd = sds[number] if number < len(sds) and is_number(sds[number]) else None
-    params, baseline = mapping_of(row.get("params")), row.get("kind") == "baseline"
-    chosen = [plain(params[name], 40) for name in ("optimizer", "method") if name in params]
-    detail = "baseline" if baseline else " + ".join(chosen)
-    return FinalistRow(
-        plain(row.get("label"), 80), detail, baseline, seeds, values, mean[number], sd, _settings(params)
-    )
-
-
-def _paired(summary: SummaryFile, metrics: Sequence[SearchMetric]) -> Html | None:
+def _paired(winner: Fields, metrics: Sequence[SearchMetric]) -> Html | None:
     """Differences from the winner, seed by seed."""
     rows: list[list[Child]] = []
     by_name = {metric.name: metric for metric in metrics}
-    for row in records_of(mapping_of(summary.content.get("winner")), "paired"):
-        metric, mean = by_name.get(plain(row.get("metric"), 120), metrics[0]), row.get("mean")
-        if not is_number(mean):
-            continue
-        values = [value for value in row.get("values") or () if is_number(value)]
+    for row in (row for row in records_of(winner, "paired") if is_number(row.get("mean"))):
+        metric = by_name.get(plain(row.get("metric"), 120), metrics[0])
         rows.append(
             [
                 f"{plain(row.get('against'), 80)}{' (baseline)' if row.get('kind') == 'baseline' else ''}",
                 *([metric.short] if len(metrics) > 1 else []),
-                difference_text(mean, metric.share, row.get("sd")),
-                ", ".join(difference_text(value, metric.share) for value in values),
+                difference_text(row["mean"], metric.share, row.get("sd")),
+                ", ".join(difference_text(value, metric.share) for value in numbers_of(row, "values")),
                 "yes" if row.get("seen") is True else "no",
             ]
         )
@@ -262,68 +231,53 @@ def _paired(summary: SummaryFile, metrics: Sequence[SearchMetric]) -> Html | Non
     return joined(node("h3", "Paired differences"), table(head, rows, "numbers"), node("p", under, class_="note"))
 
 
-def _front(
-    summary: SummaryFile, phases: Mapping[str, Sequence[EndedTrial]], metrics: Sequence[SearchMetric]
-) -> Section | None:
+def _front(summary: SummaryFile, phases: Sequence[_Phase], metrics: Sequence[SearchMetric]) -> Section | None:
     rows = [row for row in summary.rows("pareto") if _values(row.get("values"), len(metrics))]
     if len(metrics) < 2 or not rows:
         return None
-    finals = [row for row in summary.rows("finalists") if _values(row.get("mean"), len(metrics))]
-    last = next((name for name in ("fine", "grid", "choices") if phases.get(name)), "")
-    shown = [_by_means(row, metrics) for row in finals] or phases.get(last, ())
-    pairs = [_values(row.get("values"), 2) for row in rows]
-    corners = [(pair[0], pair[1]) for pair in pairs if pair and pair[0] is not None and pair[1] is not None]
+    shown = []
+    for row in summary.rows("finalists"):  # by their means, each a point
+        label, means = plain(row.get("name") or row.get("label"), 80), _values(row.get("mean"), len(metrics))
+        tip = _tip(label, metrics, means, fields_of(row, "params"))
+        shown += [EndedTrial(0, None, label, "done", {}, means, (), tip)] if means else []
+    of = "finalists, by their means over seeds"
+    last = next((phase for phase in reversed(phases) if phase.name != "finals" and phase.trials), None)
+    if not shown and last is not None:
+        shown, of = last.trials, f"whole trials of the phase {last.name}"
     cells: list[list[Child]] = [
         [
             plain(row.get("label"), 80),
             *(metric.text(value) for metric, value in zip(metrics, row["values"], strict=True)),
-            _settings_cell(mapping_of(row.get("params"))),
+            _settings_cell(fields_of(row, "params")),
         ]
         for row in rows
     ]
     head = ["on the front", *(metric.short for metric in metrics), "settings"]
-    body = joined(front(shown, corners, metrics), table(head, cells, "trials"))
-    of = "finalists, by their means over seeds" if finals else f"whole trials of the phase {last}"
+    body = joined(front(shown, [numbers_of(row, "values") for row in rows], metrics), table(head, cells, "trials"))
     return Section("front", "Front", body, f"Not beaten in every metric, among the {of}.")
 
 
-def _by_means(row: Fields, metrics: Sequence[SearchMetric]) -> EndedTrial:
-    """A finalist as a point."""
-    label, means = plain(row.get("name") or row.get("label"), 80), _values(row.get("mean"), len(metrics))
-    tip = _tip(label, metrics, means, mapping_of(row.get("params")))
-    return EndedTrial(0, None, label, "done", {}, means, (), tip)
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# phases
-
-
-def _phase(phase: Fields, trials: Sequence[EndedTrial], metric: SearchMetric, summary: SummaryFile) -> Section:
-    name = str(phase.get("name"))
-    key = plain(name, 40)
-    title, lead = _PHASES.get(name, (key, ""))
-    owed, running = phase.get("owed"), len(records_of(phase, "running"))
-    count = (
-        f"{len(trials)} of {counted(int(owed), 'trial')}" if isinstance(owed, int) else counted(len(trials), "trial")
-    )
-    lead = f"{lead} {count} ended{f', {running} running' if running else ''}."
+def _tried(phase: _Phase, metric: SearchMetric, log_scaled: Sequence[str]) -> Section:
+    owed, trials, key = phase.content.get("owed"), phase.trials, phase.name
+    count = f"{len(trials)} of {counted(owed, 'trial')}" if isinstance(owed, int) else counted(len(trials), "trial")
+    lead = f"{phase.lead} {count} ended{f', {phase.running} running' if phase.running else ''}."
     if not trials:
-        return Section(key, title, notice("No trial has ended yet."), lead)
-    shown = _some(trials)
-    if len(shown) < len(trials):
-        lead += f" The figures show {len(shown)}: the best half of them, and a part of the others."
-    log_scaled = [str(setting) for setting in summary.content.get("log_scaled") or ()]
-    choosing = name != "fine"
-    bars = importance(key, mapping_of(phase.get("importance")))
-    why = plain(phase.get("why_none") or "", 200)
+        return Section(key, phase.title, notice("No trial has ended yet."), lead)
+    if len(trials) > _MOST_DRAWN:  # the best half, and of the others every so many-th
+        order, half = phase.by_rank(), _MOST_DRAWN // 2
+        stride = -(-len(order[half:]) // half)
+        trials = sorted([*order[:half], *order[half::stride]], key=lambda trial: trial.slot)
+        lead += f" The figures show {len(trials)}: the best half of them, and a part of the others."
+    choosing = key != "fine"
+    bars, why = importance(key, fields_of(phase.content, "importance")), plain(phase.content.get("why_none") or "", 200)
     charts = [
-        by_choice(key, shown, "optimizer", "method", metric) if choosing else None,
-        by_choice(key, shown, "method", "optimizer", metric) if choosing else None,
-        progression(key, shown, metric, "method" if choosing else None),
+        by_choice(key, trials, "optimizer", "method", metric) if choosing else None,
+        by_choice(key, trials, "method", "optimizer", metric) if choosing else None,
+        progression(key, trials, metric, "method" if choosing else None),
         bars,
-        learning_curves(key, shown, metric),
+        learning_curves(key, trials, metric),
     ]
-    varied = [trial for trial in shown if trial.params]
+    varied = [trial for trial in trials if trial.params]
     sliced = [_without_choices(trial) for trial in varied] if choosing else varied
     body = joined(
         figures([chart for chart in charts if chart is not None]),
@@ -331,21 +285,7 @@ def _phase(phase: Fields, trials: Sequence[EndedTrial], metric: SearchMetric, su
         slices(key, sliced, log_scaled, metric),
         parallel(key, varied, log_scaled, metric),
     )
-    return Section(key, title, body, lead)
-
-
-def _some(trials: Sequence[EndedTrial]) -> list[EndedTrial]:
-    """All, or so many that a page can hold: the best half, and of the others every so many-th."""
-    if len(trials) <= _MOST_DRAWN:
-        return list(trials)
-    order = _by_rank(trials)
-    first, others = order[: _MOST_DRAWN // 2], order[_MOST_DRAWN // 2 :]
-    stride = -(-len(others) // (_MOST_DRAWN // 2))
-    return sorted([*first, *others[::stride]], key=lambda trial: trial.slot)
-
-
-def _by_rank(trials: Sequence[EndedTrial]) -> list[EndedTrial]:
-    return sorted(trials, key=lambda trial: (trial.rank is None, trial.rank or 0, trial.slot))
+    return Section(key, phase.title, body, lead)
 
 
 def _without_choices(trial: EndedTrial) -> EndedTrial:
@@ -354,34 +294,25 @@ def _without_choices(trial: EndedTrial) -> EndedTrial:
     return replace(trial, params=kept)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# tables
-
-
-def _ranked(
-    summary: SummaryFile, phases: Mapping[str, Sequence[EndedTrial]], metrics: Sequence[SearchMetric]
-) -> Section | None:
+def _ranked(phases: Sequence[_Phase], metrics: Sequence[SearchMetric]) -> Section | None:
     """A table a phase, the last one first."""
     made: list[Child] = []
     head = ["trial", "rank", *(metric.short for metric in metrics), "status", "settings", "time"]
-    for phase in reversed(summary.rows("phases")):
-        name = str(phase.get("name"))
-        trials = _by_rank(phases[name])
-        if not trials:
-            continue
-        title = _PHASES.get(name, (plain(name, 40), ""))[0]
-        common = [
-            setting
+    for phase in (phase for phase in reversed(phases) if phase.trials):
+        trials = phase.by_rank()
+        common = {
+            setting: value
             for setting, value in trials[0].params.items()
             if len(trials) > 1 and all(trial.params.get(setting, ...) == value for trial in trials)
+        }
+        rows = [_trial_row(trial, metrics, list(common), phase) for trial in trials]
+        made += [
+            node("h3", phase.title),
+            node("p", f"All with {_settings(common)}.", class_="note") if common else None,
         ]
-        written = {row.get("slot"): row for row in records_of(phase, "trials")}
-        rows = [_trial_row(trial, metrics, common, written[trial.slot], name == "finals") for trial in trials]
-        alike = _settings({setting: trials[0].params[setting] for setting in common})
-        made += [node("h3", title), node("p", f"All with {alike}.", class_="note") if alike else None]
         made.append(table(head, rows[:_FIRST_ROWS], "trials"))
         more = rows[_FIRST_ROWS:_MOST_ROWS]
-        made.append(folded(f"{len(more)} more of {title.lower()}", table(head, more, "trials")) if more else None)
+        made.append(folded(f"{len(more)} more of {phase.title.lower()}", table(head, more, "trials")) if more else None)
         if len(rows) > _MOST_ROWS:
             made.append(node("p", f"{len(rows) - _MOST_ROWS} more are in search.csv.", class_="note"))
     if not made:
@@ -391,9 +322,8 @@ def _ranked(
     return Section("ranked", "All trials", joined(*made), lead)
 
 
-def _trial_row(
-    trial: EndedTrial, metrics: Sequence[SearchMetric], common: Sequence[str], row: Fields, final: bool
-) -> list[Child]:
+def _trial_row(trial: EndedTrial, metrics: Sequence[SearchMetric], common: Sequence[str], phase: _Phase) -> list[Child]:
+    row, final = phase.rows[trial.slot], phase.name == "finals"
     values = [metric.text(value) for metric, value in zip(metrics, trial.values or [None] * len(metrics), strict=True)]
     which = f"seed {plain(row.get('seed'), 20)}" if final else f"trial {trial.slot}"
     hidden = not final and str(trial.slot) in trial.label
@@ -408,9 +338,8 @@ def _trial_row(
     ]
 
 
-def _cost(summary: SummaryFile) -> Section | None:
-    phases = [(phase.get("name"), records_of(phase, "trials")) for phase in summary.rows("phases")]
-    named = [(_PHASES.get(str(name), ("?", ""))[0], trials) for name, trials in phases if trials]
+def _cost(phases: Sequence[_Phase]) -> Section | None:
+    named = [(phase.title, list(phase.rows.values())) for phase in phases if phase.rows]
     if not named:
         return None
     rows: list[list[Child]] = []
@@ -426,11 +355,10 @@ def _cost(summary: SummaryFile) -> Section | None:
     return Section("cost", "Cost", table(head, rows, "numbers"), lead)
 
 
-def _plan(summary: SummaryFile) -> Section | None:
-    plan = mapping_of(summary.content.get("plan"))
+def _plan(plan: Fields) -> Section | None:
     if not plan:
         return None
     short = {key: value for key, value in plan.items() if key != "base"}
-    base = node("pre", node("code", write_values(mapping_of(plan.get("base")))))
+    base = node("pre", node("code", write_values(fields_of(plan, "base"))))
     body = joined(node("pre", node("code", write_values(short))), folded("the base config of all trials", base))
     return Section("plan", "Plan", body)

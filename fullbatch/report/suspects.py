@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -21,9 +21,17 @@ from torch import Tensor
 from fullbatch.audit.exact import exact_log_normalizers
 from fullbatch.config.messages import cell
 from fullbatch.report.blocks import Section, folded, note, notices
-from fullbatch.report.embedded import Embedded, Pictures, RunModel, fits_the_other, looks_alike, nearest_other
+from fullbatch.report.embedded import (
+    Embedded,
+    Pictures,
+    RunModel,
+    fits_the_other,
+    groups_of,
+    looks_alike,
+    nearest_other,
+)
 from fullbatch.report.markup import Child, joined, node
-from fullbatch.report.retrieved import without_repeats
+from fullbatch.report.model_view import without_repeats
 from fullbatch.training import checkpoint
 from fullbatch.training.run_folder import Folder
 
@@ -96,17 +104,9 @@ class Suspects:
 
 def find_suspects(run: Path, model: RunModel, embedded: Embedded) -> Suspects:
     memory = read_memory(run, embedded)
-    duplicates, pictures, captions = _copies(embedded)
     crowded, about = _crowded(model, embedded, memory)
-    by_kind: dict[Kind, list[Suspect]] = {
-        "duplicate": duplicates,
-        "same_picture": pictures,
-        "same_caption": captions,
-        "interchangeable": _interchangeable(embedded),
-        "crowded": crowded,
-        "temperature": extreme_temperatures(memory),
-    }
-    return Suspects(embedded, by_kind, about, [memory.gap] if memory.gap else [])
+    every = (*_copies(embedded), _interchangeable(embedded), crowded, extreme_temperatures(memory))
+    return Suspects(embedded, dict(zip(_TITLES, every, strict=True)), about, [memory.gap] if memory.gap else [])
 
 
 def read_memory(run: Path, embedded: Embedded) -> Memory:
@@ -139,48 +139,43 @@ def words_of(caption: str) -> tuple[str, ...]:
     return tuple(sorted(words))
 
 
-class _Chains:
-    """Rows that pairs have joined: of g copies g - 1 pairs are told, not g squared."""
+def _unchained(suspects: Iterable[Suspect], chains: dict[int, int]) -> list[Suspect]:
+    """Those that join rows which no pair before has joined: of g copies g - 1 pairs are told, not g squared.
 
-    def __init__(self, joined: _Chains | None = None) -> None:
-        self._next: dict[int, int] = {} if joined is None else dict(joined._next)
+    ``chains`` leads from a row to an earlier one of its chain; what is joined here is added.
+    """
 
-    def join(self, first: int, other: int) -> bool:
-        """Whether they were apart."""
-        ends = self._end(first), self._end(other)
-        if ends[0] == ends[1]:
-            return False
-        self._next[max(ends)] = min(ends)
-        return True
-
-    def _end(self, row: int) -> int:
-        while row in self._next:
-            row = self._next[row]
+    def end(row: int) -> int:
+        while row in chains:
+            row = chains[row]
         return row
+
+    kept = []
+    for suspect in suspects:
+        ends = {end(suspect.first), end(suspect.other or 0)}
+        if len(ends) > 1:
+            chains[max(ends)] = min(ends)
+            kept.append(suspect)
+    return kept
 
 
 def _copies(embedded: Embedded) -> tuple[list[Suspect], list[Suspect], list[Suspect]]:
     """Duplicates, pictures with different captions, captions with different pictures; most suspect first."""
     captions, words = embedded.captions, [words_of(caption) for caption in embedded.captions]
-    times, alike = Counter(words), same_pictures(embedded)
-    nearest = sorted(alike, key=lambda pair: -alike[pair][0])
-    duplicates, pictures, texts = [], [], []
-    whole = _Chains()
-    for first, other in nearest:
-        if words[first] == words[other] and whole.join(first, other):
-            nearness, reason = alike[first, other]
+    times, duplicates, pictures, texts = Counter(words), list[Suspect](), list[Suspect](), list[Suspect]()
+    for (first, other), (nearness, reason) in sorted(same_pictures(embedded).items(), key=lambda item: -item[1][0]):
+        if words[first] == words[other]:
             reason += f"; {_equal_how(captions[first], captions[other], times[words[first]])}"
             duplicates.append(Suspect("duplicate", first, other, nearness, reason))
-    seen, read = _Chains(whole), _Chains(whole)
-    for first, other in nearest:
-        if words[first] != words[other] and seen.join(first, other):
-            nearness, reason = alike[first, other]
+        else:
             pictures.append(Suspect("same_picture", first, other, nearness, f"{reason}; the captions differ"))
     for (first, other), reason in same_captions(captions).items():
-        if read.join(first, other):
-            cosine = float(embedded.image_ND[first] @ embedded.image_ND[other])
-            reason += f"; the pictures' embeddings have similarity {cosine:.2f}"
-            texts.append(Suspect("same_caption", first, other, cosine, reason))
+        cosine = float(embedded.image_ND[first] @ embedded.image_ND[other])
+        reason += f"; the pictures' embeddings have similarity {cosine:.2f}"
+        texts.append(Suspect("same_caption", first, other, cosine, reason))
+    chains: dict[int, int] = {}
+    duplicates = _unchained(duplicates, chains)
+    pictures, texts = (_unchained(suspects, dict(chains)) for suspects in (pictures, texts))
     return duplicates, pictures, sorted(texts, key=lambda suspect: -suspect.score)
 
 
@@ -225,8 +220,7 @@ def _groups(keys: Iterable[object]) -> list[list[int]]:
 
 def _interchangeable(embedded: Embedded) -> list[Suspect]:
     """s_ij and s_ji at least as large as s_ii and s_jj."""
-    keys = {key: number for number, key in enumerate(dict.fromkeys(map(words_of, embedded.captions)))}
-    groups_N = torch.tensor([keys[words_of(caption)] for caption in embedded.captions])
+    groups_N = groups_of(map(words_of, embedded.captions))
     pairs = fits_the_other(embedded.image_ND, embedded.text_ND, groups_N, MOST)
     reason = "each picture is nearer to the other's caption than to its own, by at least"
     return [
@@ -237,23 +231,18 @@ def _interchangeable(embedded: Embedded) -> list[Suspect]:
 
 
 def _crowded(model: RunModel, embedded: Embedded, memory: Memory) -> tuple[list[Suspect], str]:
-    if memory.log_u_N is not None:
-        log_u_N = memory.log_u_N
-        about = "u is what the run's moving averages remember, the mean of both directions."
-    elif len(embedded.ids) > 1:
+    if len(embedded.ids) < 2:
+        return [], ""
+    log_u_N, about = memory.log_u_N, "u is what the run's moving averages remember, the mean of both directions."
+    if log_u_N is None:
         both = exact_log_normalizers(embedded.image_ND, embedded.text_ND, model.temperature)
         log_u_N = torch.stack([log_g_N.cpu() for log_g_N in both]).mean(dim=0)
-        about = (
-            f"The method keeps no u per sample; this one is exact over those at hand, at τ = {model.temperature:.3g}."
-        )
-    else:
-        return [], ""
-    known = log_u_N[log_u_N.isfinite()]
-    if not len(known):
-        return [], about
-    middle = float(known.median())
-    order = log_u_N.nan_to_num(-torch.inf, -torch.inf, -torch.inf).argsort(descending=True)
-    rows = [row for row in order[: min(_SINGLES, len(known))].tolist() if float(log_u_N[row]) > middle]
+        tau = f"{model.temperature:.3g}"
+        about = f"The method keeps no u per sample; this one is exact over those at hand, at τ = {tau}."
+    known_N = log_u_N.where(log_u_N.isfinite(), torch.nan)
+    middle = float(known_N.nanmedian())  # NaN where none is known: then none is larger
+    order = known_N.nan_to_num(-torch.inf).argsort(descending=True)
+    rows = [row for row in order[:_SINGLES].tolist() if float(known_N[row]) > middle]
     nearest = nearest_other(embedded.image_ND, embedded.text_ND, embedded.groups_N, rows)
     crowded = []
     for row, (other, similarity) in zip(rows, nearest, strict=True):
@@ -286,30 +275,18 @@ def extreme_temperatures(memory: Memory) -> list[Suspect]:
     return extremes
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# as a table
-
-
 def write_suspects(path: Path, suspects: Suspects) -> None:
     """One row a suspect, to act on: ids are places in the training data, names say where samples lie."""
+    ids, captions = suspects.embedded.ids, suspects.embedded.captions
     names = [name for name, _ in suspects.embedded.origins]
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(("kind", "score", "reason", "id", "name", "caption", "other_id", "other_name", "other_caption"))
-        for kind, listed in suspects.by_kind.items():
-            for suspect in listed[:MOST]:
-                cells = [kind, f"{suspect.score:.6g}", cell(suspect.reason)]
-                for row in (suspect.first, suspect.other):
-                    if row is None:
-                        cells += ["", "", ""]
-                        continue
-                    texts = (names[row], suspects.embedded.captions[row])
-                    cells += [str(suspects.embedded.ids[row]), *map(cell, texts)]
-                writer.writerow(cells)
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# as HTML
+        for suspect in (suspect for listed in suspects.by_kind.values() for suspect in listed[:MOST]):
+            cells: list[Any] = [suspect.kind, f"{suspect.score:.6g}", cell(suspect.reason)]
+            for row in (suspect.first, suspect.other):
+                cells += ["", "", ""] if row is None else [ids[row], cell(names[row]), cell(captions[row])]
+            writer.writerow(cells)
 
 
 def suspects_section(suspects: Suspects, pictures: Pictures, table_name: str) -> Section:
@@ -327,14 +304,9 @@ def suspects_section(suspects: Suspects, pictures: Pictures, table_name: str) ->
             for suspect in _some(kind, listed)
         ]
         if cards:
-            body.append(
-                folded(
-                    f"{title} ({len(listed):,}{' or more' if len(listed) == MOST else ''})",
-                    note(joined(meaning, " ", suspects.about if kind == "crowded" else "")),
-                    node("div", cards, class_="cards"),
-                    unfolded=True,
-                )
-            )
+            heading = f"{title} ({len(listed):,}{' or more' if len(listed) == MOST else ''})"
+            about = note(joined(meaning, " ", suspects.about if kind == "crowded" else ""))
+            body.append(folded(heading, about, node("div", cards, class_="cards"), unfolded=True))
     empty = [_TITLES[kind][0].lower() for kind, listed in suspects.by_kind.items() if not listed]
     body.append(note(f"Nothing found under: {', '.join(empty)}.") if empty else None)
     return Section("suspects", "Suspected false negatives and duplicates", joined(*body), lead)

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from typing_extensions import TypeIs
 
-_NAMES = {
-    "mean_r1": "mean R@1",
-    "accuracy_top5": "top-5 accuracy",
-    "samples_per_second": "pairs per second",
-}
+_NAMES = {"mean_r1": "mean R@1", "accuracy_top5": "top-5 accuracy", "samples_per_second": "pairs per second"}
 NOTHING, TIMES, MINUS = "\u2013", "\u00d7", "\u2212"  # an en dash for what is not known, a real times and minus
 _LOWER_IS_BETTER = frozenset(("rank", "error", "loss", "seconds", "gib", "bias"))
 
@@ -28,17 +24,11 @@ def metric_name(metric: str) -> str:
     return _NAMES.get(metric) or spoken.replace("_", " ")
 
 
-def task_name(task: str) -> tuple[str, str]:
-    """What is measured, and on what."""
-    kind, colon, source = task.partition(":")
-    return (kind.replace("_", "-"), source) if colon else ("", task)
-
-
 def metric_words(key: str) -> tuple[str, str]:
     """Of "retrieval:photos.csv mean_r1", as logs name it: the source, and what is measured there."""
     task, _, metric = key.rpartition(" ")
-    kind, source = task_name(task)
-    return source, f"{kind} · {metric_name(metric)}" if kind else metric_name(metric)
+    kind, colon, source = task.partition(":")
+    return (source, f"{kind.replace('_', '-')} · {metric_name(metric)}") if colon else (task, metric_name(metric))
 
 
 def lower_is_better(metric: str) -> bool:
@@ -52,6 +42,12 @@ def lower_is_better(metric: str) -> bool:
 
 def is_share(metric: str) -> bool:
     return not lower_is_better(metric)
+
+
+def best_of(values: Iterable[object], metric: str) -> float | None:
+    """None where there is nothing to choose from, as among equals."""
+    known = {float(value) for value in values if is_number(value)}
+    return (min if lower_is_better(metric) else max)(known) if len(known) > 1 else None
 
 
 def value_text(value: object, metric: str = "") -> str:

@@ -9,18 +9,13 @@ Everything takes leading axes, so that seeds, settings and batches are descended
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from functools import cache
 from itertools import combinations, permutations
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
-Floats = npt.NDArray[np.float64]
-Places = npt.NDArray[np.int64]
-_CHUNK = 512  # heat maps at a time: the search's table of N = 16 holds 16,384 costs a heat map at its widest
 _MOST_RELABELLED = 9
 
 
@@ -162,67 +157,44 @@ def distance(count: int, width: int, gram_SNN: Tensor) -> Tensor:
 def antipodes(gram_SNN: Tensor) -> Tensor:
     """Each heat map's partners in the nearest cross-polytope, (S, N): exactly, the perfect matching of least weight.
 
-    |G - I + M|^2 depends on the matching M only by the sum of G over its pairs.  The least sum is found over all
-    matchings at once: always the first free vertex is matched next, so a state is the set that is matched already.
+    |G - I + M|^2 depends on the matching M only by the sum of G over its pairs.
     """
-    return torch.cat([_antipodes(chunk) for chunk in torch.split(gram_SNN, _CHUNK)])
+    if gram_SNN.shape[-1] % 2:
+        raise ValueError(f"An antipodal matching needs an even number of vectors, got {gram_SNN.shape[-1]}.")
+    return torch.tensor([_matching(cost_NN) for cost_NN in (gram_SNN + gram_SNN.mT).tolist()])
 
 
-def _antipodes(gram_SNN: Tensor) -> Tensor:
-    cost_SNN = (gram_SNN + gram_SNN.mT).numpy()
-    samples, count = cost_SNN.shape[:2]
-    best: Floats = np.zeros((samples, 1))
-    chosen: list[Places] = []
-    for layer in _layers(count):
-        tried = best[:, layer.source] + cost_SNN[:, layer.first, layer.second]
-        least = np.minimum.reduceat(tried, layer.start, axis=1)
-        # the transition that attains the least, per state: the first one that equals it
-        where = np.where(tried == least[:, layer.target], np.arange(tried.shape[1]), tried.shape[1])
-        chosen.append(np.minimum.reduceat(where, layer.start, axis=1))
-        best = least
-    partner: Places = np.zeros((samples, count), dtype=np.int64)
-    rows, state = np.arange(samples), np.zeros(samples, dtype=np.int64)
-    for layer, move in zip(reversed(_layers(count)), reversed(chosen), strict=True):
-        taken = move[rows, state]
-        first, second = layer.first[taken], layer.second[taken]
-        partner[rows, first], partner[rows, second] = second, first
-        state = layer.source[taken]
-    return torch.from_numpy(partner)
+def _matching(cost_NN: list[list[float]]) -> list[int]:
+    """Branch and bound: the first free vertex is matched next, with the cheapest partner first.
 
-
-class _Layer:
-    """The moves from sets of 2m matched vertices to sets of 2m + 2, sorted by the set they lead to.
-
-    source   the place of the set they start from, in the layer before
-    target   the place of the set they lead to; ``start`` is where a set's moves begin
+    No matching of the free vertices costs less than half the sum of their cheapest edges.
     """
+    count = len(cost_NN)
+    half_N = [min(cost for other, cost in enumerate(row) if other != vertex) / 2 for vertex, row in enumerate(cost_NN)]
+    least, best = math.inf, list[tuple[int, int]]()
 
-    def __init__(self, moves: list[tuple[int, int, int, int]]) -> None:
-        moves.sort()
-        reached, source, first, second = (np.array(column) for column in zip(*moves, strict=True))
-        self.sets, self.start, self.target = np.unique(reached, return_index=True, return_inverse=True)
-        self.source, self.first, self.second = source, first, second
+    def extend(free: list[int], cost: float, pairs: list[tuple[int, int]]) -> None:
+        nonlocal least, best
+        if not free:
+            least, best = cost, pairs
+            return
+        first, *others = free
+        bound = cost + sum(half_N[vertex] for vertex in others)
+        for other in sorted(others, key=cost_NN[first].__getitem__):
+            if bound - half_N[other] + cost_NN[first][other] < least:
+                left = [vertex for vertex in others if vertex != other]
+                extend(left, cost + cost_NN[first][other], [*pairs, (first, other)])
 
-
-@cache
-def _layers(count: int) -> tuple[_Layer, ...]:
-    if count % 2:
-        raise ValueError(f"An antipodal matching needs an even number of vectors, got {count}.")
-    layers: list[_Layer] = []
-    sets = [0]
-    for _ in range(count // 2):
-        moves = []
-        for place, done in enumerate(sets):
-            free = [vertex for vertex in range(count) if not done >> vertex & 1]
-            moves += [(done | 1 << free[0] | 1 << other, place, free[0], other) for other in free[1:]]
-        layers.append(_Layer(moves))
-        sets = [int(reached) for reached in layers[-1].sets]
-    return tuple(layers)
+    extend(list(range(count)), 0.0, [])
+    partner = [0] * count
+    for first, other in best:
+        partner[first], partner[other] = other, first
+    return partner
 
 
 def relabelled_distance(one_NN: Tensor, other_NN: Tensor) -> float:
-    """The least Frobenius norm of one - P other P^T over all relabellings P: where no optimum is known, two solutions
-    are compared with each other.  All N! are tried.
+    """The least Frobenius norm of one - P other P^T over all relabellings P, all N! of them: where no optimum is known,
+    two solutions are compared with each other.
     """
     count = len(one_NN)
     if count > _MOST_RELABELLED:

@@ -3,13 +3,14 @@
 Cho et al. 2023, section 4 (Theorems 3 to 5), Figures 4(a) to (d), 6, 7; and where nothing is proved, Figure 8.
 """
 
-# R: runs side by side  N: pairs  D: width  K: batches  B: pairs of a batch
+# R: runs side by side  N: pairs  D: width  K: batches  B: pairs of a batch  T: looks
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Literal
 
 import numpy as np
 import torch
@@ -34,17 +35,28 @@ NEAR = 1e-3  # Frobenius norm: "reached"
 
 @dataclass(frozen=True)
 class Descent:
-    """A descent of several starts side by side.
+    """A descent of several starts side by side; ``distance_R`` and ``gram_RNN`` are those at the end.
 
     reached_R    the first look at which a run was within NEAR of the optimum; -1: never
-    distance_R   at the end
-    gram_RNN     at the end
+    number       of batches; ``batches`` is what they are called
+    optimal      whether the theorems promise the optimum
     """
 
+    count: int
+    width: int
+    number: int
+    rate: float
     steps: int
     reached_R: Tensor
     distance_R: Tensor
     gram_RNN: Tensor
+    batches: str = ""
+    optimal: bool = True
+
+    @property
+    def case(self) -> str:
+        kind = "simplex" if self.count <= self.width + 1 else "cross-polytope"
+        return f"N = {self.count}, d = {self.width}: {kind}"
 
 
 def partition_batches(count: int, batch_size: int) -> Tensor:
@@ -63,28 +75,25 @@ def descend(
     """Descend until all runs have reached the optimum, or so many steps."""
     pairs, reached_R = random_pairs(count, width, seeds), torch.full((seeds,), -1)
     looks = [*range(0, most_steps, look_every), most_steps]
-    distance_R = distance(count, width, pairs.gram_RNN)
     for before, now in pairwise(looks):
         pairs = _descended(pairs, batches_KB, rate, now - before)
         distance_R = distance(count, width, pairs.gram_RNN)
         reached_R = torch.where((reached_R < 0) & (distance_R < NEAR), now, reached_R)
         if bool((reached_R >= 0).all()):
             break
-    return Descent(now, reached_R, distance_R, pairs.gram_RNN)
+    return Descent(count, width, len(batches_KB), rate, now, reached_R, distance_R, pairs.gram_RNN)
 
 
 @dataclass(frozen=True)
 class Unproven:
     """Two minimisers of N pairs where no optimum is known, each the best of several starts.
 
-    full_NN, all_NN      their heat maps: of the full-batch loss, and of the mean loss of all mini-batches
-    distance             between the two, under the best relabelling
-    full_losses          the full-batch loss of the one and of the other
-    all_losses           the mean mini-batch loss of the one and of the other
-    full_minima          the full-batch loss that each start ended at
-    all_minima           the mini-batch loss: first of the random starts, then of those next to the full batch's
-    slopes               the length of a loss's gradient along the spheres, at the full batch's minimiser: of the
-                         full-batch loss, which must vanish, and of the mini-batch loss
+    full_NN, all_NN            their heat maps: of the full-batch loss, and of the mean loss of all mini-batches
+    distance                   between the two, under the best relabelling
+    full_losses, all_losses    the full-batch loss, and the mean mini-batch loss, of the one and of the other
+    full_minima, all_minima    the loss that each start ended at; of all mini-batches first the random starts
+    slopes                     the length of a loss's gradient along the spheres, at the full batch's minimiser: of the
+                               full-batch loss, which must vanish, and of the mini-batch loss
     """
 
     count: int
@@ -94,8 +103,8 @@ class Unproven:
     distance: float
     full_losses: tuple[float, float]
     all_losses: tuple[float, float]
-    full_minima: tuple[float, ...]
-    all_minima: tuple[float, ...]
+    full_minima: list[float]
+    all_minima: list[float]
     slopes: tuple[float, float]
 
 
@@ -110,28 +119,30 @@ def unproven(
     whole_1N, every_KB = all_batches(count, count), all_batches(count, batch_size)
     random = random_pairs(count, width, seeds)
     full = _descended(random, whole_1N, rates[0], steps[0])
-    noise = torch.Generator().manual_seed(0)
-    moved_2RND = [
-        unit_RND + 1e-3 * torch.randn(unit_RND.shape, dtype=torch.float64, generator=noise)
-        for unit_RND in full.unit_2RND
-    ]
-    beside = FreePairs.of(torch.cat([random.unit_2RND, FreePairs.of(torch.stack(moved_2RND)).unit_2RND], dim=1))
-    every = _descended(beside, every_KB, rates[1], steps[1])
+    generator = torch.Generator().manual_seed(0)
+    noise_2RND = torch.randn(full.unit_2RND.shape, dtype=torch.float64, generator=generator)
+    moved = FreePairs.of(full.unit_2RND + 1e-3 * noise_2RND)
+    starts = FreePairs.of(torch.cat([random.unit_2RND, moved.unit_2RND], dim=1))
+    every = _descended(starts, every_KB, rates[1], steps[1])
     full_losses = [contrastive_loss(pairs.gram_RNN) for pairs in (full, every)]
     all_losses = [batch_losses(pairs.gram_RNN, every_KB).mean(-1) for pairs in (full, every)]
-    best = int(full_losses[0].argmin()), int(all_losses[1].argmin())  # of the full batch, and of all mini-batches
-    full_NN, all_NN = full.gram_RNN[best[0]], every.gram_RNN[best[1]]
+    best_full, best_all = int(full_losses[0].argmin()), int(all_losses[1].argmin())
+    full_NN, all_NN = full.gram_RNN[best_full], every.gram_RNN[best_all]
+
+    def slope(batches_KB: Tensor) -> float:
+        return float(full.along_sphere(full.gradient(batches_KB))[:, best_full].norm())
+
     return Unproven(
         count=count,
         width=width,
         full_NN=full_NN,
         all_NN=all_NN,
         distance=relabelled_distance(full_NN, all_NN),
-        full_losses=(float(full_losses[0][best[0]]), float(full_losses[1][best[1]])),
-        all_losses=(float(all_losses[0][best[0]]), float(all_losses[1][best[1]])),
-        full_minima=tuple(full_losses[0].tolist()),
-        all_minima=tuple(all_losses[1].tolist()),
-        slopes=(_slope(full, whole_1N, best[0]), _slope(full, every_KB, best[0])),
+        full_losses=(float(full_losses[0][best_full]), float(full_losses[1][best_all])),
+        all_losses=(float(all_losses[0][best_full]), float(all_losses[1][best_all])),
+        full_minima=full_losses[0].tolist(),
+        all_minima=all_losses[1].tolist(),
+        slopes=(slope(whole_1N), slope(every_KB)),
     )
 
 
@@ -141,37 +152,14 @@ def _descended(pairs: FreePairs, batches_KB: Tensor, rate: float, steps: int) ->
     return pairs
 
 
-def _slope(pairs: FreePairs, batches_KB: Tensor, run: int) -> float:
-    return float(pairs.along_sphere(pairs.gradient(batches_KB))[:, run].norm())
-
-
 # ---------------------------------------------------------------------------------------------------------------------
 # which mini-batches get there first: sections 5 and 6.1, Algorithms 3 to 7, Figure 4(e)
 
-
 Chooser = Callable[[FreePairs, int], Tensor]  # the pairs and the number of the step -> one batch a run, (R, 1, B)
-
-
-@dataclass(frozen=True)
-class Uniform:
-    """SGD: random batches; without replacement an epoch is a partition (Algorithm 5), with it each is new (4)."""
-
-    replacement: bool = False
-
-
-@dataclass(frozen=True)
-class Ordered:
-    """Ordered SGD on the batch of largest loss: of all C(N, B) (Algorithm 6), or of a random partition (7, q = 1)."""
-
-    of_partition: bool = False
-
-
-@dataclass(frozen=True)
-class Spectral:
-    """Even clusters of the graph of pair losses (Algorithm 3), made anew at the start of each epoch of N / B steps."""
-
-
-Choice = Uniform | Ordered | Spectral
+# SGD: random batches; without replacement an epoch is a partition (Algorithm 5), with it each is new (4).
+# OSGD: the batch of largest loss: of all C(N, B) (Algorithm 6), or of a random partition (7, q = 1).
+# spectral: even clusters of the graph of pair losses (Algorithm 3), made anew each epoch of N / B steps.
+RacingMethod = Literal["SGD", "OSGD", "spectral", "SGD with replacement", "OSGD of a partition"]
 
 
 @dataclass(frozen=True)
@@ -186,8 +174,9 @@ class Reading:
     epochs: bool
     free: bool
 
-    def updates(self, count: int, batch_size: int) -> int:
-        return self.steps * (count // batch_size) if self.epochs else self.steps
+    def __str__(self) -> str:
+        unit = "epochs of N / B steps" if self.epochs else "steps"
+        return f"{self.steps} {unit}, {'vectors of free length' if self.free else 'normalised each step'}"
 
 
 AS_WRITTEN = Reading(steps=500, epochs=False, free=False)
@@ -200,6 +189,10 @@ class Race:
     distance_TR   to the optimum, by look and seed
     """
 
+    method: RacingMethod
+    count: int
+    width: int
+    reading: Reading
     at: tuple[int, ...]
     distance_TR: Tensor
 
@@ -209,12 +202,19 @@ class Race:
 
 
 def race(
-    choice: Choice, count: int, width: int, batch_size: int, reading: Reading, rate: float, seeds: int, looks: int = 100
+    method: RacingMethod,
+    count: int,
+    width: int,
+    batch_size: int,
+    reading: Reading,
+    rate: float,
+    seeds: int,
+    looks: int = 100,
 ) -> Race:
     """Descend from the starts of so many seeds, batch by batch, and look so often (and at start and end)."""
-    updates = reading.updates(count, batch_size)
+    updates = reading.steps * (count // batch_size if reading.epochs else 1)
     at = tuple(sorted({round(updates * look / looks) for look in range(looks + 1)}))
-    choose = chooser(choice, count, batch_size, seeds)
+    choose = chooser(method, count, batch_size, seeds)
     step = descended_freely if reading.free else descended
     pairs, seen = random_pairs(count, width, seeds, reading.free), []
     for update in range(updates + 1):
@@ -222,10 +222,10 @@ def race(
             seen.append(pairs.gram_RNN)
         if update < updates:
             pairs = step(pairs, choose(pairs, update), rate)
-    return Race(at, distance(count, width, torch.stack(seen)))
+    return Race(method, count, width, reading, at, distance(count, width, torch.stack(seen)))
 
 
-def chooser(choice: Choice, count: int, batch_size: int, seeds: int) -> Chooser:
+def chooser(method: RacingMethod, count: int, batch_size: int, seeds: int) -> Chooser:
     """Noise depends on the seed of the run and on the step, so a run is the same whatever stands beside it."""
     steps_of_epoch = count // batch_size
 
@@ -233,20 +233,20 @@ def chooser(choice: Choice, count: int, batch_size: int, seeds: int) -> Chooser:
         rows = [np.random.default_rng([seed, epoch]).permutation(count) for seed in range(seeds)]
         return torch.from_numpy(np.stack(rows))[:, : steps_of_epoch * batch_size].reshape(seeds, -1, batch_size)
 
-    match choice:
-        case Uniform(replacement=True):
+    match method:
+        case "SGD with replacement":
             return lambda _, step: partition(step)[:, :1]
-        case Uniform():
+        case "SGD":
             return _by_epoch(lambda _, epoch: partition(epoch), steps_of_epoch)
-        case Ordered(of_partition=True):
+        case "OSGD of a partition":
             return lambda pairs, step: _hardest(pairs, partition(step))
-        case Ordered():
+        case "OSGD":
             every_KB = all_batches(count, batch_size).expand(seeds, -1, -1)
             return lambda pairs, _: _hardest(pairs, every_KB)
-        case Spectral():
+        case "spectral":
             return _by_epoch(lambda pairs, epoch: _clusters(pairs, batch_size, epoch), steps_of_epoch)
         case _:
-            assert_never(choice)
+            assert_never(method)
 
 
 def _by_epoch(plan: Callable[[FreePairs, int], Tensor], steps_of_epoch: int) -> Chooser:

@@ -1,27 +1,24 @@
-"""The whole synthetic study of Cho et al. 2023: what is run, and its numbers as plain values."""
+"""The whole synthetic study of Cho et al. 2023: what is run, its numbers as plain values, and its tables as text."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
 from math import comb
 from typing import Any, Literal
 
 from torch import Tensor
 
-from fullbatch.theory import toy
 from fullbatch.theory.embeddings import all_batches
 from fullbatch.theory.minimizers import (
     AS_PUBLISHED,
     AS_WRITTEN,
     NEAR,
-    Choice,
     Descent,
-    Ordered,
     Race,
+    RacingMethod,
     Reading,
-    Spectral,
-    Uniform,
     Unproven,
     all_but_one,
     descend,
@@ -29,17 +26,18 @@ from fullbatch.theory.minimizers import (
     race,
     unproven,
 )
-from fullbatch.theory.toy import DRIFT_RATIO, Method, Path, Start, Turn, turn
+from fullbatch.theory.toy import DRIFT_RATIO, GOAL, METHODS, Method, Path, Start, Turn, drift_ratio, turn, walk
 
 Part = Literal["optimum", "convergence", "toy", "angle"]
 PARTS: tuple[Part, ...] = ("optimum", "convergence", "toy", "angle")
+Rows = list[list[str]]  # of a table, the first is its head
 _MOST_BATCHES = 2_000  # of one loss: C(16, 4) is 1,820
 RATE = 0.5  # section 6.1
 _UNPROVEN = (3, 5)  # widths at N = 8
 _UNPROVEN_RATES = (2.0, 16.0)  # of full batch and all batches: the landscape is flat
 _RHOS = (0.1, 0.01)
 _TEN_DEGREES = 0.17453292519943295  # the authors' start
-_METHODS: tuple[Method, ...] = ("ordered", "uniform", "all_batches", "full")
+_RACED: tuple[RacingMethod, ...] = ("SGD", "OSGD", "spectral", "SGD with replacement", "OSGD of a partition")
 
 
 @dataclass(frozen=True)
@@ -76,39 +74,20 @@ def _counts(batch_size: int, most: int) -> tuple[int, ...]:
     return usable
 
 
+def _starts(*rates: float) -> tuple[Start, ...]:
+    return tuple(Start(rate, epsilon) for rate in rates for epsilon in (0.01, _TEN_DEGREES))
+
+
 def whole(seeds: int, batch_size: int = 2) -> Extent:
-    starts = tuple(Start(rate, epsilon) for rate in (0.01, 0.05, 0.1, 0.5) for epsilon in (0.01, _TEN_DEGREES))
-    counts, readings = _counts(batch_size, 16), (AS_WRITTEN, AS_PUBLISHED)
+    counts, starts = _counts(batch_size, 16), _starts(0.01, 0.05, 0.1, 0.5)
+    readings = (AS_WRITTEN, AS_PUBLISHED)
     return Extent(counts, seeds, 80_000, 10_000, (10_000, 20_000), readings, starts, 1000, batch_size)
 
 
 def quick(seeds: int, batch_size: int = 2) -> Extent:
     """Without what takes minutes: N above 12, the code's reading of a step, small rates."""
-    starts = tuple(Start(rate, epsilon) for rate in (0.05, 0.1) for epsilon in (0.01, _TEN_DEGREES))
-    counts = _counts(batch_size, 12)
+    counts, starts = _counts(batch_size, 12), _starts(0.05, 0.1)
     return Extent(counts, seeds, 20_000, 2_000, (4_000, 2_000), (AS_WRITTEN,), starts, 250, batch_size)
-
-
-@dataclass(frozen=True)
-class Minimum:
-    """What descent on these batches came to; ``optimal`` says whether the theorems promise the optimum."""
-
-    count: int
-    width: int
-    batches: str
-    number: int
-    rate: float
-    optimal: bool
-    descent: Descent
-
-
-@dataclass(frozen=True)
-class Raced:
-    count: int
-    width: int
-    reading: Reading
-    method: str
-    race: Race
 
 
 @dataclass(frozen=True)
@@ -123,9 +102,9 @@ class ToyWalks:
 @dataclass(frozen=True)
 class Study:
     extent: Extent
-    minima: tuple[Minimum, ...] = ()
+    minima: tuple[Descent, ...] = ()
     unproven: tuple[Unproven, ...] = ()
-    races: tuple[Raced, ...] = ()
+    races: tuple[Race, ...] = ()
     walks: tuple[ToyWalks, ...] = ()
     turn: Turn | None = None
 
@@ -142,7 +121,7 @@ def study(parts: tuple[Part, ...], extent: Extent, say: Callable[[str], None]) -
     )
 
 
-def _minima(extent: Extent, say: Callable[[str], None]) -> Iterator[Minimum]:
+def _minima(extent: Extent, say: Callable[[str], None]) -> Iterator[Descent]:
     size = extent.batch_size
     for count in extent.counts:
         # a mean over more batches moves each pair less, and what should fail must not fail for want of steps
@@ -154,7 +133,7 @@ def _minima(extent: Extent, say: Callable[[str], None]) -> Iterator[Minimum]:
                 for name, batches in group:
                     say(f"optimum: N = {count}, d = {width}, {name}")
                     descent = descend(count, width, batches, rate, steps, extent.seeds)
-                    yield Minimum(count, width, name, len(batches), rate, group is wholes, descent)
+                    yield replace(descent, batches=name, optimal=group is wholes)
 
 
 def _unproven(extent: Extent, say: Callable[[str], None]) -> Iterator[Unproven]:
@@ -163,44 +142,86 @@ def _unproven(extent: Extent, say: Callable[[str], None]) -> Iterator[Unproven]:
         yield unproven(8, width, extent.batch_size, _UNPROVEN_RATES, extent.unproven_steps, extent.seeds)
 
 
-def _races(extent: Extent, say: Callable[[str], None]) -> Iterator[Raced]:
-    main: tuple[tuple[str, Choice], ...] = (("SGD", Uniform()), ("OSGD", Ordered()), ("spectral", Spectral()))
-    more: tuple[tuple[str, Choice], ...] = (
-        ("SGD with replacement", Uniform(replacement=True)),
-        ("OSGD of a partition", Ordered(of_partition=True)),
-    )
+def _races(extent: Extent, say: Callable[[str], None]) -> Iterator[Race]:
     for reading in extent.readings:
         for count in extent.counts:
             for width in (2 * count, count // 2):
-                say(f"convergence: N = {count}, d = {width}, {reading_name(reading)}")
-                for name, choice in main if reading.free else main + more:
-                    result = race(choice, count, width, extent.batch_size, reading, RATE, extent.seeds)
-                    yield Raced(count, width, reading, name, result)
+                say(f"convergence: N = {count}, d = {width}, {reading}")
+                for method in _RACED[:3] if reading.free else _RACED:
+                    yield race(method, count, width, extent.batch_size, reading, RATE, extent.seeds)
 
 
 def _walks(extent: Extent, say: Callable[[str], None]) -> Iterator[ToyWalks]:
     for start in extent.starts:
         steps = round(60 / start.rate)
         say(f"toy: rate {start.rate:g}, epsilon {start.epsilon:.4g}")
-        goal = toy.GOAL - min(_RHOS)
-        paths = {method: toy.walk(method, start, steps, extent.runs, enough=goal) for method in _METHODS}
+        paths = {method: walk(method, start, steps, extent.runs, GOAL - min(_RHOS)) for method in METHODS}
         yield ToyWalks(start, steps, paths)
 
 
-def reading_name(reading: Reading) -> str:
-    unit = "epochs of N / B steps" if reading.epochs else "steps"
-    return f"{reading.steps} {unit}, {'vectors of free length' if reading.free else 'normalised each step'}"
+def optimum_rows(minima: Sequence[Descent]) -> Rows:
+    rows = [["where descent ends", "rate", "reached after steps", "distance at the end"]]
+    for minimum in minima:
+        far, reached = minimum.distance_R, [step for step in minimum.reached_R.tolist() if step >= 0]
+        missed = len(far) - len(reached)
+        span = f"none of {missed} in {minimum.steps:,}"
+        if reached:
+            span = f"{min(reached):,} to {max(reached):,}{f', {missed} never' if missed else ''}"
+        label = f"{minimum.case}, {minimum.batches} ({minimum.number})"
+        rows.append([label, f"{minimum.rate:g}", span, f"{far.min():.2g} to {far.max():.2g}"])
+    return rows
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# numbers
+def unproven_rows(cases: Sequence[Unproven]) -> Rows:
+    losses = ("full loss of full", "full loss of all", "mini loss of full", "mini loss of all")
+    rows = [["where none is proved", "distance", *losses, "full slope", "mini slope"]]
+    for case in cases:
+        values = [f"{loss:.7f}" for loss in (*case.full_losses, *case.all_losses)]
+        slopes = [f"{slope:.1e}" for slope in case.slopes]
+        rows.append([f"N = {case.count}, d = {case.width}", f"{case.distance:.2g}", *values, *slopes])
+    return rows
+
+
+def race_rows(races: Sequence[Race]) -> Rows:
+    """Of one reading: the mean distance, on how many starts it is less than SGD's, and a star at the least."""
+    rows = [["distance at the end", *dict.fromkeys(race.method for race in races)]]
+    for (count, width), case in groupby(races, key=lambda race: (race.count, race.width)):
+        finals = {race.method: race.final_R for race in case}
+        nearest = min(finals, key=lambda method: float(finals[method].mean()))
+        cells = []
+        for method, final_R in finals.items():
+            nearer = "" if method == "SGD" else f" ({int((final_R < finals['SGD']).sum())}/{len(final_R)})"
+            cells.append(f"{float(final_R.mean()):.3g}{nearer}{' ★' if method == nearest else ''}")
+        rows.append([f"N = {count}, d = {width}", *cells])
+    return rows
+
+
+def toy_rows(walks: Sequence[ToyWalks]) -> Rows:
+    others = [method for method in METHODS if method != "ordered"]
+    rows = [["steps to the square", *METHODS.values(), *(f"{METHODS[method]} / OSGD" for method in others)]]
+    for row in (row for walked in walks for row in hitting_times(walked)):
+        times = [f"not in {row['most']:,}" if row[method] is None else f"{row[method]:,}" for method in METHODS]
+        known = [row[method] / row["ordered"] if row[method] and row["ordered"] else None for method in others]
+        ratios = ["-" if ratio is None else f"{ratio:.2f}\u00d7" for ratio in known]
+        rows.append([f"rate {row['rate']:g}, epsilon {row['epsilon']:.3g}, rho {row['rho']:g}", *times, *ratios])
+    return rows
+
+
+def hitting_times(walks: ToyWalks) -> list[dict[str, Any]]:
+    """By how close is close enough; None: not within ``steps``."""
+    start = {"rate": walks.start.rate, "epsilon": walks.start.epsilon}
+    return [
+        {**start, "rho": rho, "most": walks.steps}
+        | {method: path.hitting_time(rho) for method, path in walks.paths.items()}
+        for rho in _RHOS
+    ]
 
 
 def numbers(done: Study) -> dict[str, Any]:
-    """Everything, as JSON can hold it."""
-    written: dict[str, Any] = {"seeds": done.extent.seeds, "batch_size": done.extent.batch_size, "near": NEAR}
-    if done.minima:
-        written["optimum"] = [
+    """Everything, as JSON can hold it; a part that was not run is left out."""
+    ratios = {f"{epsilon:g}": drift_ratio(epsilon) for epsilon in (_TEN_DEGREES, 1e-2, 1e-3, 1e-4, 1e-5)}
+    parts = {
+        "optimum": [
             {
                 "N": minimum.count,
                 "d": minimum.width,
@@ -208,15 +229,14 @@ def numbers(done: Study) -> dict[str, Any]:
                 "number_of_batches": minimum.number,
                 "rate": minimum.rate,
                 "optimal": minimum.optimal,
-                "steps": minimum.descent.steps,
-                "reached_at": minimum.descent.reached_R.tolist(),
-                "distance": minimum.descent.distance_R.tolist(),
-                "heat_map": _rounded(minimum.descent.gram_RNN[0]),
+                "steps": minimum.steps,
+                "reached_at": minimum.reached_R.tolist(),
+                "distance": minimum.distance_R.tolist(),
+                "heat_map": _rounded(minimum.gram_RNN[0]),
             }
             for minimum in done.minima
-        ]
-    if done.unproven:
-        written["unproven"] = [
+        ],
+        "unproven": [
             {
                 "N": case.count,
                 "d": case.width,
@@ -229,44 +249,33 @@ def numbers(done: Study) -> dict[str, Any]:
                 "heat_maps": {"full": _rounded(case.full_NN), "all": _rounded(case.all_NN)},
             }
             for case in done.unproven
-        ]
-    if done.races:
-        written["convergence"] = [
+        ],
+        "convergence": [
             {
-                "N": raced.count,
-                "d": raced.width,
-                "reading": reading_name(raced.reading),
-                "method": raced.method,
-                "updates": raced.race.at[-1],
-                "distance": raced.race.final_R.tolist(),
-                "curve": {"update": raced.race.at, "mean": raced.race.distance_TR.mean(1).tolist()},
+                "N": race.count,
+                "d": race.width,
+                "reading": str(race.reading),
+                "method": race.method,
+                "updates": race.at[-1],
+                "distance": race.final_R.tolist(),
+                "curve": {"update": race.at, "mean": race.distance_TR.mean(1).tolist()},
             }
-            for raced in done.races
-        ]
-    if done.walks:
-        ratios = {f"{epsilon:g}": toy.drift_ratio(epsilon) for epsilon in (_TEN_DEGREES, 1e-2, 1e-3, 1e-4, 1e-5)}
-        written["toy"] = {
+            for race in done.races
+        ],
+        "toy": done.walks
+        and {
             "drift_ratio": {"expected": DRIFT_RATIO, "at_epsilon": ratios},
             "hitting_times": [row for walks in done.walks for row in hitting_times(walks)],
-        }
-    if done.turn is not None:
-        full, mini = done.turn.best_angles
-        written["angle"] = {
-            "best_angle": {"full": full, "mini": mini},
-            "ratio": {"least": done.turn.ratios[0], "greatest": done.turn.ratios[1]},
+        },
+        "angle": done.turn
+        and {
+            "best_angle": dict(zip(("full", "mini"), done.turn.best_angles, strict=True)),
+            "ratio": dict(zip(("least", "greatest"), done.turn.ratios, strict=True)),
             "curve": {"angle": done.turn.angle, "full": done.turn.full, "mini": done.turn.mini},
-        }
-    return written
-
-
-def hitting_times(walks: ToyWalks) -> list[dict[str, Any]]:
-    """By how close is close enough; None: not within ``steps``."""
-    start = {"rate": walks.start.rate, "epsilon": walks.start.epsilon}
-    return [
-        {**start, "rho": rho, "most": walks.steps}
-        | {method: path.hitting_time(rho) for method, path in walks.paths.items()}
-        for rho in _RHOS
-    ]
+        },
+    }
+    sizes = {"seeds": done.extent.seeds, "batch_size": done.extent.batch_size, "near": NEAR}
+    return {**sizes, **{name: part for name, part in parts.items() if part}}
 
 
 def _rounded(gram_NN: Tensor) -> list[list[float]]:

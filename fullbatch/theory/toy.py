@@ -28,13 +28,12 @@ _ACROSS = torch.tensor([1.0, 1.0, -1.0, -1.0], dtype=torch.float64)
 _UP = torch.tensor([1.0, -1.0, -1.0, 1.0], dtype=torch.float64)
 
 Method = Literal["ordered", "uniform", "all_batches", "full"]
+METHODS: dict[Method, str] = {"ordered": "OSGD", "uniform": "SGD", "all_batches": "all batches", "full": "full batch"}
 
 
 @dataclass(frozen=True)
 class Start:
-    """rate       eta
-    epsilon    where the angles start
-    """
+    """The learning rate eta, and the angle at which all points start."""
 
     rate: float
     epsilon: float
@@ -100,8 +99,7 @@ def walk(method: Method, start: Start, steps: int, runs: int = 4000, enough: flo
     random = method == "uniform"
     theta_R4 = torch.full((runs if random else 1, POINTS), start.epsilon, dtype=torch.float64)
     choose = _chooser(method, theta_R4.shape[0])
-    leasts: list[float] = []
-    losses: list[float] = []
+    leasts, losses = list[float](), list[float]()
     for _ in range(steps + 1):
         expected_4 = theta_R4.mean(0)
         leasts.append(float(expected_4.mean() if random else expected_4.min()))
@@ -115,8 +113,7 @@ def walk(method: Method, start: Start, steps: int, runs: int = 4000, enough: flo
 def _chooser(method: Method, runs: int) -> Callable[[Tensor], Tensor]:
     match method:
         case "full":
-            whole_14 = all_batches(POINTS, POINTS)
-            return lambda _: whole_14
+            return lambda _: all_batches(POINTS, POINTS)
         case "all_batches":
             return lambda _: BATCHES
         case "ordered":

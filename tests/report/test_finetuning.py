@@ -11,8 +11,7 @@ from fullbatch.report.collect import read_run
 from fullbatch.report.curves import clock_of, run_charts
 from fullbatch.report.embedded import RunModel, shown_model, training_pool
 from fullbatch.report.finetuning import cost_section, finetuning_section, mixture_chart, task_charts
-from fullbatch.report.page import write_page
-from fullbatch.report.similarity_view import (
+from fullbatch.report.model_view import (
     MOST_RUNS,
     similarities_section,
     similarity_charts,
@@ -20,6 +19,7 @@ from fullbatch.report.similarity_view import (
     views_of_run,
     views_of_runs,
 )
+from fullbatch.report.page import write_page
 from fullbatch.report.wording import MINUS
 from fullbatch.training.run_folder import Folder
 from fullbatch.trials.comparison import results_of
@@ -193,7 +193,7 @@ def test_near_negatives_of_two_models_stand_side_by_side(pages, tunings):
     """TuneCLIP's Table 21, s1 and s2 of each false negative."""
     text = text_of(pages["tunings"])
     assert "Near negatives, model by model" in text
-    model = RunModel.of_export(tunings[0], "tuned")
+    model = RunModel.load(tunings[0], "tuned")
     alone = view_of("alone", model.embed(training_pool(model.config.data), 40))
     assert "Near negatives" not in similarities_section([alone], []).body
 
@@ -201,7 +201,7 @@ def test_near_negatives_of_two_models_stand_side_by_side(pages, tunings):
 def test_which_model_is_shown(tunings, tmp_path):
     tuned, kept = (read_run(path) for path in tunings)
     assert (shown_model(tuned), shown_model(kept)) == ("tuned", "base")
-    model = RunModel.of_export(tuned.path, "tuned")
+    model = RunModel.load(tuned.path, "tuned")
     pairs = model.embed(training_pool(model.config.data), 30)
     views, gaps = views_of_run(tuned, "tuned", pairs, 30)
     assert [(view.label, view.pairs, view.of) for view in views] == [("base", 30, 40), ("tuned", 30, 40)] and not gaps
@@ -226,7 +226,7 @@ def test_similarities_that_cannot_be_had(tunings, tmp_path):
     assert similarity_charts([]) == [] and similarities_section([], []) is None
     run = read_run(bare)
     assert views_of_runs([run] * (MOST_RUNS + 1), ["r"] * (MOST_RUNS + 1), None)[1][0].startswith("Similarities")
-    model = RunModel.of_export(tunings[0], "base")
+    model = RunModel.load(tunings[0], "base")
     few = model.embed(training_pool(model.config.data), 11)
     assert "at least 12 pairs" in views_of_run(read_run(tunings[0]), "base", few, 11)[1][0]
     assert '<section id="similarities">' not in text_of(

@@ -92,7 +92,7 @@ def test_thinning_keeps_the_mean_and_the_extremes():
 
 @pytest.fixture(scope="module")
 def found(runs):
-    model = RunModel.of_run(runs[1])
+    model = RunModel.load(runs[1])
     return find_suspects(runs[1], model, model.embed(training_pool(model.config.data), 1000))
 
 
@@ -143,7 +143,7 @@ def test_tables_of_the_run_are_read_by_id(runs, found):
     embedded = found.embedded
     memory = read_memory(runs[1], embedded)
     assert memory.log_u_N.shape == memory.tau_N.shape == (40,)
-    model = RunModel.of_run(runs[1])
+    model = RunModel.load(runs[1])
     some = model.embed(training_pool(model.config.data), 10)
     assert len(some.ids) == 10 and some.of == 40
     assert torch.equal(read_memory(runs[1], some).log_u_N, memory.log_u_N[torch.tensor(some.ids)])

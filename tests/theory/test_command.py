@@ -51,7 +51,12 @@ def test_the_command_writes_both_and_says_what_came_out(tmp_path, capsys):
 
 def test_lines_of_all_parts(done):
     text = "\n".join(command._lines(done))
-    for said in ("N 8 d 4   all but one", "N 8 d 3: minimisers", "OSGD of a partition", "steps to the square"):
+    for said in (
+        "N = 8, d = 4: cross-polytope, all but one (27)",
+        "N = 8, d = 3",
+        "OSGD of a partition",
+        "steps to the square",
+    ):
         assert said in text
 
 

@@ -1,9 +1,14 @@
-"""The false-negative view, TuneCLIP Figure 11: similarities of true pairs, near and far negatives, model by model."""
+"""What a run's model makes of data: pictures found for captions, captions for pictures, the pairs it confuses most; and
+the false-negative view, TuneCLIP Figure 11: similarities of true pairs, near and far negatives, model by model.
 
-# N: pairs   D: width
+Right and wrong are told by a symbol and a frame, not by colour alone.
+"""
+
+# N: samples or pairs   D: width   Q: queries   A: possible answers
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -11,7 +16,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from fullbatch.config.data import Source
 from fullbatch.config.messages import plain
+from fullbatch.config.run import RunConfig
+from fullbatch.config.tasks import Retrieval, ZeroShot, parse_task
 from fullbatch.evaluation.retrieval import equal_captions, recalls
 from fullbatch.evaluation.similarities import (
     FAR,
@@ -21,15 +29,31 @@ from fullbatch.evaluation.similarities import (
     near_negatives,
     similarity_distributions,
 )
+from fullbatch.evaluation.tasks import tasks_of
 from fullbatch.finetuning.record import BASE, TUNED
 from fullbatch.report.blocks import Section, folded, note, notices, table
 from fullbatch.report.charts import Axis, Chart, figures
 from fullbatch.report.collect import RunData
 from fullbatch.report.curves import area
-from fullbatch.report.embedded import UNUSABLE, Embedded, model_of, training_pool
-from fullbatch.report.markup import Child, Html, joined, node
+from fullbatch.report.embedded import (
+    CAPTION,
+    UNUSABLE,
+    Embedded,
+    Pair,
+    Pictures,
+    RunModel,
+    fits_the_other,
+    groups_of,
+    training_pool,
+)
+from fullbatch.report.markup import Child, Html, joined, node, quoted
 from fullbatch.report.wording import MINUS, NOTHING, percent
 
+_MOST_TASKS = 2
+_QUERIES = 10
+_PICTURES, _CAPTIONS = 6, 5  # answers to a query
+_CONFUSED = 8
+_CANDIDATES = 400
 MOST_PAIRS = 15_000  # as many as the paper takes
 MOST_RUNS = 6
 _PAIRS_ON_CPU = 2_000  # a run, where there are several
@@ -38,6 +62,112 @@ _DIRECTIONS: dict[Direction, str] = {"image_to_text": "picture → captions", "t
 _FAR = f"negatives {FAR[0]} to {FAR[1]}"  # there are none in a small sample
 _BANDS = ("positives", f"{NEAREST} nearest negatives", _FAR, "farther half of negatives")
 _ANCHORS = 8  # pictures whose nearest captions are named
+
+
+def sources_to_show(config: RunConfig) -> list[tuple[str, Source]]:
+    """The run's retrieval tasks; else its zero-shot tasks, whose captions are class names.
+
+    Folders of benchmarks have layouts of their own.
+    """
+    tasks = [(text, parse_task(text)) for text in tasks_of(config)]
+    retrieval = [(text, task.source) for text, task in tasks if isinstance(task, Retrieval)]
+    zero_shot = [(text, task.source) for text, task in tasks if isinstance(task, ZeroShot)]
+    return (retrieval or zero_shot)[:_MOST_TASKS]
+
+
+def examples_section(tasks: Sequence[tuple[str, Embedded]], pictures: Pictures, gaps: Sequence[str]) -> Section:
+    body = [notices(gaps)]
+    for task, embedded in tasks:
+        count, of = len(embedded.ids), embedded.of
+        body += [
+            node("h3", node("span", plain(task, 160), class_="source")),
+            note(f"Among {count:,} pictures{f', drawn from {of:,}' if count < of else ''}."),
+            node("h4", "Text to pictures"),
+            node("div", _queries(embedded, pictures, to_pictures=True), class_="queries"),
+            node("h4", "Picture to texts"),
+            node("div", _queries(embedded, pictures, to_pictures=False), class_="cards"),
+        ]
+        pairs = fits_the_other(embedded.image_ND, embedded.text_ND, embedded.groups_N, _CANDIDATES)
+        confused = without_repeats([pair for pair in pairs if pair[2] > 0.0], _CONFUSED)
+        cards = [pictures.card(embedded, first, other, f"by {score:.3f}") for first, other, score in confused]
+        if cards:
+            body.append(node("h4", "Most confused pairs"))
+            body.append(note("Each picture is nearer to the other's caption than to its own."))
+            body.append(node("div", cards, class_="cards"))
+    legend = "✓ in a thick frame is right, ✗ in a dashed one is wrong. The queries are spread evenly, not chosen."
+    return Section("pictures", "What the model finds", joined(*body), legend if tasks else "")
+
+
+def without_repeats(pairs: Sequence[Pair], most: int, often: int = 2) -> list[Pair]:
+    """The first pairs, no sample in more than a few: one strange sample would fill the list."""
+    seen: Counter[int] = Counter()
+    kept: list[Pair] = []
+    for pair in pairs:
+        if len(kept) < most and max(seen[pair[0]], seen[pair[1]]) < often:
+            seen.update(pair[:2])
+            kept.append(pair)
+    return kept
+
+
+def _queries(embedded: Embedded, pictures: Pictures, to_pictures: bool) -> list[Html]:
+    """Captions that look for pictures, or pictures that look for captions: each with its nearest answers, and the rank
+    of the first that bears the query's caption."""
+    groups_N, every = embedded.groups_N, list(range(len(embedded.ids)))
+    first_rows: dict[int, int] = {}  # equal captions are one
+    for row, group in enumerate(groups_N.tolist()):
+        first_rows.setdefault(group, row)
+    queries, answers = list(first_rows.values()), every
+    tables = embedded.text_ND, embedded.image_ND
+    if not to_pictures:
+        queries, answers, tables = answers, queries, tables[::-1]
+    queries = _spread(queries)
+    rows_Q, rows_A = torch.tensor(queries), torch.tensor(answers)
+    query_QD, answer_AD = (table[rows.to(table.device)] for table, rows in zip(tables, (rows_Q, rows_A), strict=True))
+    sim_QA = (query_QD @ answer_AD.T).cpu()
+    right_QA = groups_N[rows_Q][:, None] == groups_N[rows_A][None, :]
+    best_Q1 = sim_QA.masked_fill(~right_QA, -torch.inf).amax(dim=1, keepdim=True)
+    rank_Q = ((sim_QA > best_Q1) & ~right_QA).sum(dim=1) + 1
+    places_Q = sim_QA.topk(min(_PICTURES if to_pictures else _CAPTIONS, len(answers)), dim=1).indices.tolist()
+    shown = []
+    for query, row in enumerate(queries):
+        hits = [
+            _hit(
+                embedded,
+                answers[at],
+                float(sim_QA[query, at]),
+                bool(right_QA[query, at]),
+                pictures if to_pictures else None,
+            )
+            for at in places_Q[query]
+        ]
+        rank = node("span", f"rank {int(rank_Q[query]):,} of {len(answers):,}", class_="rank")
+        asked = node("p", quoted(embedded.captions[row], CAPTION), rank)
+        if to_pictures:
+            shown.append(node("div", asked, node("ol", hits, class_="hits"), class_="query"))
+        else:
+            texts = node("div", asked, node("ol", hits))
+            shown.append(node("div", pictures.shown(embedded, row), texts, class_="card texts"))
+    return shown
+
+
+def _spread(rows: Sequence[int]) -> list[int]:
+    """Some, evenly spread: chosen by no one, so that the share of right answers is honest."""
+    shown = min(len(rows), _QUERIES)
+    return [rows[(2 * place + 1) * len(rows) // (2 * shown)] for place in range(shown)]
+
+
+def _hit(embedded: Embedded, row: int, similarity: float, right: bool, pictures: Pictures | None) -> Html:
+    """An answer to a query: the picture of this row, or without ``pictures`` its caption."""
+    symbol, word = ("✓", "right") if right else ("✗", "wrong")
+    sign = node("span", symbol, class_="sign", role="img", aria_label=word)
+    score, caption = node("span", f"{similarity:.2f}", class_="score"), embedded.captions[row]
+    if pictures is None:
+        return node("li", sign, quoted(caption, CAPTION), score, class_=word)
+    return node("li", pictures.shown(embedded, row), sign, score, class_=word, title=plain(caption, CAPTION))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# similarities
 
 
 @dataclass(frozen=True)
@@ -129,10 +259,8 @@ def _near_negatives(views: Sequence[SimilarityView]) -> Html | None:
     if len(views) < 2:
         return None
     captions = views[0].captions
-    number = {caption: place for place, caption in enumerate(dict.fromkeys(captions))}
-    groups_N = torch.tensor([number[caption] for caption in captions])
     rows: list[list[Child]] = []
-    for near in near_negatives([view.tables for view in views], groups_N, _ANCHORS):
+    for near in near_negatives([view.tables for view in views], groups_of(captions), _ANCHORS):
         for other, values in zip(near.others, zip(*near.similarities, strict=True), strict=True):
             rows.append([plain(captions[near.anchor], 80), plain(captions[other], 80), *map(_signed, values)])
     head = ("picture of", "a caption of another pair", *(plain(view.label, 80) for view in views))
@@ -198,7 +326,7 @@ def views_of_run(
             if name == shown:
                 views.append(view_of(name or plain(run.name, 80), training))
             elif name is not None and (run.path / name).is_dir():
-                views.append(view_of(name, model_of(run, name).embed(training.pool, most)))
+                views.append(view_of(name, RunModel.load(run.path, name).embed(training.pool, most)))
         except UNUSABLE as error:
             gaps.append(f"The similarities of {name or run.name} are not shown, because {plain(error)}")
     return views, gaps
@@ -220,7 +348,7 @@ def views_of_runs(
     views, gaps = [], []
     for run, label, name in wanted:
         try:
-            model = model_of(run, name)
+            model = RunModel.load(run.path, name)
             most = samples or (MOST_PAIRS if model.device.type == "cuda" else _PAIRS_ON_CPU)
             views.append(view_of(label, model.embed(training_pool(model.config.data), most)))
         except UNUSABLE as error:
