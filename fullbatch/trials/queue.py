@@ -1,18 +1,18 @@
 """The slots of a phase as trials of an Optuna study, shared by all workers: each slot counts once, whoever dies.
 
-A trial names its slot in its user attributes.  A storage of Optuna's does three things in one act each: it makes a
-trial and numbers it, it gives a waiting trial to one process, and it finishes a running trial, once.  So one rule
-decides, and all who read agree, now and later:
+A trial names its slot, the attempt at it that it is, and the process that makes it.  A storage of Optuna's does two
+things in one act each: it makes a trial with all that and numbers it, and it finishes a running trial, once.  So two
+rules decide, and all who read agree, now and later:
 
-    A slot's trial is the lowest-numbered one that has not failed, or that records how the slot ended.
+    By their numbers, the first trial of a slot that is attempt 1 is that attempt, the first one after it that is
+    attempt 2 is the next, and so on.  Any other was made by a process that came late, which fails it.
+    A slot's trial is the lowest-numbered of its attempts that has not failed, or that records how the slot ended.
 
-A trial below it has failed for good, and a new one has a higher number.  A worker that wants work fails the trials of
-the dead, makes a waiting trial for the first slot that has none, and asks Optuna for a trial.  If that is not its
-slot's, or was made before an attempt that failed meanwhile, it fails it and begins again.
+A worker that wants work fails the trials of the dead, and makes the next attempt at the first slot that has no trial.
 
 Optuna knows the dead by their heartbeats, and refuses what comes late from a worker that was taken for dead: the first
 result counts.  Three things it does not do by itself.  A process of this machine that is gone is noticed at once.  A
-process that dies between taking a trial and its first heartbeat has none, and is given a shorter time.  FAIL is the
+trial whose process died before its first heartbeat gets one from who first meets it, and grows stale.  FAIL is the
 state of the dead, too: a slot that cannot be trained ends with a further trial, made finished, that says why.
 
 The next attempt has the parameters of the one before, if that had chosen them all.  A sampler is seeded by the slot.
@@ -29,6 +29,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
+from functools import partial
 from typing import Any, Literal
 
 import optuna
@@ -44,13 +45,11 @@ from fullbatch.trials.slots import Ended, Running, Score, Slot
 from fullbatch.trials.storage import BEAT_EVERY, heartbeat_every, patiently
 
 MOST_DEATHS = 3  # after so many a slot is given up
-UNNAMED_SECONDS = 30.0  # that a trial may be held by nobody knows whom
 
-# user attributes: those of every trial; those of one that records an ending; those that the holder of a trial writes
-SLOT, ATTEMPT, GIVEN = "slot", "attempt", "given"
+# user attributes: those that a trial is made with; those of one that records an ending; those that its process writes
+SLOT, ATTEMPT, WORKER = "slot", "attempt", "worker"
 ENDED, OF = "ended", "of"
-WORKER, PARAMS, OUTCOME, RELEASED = "worker", "params", "outcome", "released"
-BEFORE_HEARTBEATS = "died"  # every trial of version 0.6 had it
+PARAMS, OUTCOME, RELEASED = "params", "outcome", "released"
 
 Direction = Literal["maximize", "minimize"]
 
@@ -64,8 +63,7 @@ class SlotQueue:
     pruner: BasePruner | None = None
     worker: ProcessIdentity = field(default_factory=this_process)
     last_line: Callable[[Slot], str] = lambda slot: ""  # that an attempt printed, if it can be seen from here
-    is_gone: Callable[[ProcessIdentity], bool] = is_gone  # tests have their own, and their own clock
-    clock: Callable[[], datetime] = datetime.now
+    is_gone: Callable[[ProcessIdentity], bool] = is_gone  # tests have their own
 
     def __post_init__(self) -> None:
         self._sampler = _SamplerBySlot()
@@ -86,6 +84,7 @@ class SlotQueue:
                 f"{list(self.directions)}; give the search another name."
             )
         self.held: set[int] = set()  # trials of this very process
+        self._met: set[int] = set()  # trials of others that this process has seen running
         self._looked = time.time(), time.monotonic()
         self._trusted_from = -math.inf  # by the monotonic clock: from when heartbeats that are missing tell something
 
@@ -128,48 +127,39 @@ class SlotQueue:
         while True:
             self.fail_dead()
             trials = self.trials()
-            deciding = {slot.number: _deciding(slot, trials) for slot in self.slots}
-            if not any(trial is not None and trial.state is TrialState.WAITING for trial in deciding.values()):
-                free = [number for number, trial in deciding.items() if trial is None]
-                if not free:
-                    return None
-                if not self._make(slots[free[0]], trials):
-                    continue
-            if (lease := self._ask(slots)) is not None:
+            slot = next((slot for slot in self.slots if _deciding(slot, trials) is None), None)
+            if slot is None:
+                return None
+            attempts = _attempts(slot, trials)
+            died = [trial for trial in attempts if RELEASED not in trial.user_attrs]
+            if len(died) >= MOST_DEATHS:
+                text = self.last_line(slot)
+                where = f"its output ends with: {text}" if text else "see the end of its output"
+                error = f"its process died {MOST_DEATHS} times (out of memory? {where})"
+                self.record(slot, died[-1].number, Score("failed", error=error))
+            elif (lease := self._attempt(slot, attempts)) is not None:
                 return lease
 
-    def _make(self, slot: Slot, trials: Sequence[FrozenTrial]) -> bool:
-        """A waiting trial; or the slot's ending, if too many processes have died of it."""
-        died = [trial for trial in _begun(slot, trials) if RELEASED not in trial.user_attrs]
-        if len(died) >= MOST_DEATHS:
-            text = self.last_line(slot)
-            where = f"its output ends with: {text}" if text else "see the end of its output"
-            error = f"its process died {MOST_DEATHS} times (out of memory? {where})"
-            self.record(slot, died[-1].number, Score("failed", error=error))
-            return False
-        attrs = _next_attempt(slot, trials)
-        patiently(lambda: self.study.enqueue_trial(attrs[GIVEN], user_attrs=attrs))
-        return True
+    def _attempt(self, slot: Slot, before: Sequence[FrozenTrial]) -> Lease | None:
+        """The next one, after these; None: another process was faster."""
+        chosen = [{**slot.params, **trial.params} for trial in before if PARAMS in trial.user_attrs]
+        attrs = {SLOT: slot.number, ATTEMPT: len(before) + 1, WORKER: asdict(self.worker)}
+        given = {"fixed_params": chosen[-1] if chosen else dict(slot.params)}  # as Optuna's own queue names it
+        made = create_trial(state=TrialState.RUNNING, user_attrs=attrs, system_attrs=given)
+        trial_id = patiently(lambda: self.storage.create_new_trial(self.study._study_id, template_trial=made))
+        patiently(lambda: self.record_heartbeat(trial_id))
+        trials = self.trials()
+        number = next(trial.number for trial in trials if trial._trial_id == trial_id)
+        deciding = _deciding(slot, trials)
+        if deciding is None or deciding.number != number:
+            self.tell(number, TrialState.FAIL)
+            return None
+        self.study._thread_local.cached_all_trials = None  # as Optuna does for every trial, so that samplers see all
+        return Lease(self, patiently(lambda: optuna.Trial(self.study, trial_id)), slot, len(before) + 1)
 
-    def _ask(self, slots: Mapping[int, Slot]) -> Lease | None:
-        """Where no trial waits any more, Optuna makes one without a slot, which is failed like one that came late."""
-        trial = patiently(self.study.ask)
-        attrs, trials = trial.user_attrs, self.trials()
-        slot = slots.get(attrs.get(SLOT, -1))
-        deciding = None if slot is None else _deciding(slot, trials)
-        if slot is not None and deciding is not None and deciding.number == trial.number:
-            wanted = _next_attempt(slot, trials)
-            if all(attrs.get(key) == wanted[key] for key in wanted):
-                patiently(lambda: self.record_heartbeat(trial))  # first: who has a name is known by it from here on
-                with suppress(RuntimeError):  # it was finished meanwhile
-                    patiently(lambda: trial.set_user_attr(WORKER, asdict(self.worker)))
-                    return Lease(self, trial, slot, attrs[ATTEMPT])
-        self.tell(trial.number, TrialState.FAIL)
-        return None
-
-    def record_heartbeat(self, trial: optuna.Trial) -> None:
+    def record_heartbeat(self, trial_id: int) -> None:
         if heartbeat_every(self.storage) is not None:
-            self.storage.record_heartbeat(trial._trial_id)  # type: ignore[attr-defined]
+            self.storage.record_heartbeat(trial_id)  # type: ignore[attr-defined]
 
     def tell(self, number: int, state: TrialState, values: Sequence[float] | None = None) -> None:
         """Finish a trial, unless somebody has."""
@@ -184,11 +174,17 @@ class SlotQueue:
 
     def fail_dead(self) -> None:
         """Fail the trials of workers that are gone."""
-        if not self._just_woke():
+        heartbeats_tell = not self._just_woke()
+        if heartbeats_tell:
             patiently(lambda: optuna.storages.fail_stale_trials(self.study))
         for trial in self.trials():
-            if trial.state is TrialState.RUNNING and trial.number not in self.held and self._is_dead(trial):
-                self.tell(trial.number, TrialState.FAIL)
+            if trial.state is TrialState.RUNNING and trial.number not in self.held:
+                holder = ProcessIdentity.read(trial.user_attrs.get(WORKER))
+                if holder is not None and self.is_gone(holder):
+                    self.tell(trial.number, TrialState.FAIL)
+                elif heartbeats_tell and trial.number not in self._met:  # one of late, or none at all
+                    self._met.add(trial.number)
+                    patiently(partial(self.record_heartbeat, trial._trial_id))
 
     def _just_woke(self) -> bool:
         """Whether this machine slept or its clock was set: its other workers have had no time for a heartbeat yet."""
@@ -198,35 +194,22 @@ class SlotQueue:
             self._trusted_from = self._looked[1] + 2 * every
         return self._looked[1] < self._trusted_from
 
-    def _is_dead(self, trial: FrozenTrial) -> bool:
-        holder = ProcessIdentity.read(trial.user_attrs.get(WORKER))
-        if holder is not None:
-            return self.is_gone(holder) or BEFORE_HEARTBEATS in trial.user_attrs
-        started = trial.datetime_start  # by the holder's clock, which may be ahead of ours
-        return started is not None and abs((self.clock() - started).total_seconds()) > UNNAMED_SECONDS
 
-
-def _of(slot: Slot, trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
-    own = [trial for trial in trials if trial.user_attrs.get(SLOT) == slot.number]
-    return sorted(own, key=lambda trial: trial.number)
+def _attempts(slot: Slot, trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
+    """In their order, by the rule above."""
+    attempts: list[FrozenTrial] = []
+    for trial in sorted(trials, key=lambda trial: trial.number):
+        attrs = trial.user_attrs
+        if WORKER in attrs and attrs[SLOT] == slot.number and attrs[ATTEMPT] == len(attempts) + 1:
+            attempts.append(trial)
+    return attempts
 
 
 def _deciding(slot: Slot, trials: Sequence[FrozenTrial]) -> FrozenTrial | None:
     """The slot's trial, by the rule above; None: it has to be made."""
-    own = (trial for trial in _of(slot, trials) if trial.state is not TrialState.FAIL or ENDED in trial.user_attrs)
-    return next(own, None)
-
-
-def _begun(slot: Slot, trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
-    """The attempts that failed after a worker had begun them."""
-    failed = [trial for trial in _of(slot, trials) if trial.state is TrialState.FAIL]
-    return [trial for trial in failed if WORKER in trial.user_attrs and ENDED not in trial.user_attrs]
-
-
-def _next_attempt(slot: Slot, trials: Sequence[FrozenTrial]) -> dict[str, Any]:
-    begun = _begun(slot, trials)
-    chosen = [{**slot.params, **trial.params} for trial in begun if PARAMS in trial.user_attrs]
-    return {SLOT: slot.number, ATTEMPT: len(begun) + 1, GIVEN: chosen[-1] if chosen else dict(slot.params)}
+    going = [trial for trial in _attempts(slot, trials) if trial.state is not TrialState.FAIL]
+    endings = [trial for trial in trials if ENDED in trial.user_attrs and trial.user_attrs[SLOT] == slot.number]
+    return min([*going, *endings], key=lambda trial: trial.number, default=None)
 
 
 def _ended(slot: Slot, trial: FrozenTrial, trials: Sequence[FrozenTrial]) -> Ended:
@@ -238,7 +221,7 @@ def _ended(slot: Slot, trial: FrozenTrial, trials: Sequence[FrozenTrial]) -> End
     return Ended(
         slot=slot,
         params=trial.user_attrs.get(PARAMS, {**slot.params, **trial.params}),
-        attempts=trial.user_attrs.get(ATTEMPT, 1),
+        attempts=trial.user_attrs[ATTEMPT],
         number=trial.number,
         started=_iso(trial.datetime_start),
         ended=_iso(trial.datetime_complete),
@@ -315,7 +298,7 @@ class Lease:
 
     def beat(self) -> None:
         """A sign of life; a thread gives it."""
-        self._queue.record_heartbeat(self.trial)
+        self._queue.record_heartbeat(self.trial._trial_id)
         if self._queue.is_finished(self.trial.number) and not self._over.is_set():
             self._lost.set()
 

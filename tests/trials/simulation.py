@@ -2,7 +2,6 @@
 two calls.  Time passes only for who sleeps."""
 
 import threading
-from datetime import datetime, timedelta
 
 import optuna
 from optuna.samplers import RandomSampler
@@ -26,7 +25,6 @@ class Stage:
 
     def __init__(self):
         self.inner = InMemoryStorage()
-        self.began = datetime.now()
         self.heartbeats = {}
         self.dead = set()
         self.now = 0.0
@@ -136,7 +134,6 @@ class Actor:
             self.slots,
             worker=ProcessIdentity("here", 1, "now", self.name),
             is_gone=lambda identity: identity.name in self.stage.dead,
-            clock=lambda: self.stage.began + timedelta(seconds=self.stage.now),
         )
         while not queue.complete:
             lease = queue.take(lambda slot: RandomSampler())  # never the same twice

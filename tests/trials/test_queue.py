@@ -5,27 +5,26 @@ import subprocess
 import sys
 import time
 from dataclasses import asdict
-from datetime import datetime, timedelta
 
 import optuna
 import pytest
 from optuna.samplers import TPESampler
 from optuna.storages import InMemoryStorage
-from optuna.trial import TrialState
+from optuna.trial import TrialState, create_trial
 
 from fullbatch.trials.processes import ProcessIdentity, is_gone, this_process
-from fullbatch.trials.queue import BEFORE_HEARTBEATS, MOST_DEATHS, SLOT, WORKER, SlotQueue
+from fullbatch.trials.queue import ATTEMPT, MOST_DEATHS, SLOT, WORKER, SlotQueue
 from fullbatch.trials.slots import Score, Slot
 from fullbatch.trials.storage import heartbeat_every, open_storage
 
 
 class World:
-    """One storage, a clock, and who is dead."""
+    """One storage, and who is dead."""
 
     def __init__(self, slots=3, directions=("maximize",), storage=None):
         self.storage = storage or InMemoryStorage()
         self.slots = [Slot(number, {"c": "b"}) for number in range(slots)]
-        self.directions, self.now, self.dead = list(directions), 0.0, set()
+        self.directions, self.dead = list(directions), set()
 
     def queue(self, name="one", **more):
         return SlotQueue(
@@ -35,7 +34,6 @@ class World:
             self.slots,
             worker=ProcessIdentity("here", 1, "now", name),
             is_gone=lambda identity: identity.name in self.dead,
-            clock=lambda: datetime.now() + timedelta(seconds=self.now),
             **more,
         )
 
@@ -215,29 +213,32 @@ def test_a_sign_of_life_is_enough(tmp_path):
     assert queue.study.trials[0].state is TrialState.FAIL
 
 
-def test_a_trial_taken_by_nobody_knows_whom():
-    """Its process died before it wrote its name; that is no death of the slot's."""
-    world = World(1)
-    for _ in range(MOST_DEATHS + 1):
-        queue = world.queue()
-        queue.study.enqueue_trial({"c": "b"}, user_attrs={SLOT: 0, "attempt": 1, "given": {"c": "b"}})
-        stray = queue.study.ask()
-        assert queue.take(sampler) is None
-        world.now += 31.0
-        queue.fail_dead()
-        assert queue.study.trials[stray.number].state is TrialState.FAIL
-        world.now = 0.0
-    lease = taken(queue)
-    assert lease.attempt == 1
+def test_a_trial_that_never_had_a_heartbeat_grows_stale_too(tmp_path):
+    """Its worker died on another machine, before the first one, or was of a version that had none."""
+    world = World(1, storage=open_storage(str(tmp_path / "study.db"), lost_after=1.0))
+    made(world.queue("elsewhere"))
+    queue = world.queue("here")
+    assert queue.take(sampler) is None
+    time.sleep(3.0)
+    assert taken(queue).attempt == 2
 
 
-def test_a_trial_without_a_slot_is_put_away():
-    world = World(1)
+def test_a_process_that_comes_and_goes_keeps_no_dead_trial_alive(tmp_path):
+    world = World(1, storage=open_storage(str(tmp_path / "study.db"), lost_after=1.0))
+    lease = taken(world.queue("elsewhere"))
+    lease._over.set()  # no heartbeats any more
+    time.sleep(3.0)
+    assert taken(world.queue("here")).attempt == 2, "who comes late to a stale trial does not refresh it"
+
+
+def test_a_trial_without_a_slot_is_put_away(tmp_path):
+    """Somebody else's, in the same study: it is in nobody's way."""
+    world = World(1, storage=open_storage(str(tmp_path / "study.db"), lost_after=1.0))
     queue = world.queue()
     stray = queue.study.ask()
     lease = taken(queue)
     assert lease.slot.number == 0
-    world.now += 31.0
+    time.sleep(3.0)
     queue.fail_dead()
     assert queue.study.trials[stray.number].state is TrialState.FAIL
     lease.begin(choose)
@@ -245,17 +246,36 @@ def test_a_trial_without_a_slot_is_put_away():
     assert len(queue.ended()) == 1
 
 
+def made(queue, attempt=1):
+    """A trial that its process has made, and no more."""
+    attrs = {SLOT: 0, ATTEMPT: attempt, WORKER: asdict(queue.worker)}
+    queue.study.add_trial(create_trial(state=TrialState.RUNNING, user_attrs=attrs))
+
+
 def test_made_twice_the_first_counts():
     world = World(1)
     queue = world.queue()
-    for _ in range(3):
-        queue.study.enqueue_trial({"c": "b"}, user_attrs={SLOT: 0, "attempt": 1, "given": {"c": "b"}})
     lease = taken(queue)
+    for late in (1, 1, 3):
+        made(queue, late)
     assert lease.trial.number == 0
     assert world.queue("two").take(sampler) is None
     lease.begin(choose)
     lease.end(Score("done", (1.0,)))
     assert queue.take(sampler) is None and len(queue.ended()) == 1
+
+
+def test_who_comes_late_with_an_attempt_gives_it_up():
+    """Between its look and its trial another process made the same attempt; that is no death of the slot's."""
+    world = World(1)
+    lease = taken(world.queue("one"))
+    late = world.queue("two")
+    for _ in range(MOST_DEATHS):
+        assert late._attempt(world.slots[0], []) is None
+        assert late.study.trials[-1].state is TrialState.FAIL
+    lease.release()
+    assert late._attempt(world.slots[0], []) is None, "attempt 1 is over"
+    assert taken(late).attempt == 2
 
 
 def test_who_was_taken_for_dead_notices_by_itself(monkeypatch):
@@ -361,13 +381,3 @@ def test_a_machine_that_slept_gives_its_workers_time_for_a_heartbeat(tmp_path, m
     other.fail_dead()
     assert len(stale) == 2
     lease.release()
-
-
-def test_a_trial_of_a_version_without_heartbeats_is_tried_again():
-    """Its worker may have been on another machine, of which nothing can be seen."""
-    world = World(slots=1)
-    lease = taken(world.queue("elsewhere"))
-    queue = world.queue("here")
-    assert queue.take(sampler) is None
-    world.storage.set_trial_user_attr(lease.trial._trial_id, BEFORE_HEARTBEATS, 0)
-    assert taken(queue).slot.number == 0
