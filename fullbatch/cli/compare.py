@@ -15,7 +15,7 @@ from rich.console import Console
 from tyro.conf import arg
 
 from fullbatch.cli.train import train_config
-from fullbatch.config.checks import require, require_count, require_positive
+from fullbatch.config.checks import require
 from fullbatch.config.methods import named_method, settings_of
 from fullbatch.config.tree import to_dict
 from fullbatch.training.display import print_line
@@ -60,8 +60,8 @@ class Compare:
 
     def check(self) -> None:
         """Not at once: tyro would make a box of an error."""
-        require_count(self, "jobs", 1)
-        require_positive(self, "stop_after")
+        require(self.jobs >= 1, self, "jobs", "be a whole number of at least 1")
+        require(self.stop_after is None or self.stop_after > 0, self, "stop_after", "be a positive number")
         require(self.seeds != (), self, "seeds", "name at least one seed")
         require(self.batch_sizes != (), self, "batch_sizes", "name at least one batch size")
 

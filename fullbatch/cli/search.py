@@ -13,7 +13,7 @@ from tyro.conf import arg
 
 from fullbatch.cli.compare import names_in, parsed_options, refuse_changes, refuse_flags, say, show_folder
 from fullbatch.cli.train import Command, train_config
-from fullbatch.config.checks import require, require_count, require_positive
+from fullbatch.config.checks import require
 from fullbatch.config.data import BUILTIN
 from fullbatch.config.messages import nearest
 from fullbatch.config.run import RunConfig
@@ -64,9 +64,9 @@ class Search:
 
     def check(self) -> None:
         """Not at once: tyro would make a box of an error."""
-        require_count(self, "jobs", 1)
+        require(self.jobs >= 1, self, "jobs", "be a whole number of at least 1")
         require(self.lost_after >= LEAST_LOST_AFTER, self, "lost_after", f"be at least {LEAST_LOST_AFTER:g} seconds")
-        require_positive(self, "stop_after")
+        require(self.stop_after is None or self.stop_after > 0, self, "stop_after", "be a positive number")
         given = [name for name in ("recipe", "plan", "resume") if getattr(self, name) is not None]
         require(len(given) < 2, self, given[-1] if given else "plan", f"be left out with --{given[0] if given else ''}")
 

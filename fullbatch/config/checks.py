@@ -128,15 +128,3 @@ def require_rule(owner: Any, field: str, rule: Rule) -> None:
     value = getattr(owner, field)
     left_out = value is None and type(None) in _options(owner.__class__)[field]
     require(left_out or rule.holds(value), owner, field, rule.words, rule.hint)
-
-
-def require_positive(owner: object, field: str) -> None:
-    require_rule(owner, field, number("be a positive number", lambda value: value > 0))
-
-
-def require_count(owner: object, field: str, least: int) -> None:
-    require_rule(owner, field, at_least(least))
-
-
-def require_choice(owner: object, field: str, allowed: tuple[object, ...]) -> None:
-    require_rule(owner, field, one_of(*allowed))
