@@ -209,8 +209,11 @@ def make_state(
     if training.channels_last:
         model.to(memory_format=torch.channels_last)
     if training.compile and training.graphs:
-        model.compile_towers()
-    elif training.compile:
+        raise ValueError(
+            "--compile and --graphs cannot be used together yet: recorded steps of compiled towers have computed wrong "
+            "gradients.  Leave one of them out."
+        )
+    if training.compile:
         model.compile()
     wrap = towers.copied if training.parallel == "ddp" else towers.sharded
     wrapped = wrap(model, device)

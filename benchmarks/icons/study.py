@@ -37,7 +37,6 @@ SAMPLES = 2_500_000
 TUNING_SEED = 100  # not one of those that are reported
 SEEDS = (0, 1, 2)
 LAST_SHARD = 19  # of training: the one that tuning is judged on
-COMPILED = True  # whether the race's steps are compiled; the rates were found with steps that are not
 
 _FITTED = {"temperature": 0.05, "rho": 6.0}
 _LIKE_NEUCLIP = {"settings": {**_FITTED, "prototype_lr": 0.02}, "temperature_lr": 1e-6}
@@ -241,7 +240,6 @@ def race_plan(
         for arm, rates in chosen.items()
     ]
     shared = base(setting, f"{{00000..{LAST_SHARD:05d}}}", "test-00000")
-    shared["training"]["compile"] = COMPILED and setting.device == "cuda"
     shared["evaluation"] |= {"audits": 2, "audit_anchors": 5_000, "audit_samples": 1_000_000}  # all there are
     return {
         "name": "race",

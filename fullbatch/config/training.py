@@ -31,7 +31,8 @@ class Training(Checked):
     samples       stop after this many pairs instead of epochs
     precision     fp32, bf16, or fp16 with loss scaling
     compile       compile the towers with torch.compile
-    graphs        on one GPU, replay the whole step as a CUDA graph: faster where a small batch leaves the GPU waiting
+    graphs        on one GPU, replay the whole step as a CUDA graph: faster where a small batch leaves the GPU waiting;
+                  not with compile
     channels_last   keep images and convolutions with their channels innermost: faster for a ResNet in bf16 on a GPU
     ema           decay of an average of the weights, kept beside them and evaluated instead of them; None: no average
     parallel      over ranks: "ddp" copies the towers, "fsdp" shards them (FSDP2) for towers that do not fit

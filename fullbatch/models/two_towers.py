@@ -83,12 +83,6 @@ class TwoTowers(nn.Module):
         here.wait_stream(beside)
         return image_BD, text_BD
 
-    def compile_towers(self) -> None:
-        """Each by itself, so that a step can be recorded: ``forward`` then looks at the stream, which a compiled one
-        cannot."""
-        for name in ("encode_image", "encode_text"):
-            setattr(self, name, torch.compile(getattr(self, name)))
-
     def encode_image(self, images_BCHW: Tensor) -> Tensor:
         return _unit_rows(self.backbone.encode_image(self.normalised(images_BCHW)))
 

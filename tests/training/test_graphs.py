@@ -125,7 +125,7 @@ def test_a_recovery_before_it(tmp_path, method, carry, pairs):
 
 def test_other_optimizers_are_refused(tmp_path):
     config = on_gpu(tmp_path, "openclip", graphs=True)
-    with pytest.raises(ValueError, match="adam and adamw, not SGD"):
+    with pytest.raises(ValueError, match="adam, adamw and lars, not SGD"):
         train(replace(config, optimizer=replace(config.optimizer, optimizer="sgd")))
 
 

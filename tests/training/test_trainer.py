@@ -260,6 +260,8 @@ def test_an_evaluation_that_was_missed_is_made_up_for(tmp_path):
 def test_graphs_need_a_gpu_and_plain_batches(tmp_path):
     with pytest.raises(ValueError, match="--graphs works on one GPU"):
         train(small_config(tmp_path, "openclip", graphs=True))
+    with pytest.raises(ValueError, match="--compile and --graphs cannot be used together yet"):
+        train(small_config(tmp_path, "openclip", graphs=True, compile=True))
     with pytest.raises(ValueError, match="be left out with micro_batch"):
         small_config(tmp_path, "openclip", graphs=True, micro_batch=4)
     with pytest.raises(ValueError, match="be left out with fp16"):
