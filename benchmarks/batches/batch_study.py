@@ -18,14 +18,14 @@ import argparse
 import json
 import os
 import shutil
+import sys
 from collections.abc import Mapping
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from fullbatch.cli import main as fullbatch
+sys.path.insert(0, str(Path(__file__).parent.parent))
+from comparing import compare
 
 TOWER, PIXELS, BATCH, EPOCHS = "resnet18", 32, 32, 30
 EVAL_BATCH = 500  # also the pieces in which corrupted images are kept
@@ -196,18 +196,6 @@ def corrupt_piece(test: str, piece: int) -> int:
 
     batches = EvaluationBatches(open_pool(Data(data=(test,)))[0], EVAL_BATCH, EvalTransform(PIXELS), no_tokens)
     return sum(len(images) for images in every_corruption(batches[piece], keep=True))
-
-
-def compare(plan: Mapping[str, Any], out: Path, more: list[str]) -> None:
-    out.mkdir(parents=True, exist_ok=True)
-    path = out / f"{plan['name']}.yaml"
-    path.write_text(yaml.safe_dump(dict(plan), sort_keys=False))
-    fullbatch(["compare", "--plan", str(path), "--comparisons", str(out), "--quiet", "--no-page", *more])
-    found = out / str(plan["name"]) / "comparison.json"
-    runs = json.loads(found.read_text())["runs"] if found.is_file() else []
-    left = sum(run["status"] == "open" for run in runs)
-    if left or not runs:  # a run that failed is a result, one that has not ended is not
-        raise SystemExit(f"{left or 'all'} runs of {plan['name']!r} have not ended: go on with the same command")
 
 
 def gather(out: Path, target: Path) -> None:

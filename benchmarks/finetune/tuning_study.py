@@ -18,13 +18,15 @@ import argparse
 import json
 import os
 import shutil
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from fullbatch.cli import main as fullbatch
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+from comparing import compare
 
 MODEL = os.path.relpath(Path(__file__).parent.parent / "icons" / "vit.json")
 BASE_SAMPLES, BASE_BATCH, BASE_RATES = 2_000_000, 1024, (1e-3, 2e-3)
@@ -208,20 +210,6 @@ def race_plan(data: Path, pretrained: Path, best: Mapping[str, float], epochs: i
 
 # ---------------------------------------------------------------------------------------------------------------------
 # the stages
-
-
-def compare(plan: Mapping[str, Any], out: Path, more: list[str]) -> dict[str, Any]:
-    """What is found; it stops here while runs have not ended."""
-    out.mkdir(parents=True, exist_ok=True)
-    path = out / f"{plan['name']}.yaml"
-    path.write_text(yaml.safe_dump(dict(plan), sort_keys=False))
-    fullbatch(["compare", "--plan", str(path), "--comparisons", str(out), "--quiet", "--no-page", *more])
-    file = out / str(plan["name"]) / "comparison.json"
-    found: dict[str, Any] = json.loads(file.read_text()) if file.is_file() else {"runs": []}
-    left = sum(run["status"] == "open" for run in found["runs"])
-    if left or not found["runs"]:  # a run that failed is a result, one that has not ended is not
-        raise SystemExit(f"{left or 'all'} runs of {plan['name']!r} have not ended: go on with the same command")
-    return found
 
 
 def export_best(comparison: Mapping[str, Any], out: Path) -> None:

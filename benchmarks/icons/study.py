@@ -23,6 +23,7 @@ import json
 import math
 import os
 import shutil
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +31,8 @@ from typing import Any
 
 import yaml
 
-from fullbatch.cli import main as fullbatch
+sys.path.insert(0, str(Path(__file__).parent.parent))
+from comparing import compare
 
 VIT = Path(__file__).with_name("vit.json")
 SAMPLES = 2_500_000
@@ -340,20 +342,6 @@ def write_hits(data: Path, out: Path, device: str) -> None:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-
-
-def compare(plan: Mapping[str, Any], out: Path, more: list[str]) -> dict[str, Any]:
-    """Run the plan to its end; its comparison.json."""
-    out.mkdir(parents=True, exist_ok=True)
-    path = out / f"{plan['name']}.yaml"
-    path.write_text(yaml.safe_dump(dict(plan), sort_keys=False))
-    fullbatch(["compare", "--plan", str(path), "--comparisons", str(out), "--quiet", "--no-page", *more])
-    found = out / str(plan["name"]) / "comparison.json"
-    comparison: dict[str, Any] = json.loads(found.read_text()) if found.is_file() else {"runs": []}
-    left = sum(run["status"] == "open" for run in comparison["runs"])
-    if left or not comparison["runs"]:  # a run that failed is a result, one that has not ended is not
-        raise SystemExit(f"{left or 'all'} runs of {plan['name']!r} have not ended: go on with the same command")
-    return comparison
 
 
 KEPT = ("config.yaml", "metrics.jsonl", "outcome.json", "results.json", "hits.json")
