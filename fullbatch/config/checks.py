@@ -6,8 +6,10 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import math
 import numbers
+import re
 import types
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -17,6 +19,20 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 def title(kind: type) -> str:
     """What a group of settings is called in messages: "Objective" for ``ObjectiveConfig``."""
     return kind.__name__.removesuffix("Config")
+
+
+def field_comments(kind: type) -> dict[str, str]:
+    """What a field is: the comment behind it, or above it; a field without one shares that of the field before it."""
+    texts: dict[str, str] = {}
+    above: list[str] = []
+    text = ""
+    for line in inspect.getsource(kind).splitlines():
+        field, comment = re.fullmatch(r"    (\w+): [^#]*(?:# (.*))?", line), re.fullmatch(r"    # (.*)", line)
+        if field and field[1] in kind.__annotations__:
+            text = " ".join([*above, field[2] or ""]).strip() or text
+            texts |= {field[1]: text} if text else {}
+        above = [*above, comment[1]] if comment else []
+    return texts
 
 
 def require(holds: bool, owner: object, field: str, rule: str, hint: str = "") -> None:

@@ -40,17 +40,12 @@ from fullbatch.config.messages import listed, nearest
 
 @dataclass(frozen=True)
 class Scale(Checked):
-    """How the two directions become one number.
+    """How the two directions become one number."""
 
-    times_temperature   the loss is multiplied by tau, NeuCLIP eq. (1)
-    directions          "sum" (eq. (1)) or "mean" (CLIP)
-    log_of_sum          the reported value is the log of the sum over negatives, not of their mean (InfoNCE)
-    rho_terms           how many times rho * tau is added: once a direction, or once in all (AmorLIP)
-    """
-
-    times_temperature: bool = True
-    directions: Literal["sum", "mean"] = "sum"
-    log_of_sum: bool = False
+    times_temperature: bool = True  # the loss is multiplied by tau, NeuCLIP eq. (1)
+    directions: Literal["sum", "mean"] = "sum"  # "sum" (eq. (1)) or "mean" (CLIP)
+    log_of_sum: bool = False  # the reported value is the log of the sum over negatives, not of their mean (InfoNCE)
+    # how many times rho * tau is added: once a direction, or once in all (AmorLIP)
     rho_terms: Literal["each", "once"] = "each"
 
 
@@ -267,28 +262,19 @@ def _fields(part: Any) -> set[str]:
 
 @dataclass(frozen=True)
 class ObjectiveConfig(Checked):
-    """The method.
+    """The method."""
 
-    method             a named point of pairwise x normalizer x temperature
-    pairwise           another pairwise loss than the method's own
-    normalizer         another normalizer than the method's own
-    temperature_rule   another temperature rule than the method's own
-    negatives          "across": of the other modality or view; "both": of the anchor's own as well; None: the method's
-    settings           fields of the method's parts: rho, gamma, prototypes, ...
-    loss_chunk         rows of the similarity matrix at a time; None: all
-    table_dtype        how the per-sample tables are stored
-    table_storage      "auto", "rank", "node" (shared by the ranks of a node) or a folder
-    """
-
-    method: str = "neuclip"
-    pairwise: str | None = None
-    normalizer: str | None = None
-    temperature_rule: str | None = None
+    method: str = "neuclip"  # a named point of pairwise x normalizer x temperature
+    pairwise: str | None = None  # another pairwise loss than the method's own
+    normalizer: str | None = None  # another normalizer than the method's own
+    temperature_rule: str | None = None  # another temperature rule than the method's own
+    # "across": of the other modality or view; "both": of the anchor's own as well; None: the method's
     negatives: Annotated[str, one_of("across", "both")] | None = None
+    # fields of the method's parts: rho, gamma, prototypes, ...
     settings: Mapping[str, Any] = field(default_factory=dict)
-    loss_chunk: int | None = None
-    table_dtype: Annotated[str, one_of("float32", "float16")] = "float32"
-    table_storage: str = "auto"
+    loss_chunk: int | None = None  # rows of the similarity matrix at a time; None: all
+    table_dtype: Annotated[str, one_of("float32", "float16")] = "float32"  # how the per-sample tables are stored
+    table_storage: str = "auto"  # "auto", "rank", "node" (shared by the ranks of a node) or a folder
 
     def _check(self) -> None:
         named_method(self.method)

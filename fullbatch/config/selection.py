@@ -10,32 +10,26 @@ from fullbatch.config.checks import Checked, Count, Whole, require
 
 @dataclass(frozen=True)
 class Selection(Checked):
-    """Which samples meet in a batch (Cho et al. 2024: mini-batches that a contrastive loss learns most from).
+    """Which samples meet in a batch (Cho et al. 2024: mini-batches that a contrastive loss learns most from)."""
 
-    batches         "uniform": at random; "spectral": alike samples together, each once an epoch (their Algorithm 3);
-                    "ordered": of random batches those of largest loss (their OSGD, which shows some samples often)
-    embeddings      what a selection goes by: "passes", each sample's embeddings as the last training step that met it
-                    computed them, or "forward", a pass over the whole set before each plan
-    plan_ahead      plan a period during the one before it, from embeddings one period old; otherwise training waits
-    period_steps    spectral: steps a plan is for, at most an epoch's; None: an epoch.  An ordered plan is for
-                    kept_batches
-    block_batches   spectral: batches of a block; samples meet within their block of so many batches, drawn at random
-    drawn_batches   ordered: random batches that are looked at
-    kept_batches    ordered: those of largest loss, which are trained on
-    reading         ordered: "sequential", a step for each kept batch (the authors' code), or "averaged", one step on
-                    the mean of their losses (Algorithm 7 to the letter)
-    planners        processes that plan; 0: the training process itself, while training waits
-    """
-
+    # "uniform": at random; "spectral": alike samples together, each once an epoch (their Algorithm 3); "ordered": of
+    # random batches those of largest loss (their OSGD, which shows some samples often)
     batches: Literal["uniform", "spectral", "ordered"] = "uniform"
+    # what a selection goes by: "passes", each sample's embeddings as the last training step that met it computed them,
+    # or "forward", a pass over the whole set before each plan
     embeddings: Literal["passes", "forward"] = "passes"
+    # plan a period during the one before it, from embeddings one period old; otherwise training waits
     plan_ahead: bool = True
+    # spectral: steps a plan is for, at most an epoch's; None: an epoch.  An ordered plan is for kept_batches
     period_steps: Count | None = None
+    # spectral: batches of a block; samples meet within their block of so many batches, drawn at random
     block_batches: Count = 40
-    drawn_batches: Count = 1500
-    kept_batches: Count = 150
+    drawn_batches: Count = 1500  # ordered: random batches that are looked at
+    kept_batches: Count = 150  # ordered: those of largest loss, which are trained on
+    # ordered: "sequential", a step for each kept batch (the authors' code), or "averaged", one step on the mean of
+    # their losses (Algorithm 7 to the letter)
     reading: Literal["sequential", "averaged"] = "sequential"
-    planners: Whole = 1
+    planners: Whole = 1  # processes that plan; 0: the training process itself, while training waits
 
     def _check(self) -> None:
         rule, hint = 'be left out but with batches="spectral"', "an ordered plan is for kept_batches"

@@ -44,14 +44,9 @@ Pixels = npt.NDArray[np.uint8]
 
 @dataclass(frozen=True)
 class Decoded:
-    """pixels_nCHW   the middle square of every image, uint8; zeros where a sample cannot be read
-    captions      of each sample; none where it cannot be read
-    bad           what could not be read
-    """
-
-    pixels_nCHW: Pixels
-    captions: list[list[str]]
-    bad: tuple[str, ...]
+    pixels_nCHW: Pixels  # the middle square of every image, uint8; zeros where a sample cannot be read
+    captions: list[list[str]]  # of each sample; none where it cannot be read
+    bad: tuple[str, ...]  # what could not be read
 
 
 def decoded_key(pool: SamplePool, sources: Sequence[Source | None], transform: EvalTransform) -> str:

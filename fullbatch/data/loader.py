@@ -35,18 +35,11 @@ Tokenize = Callable[[list[str]], Tensor]
 
 @dataclass(frozen=True)
 class LoadedBatch:
-    """ids      which samples these are, of all sources together
-    images   uint8, channels first
-    tokens   of one caption each; for a model of two views the second view, as images are
-    bad      what could not be read in making this batch
-    captions all that each of the samples has, where evaluation wants them
-    """
-
-    ids: Tensor
-    images: Tensor
-    tokens: Tensor
-    bad: tuple[BadSample, ...] = ()
-    captions: tuple[tuple[str, ...], ...] = ()
+    ids: Tensor  # which samples these are, of all sources together
+    images: Tensor  # uint8, channels first
+    tokens: Tensor  # of one caption each; for a model of two views the second view, as images are
+    bad: tuple[BadSample, ...] = ()  # what could not be read in making this batch
+    captions: tuple[tuple[str, ...], ...] = ()  # all that each of the samples has, where evaluation wants them
 
     def pin_memory(self) -> LoadedBatch:
         return self._with(lambda tensor: tensor.pin_memory())

@@ -66,18 +66,12 @@ def uniforms(positions_P: Ints, key: int) -> npt.NDArray[np.float64]:
 
 @dataclass(frozen=True)
 class PeriodPlan:
-    """Batches of a run that were chosen together: a period.
+    """Batches of a run that were chosen together: a period."""
 
-    number      of the period
-    first       the number that its first batch has in the run
-    epoch       in whose order the places lie
-    places_LB   that make up each of its batches
-    """
-
-    number: int
-    first: int
-    epoch: int
-    places_LB: Ints
+    number: int  # of the period
+    first: int  # the number that its first batch has in the run
+    epoch: int  # in whose order the places lie
+    places_LB: Ints  # that make up each of its batches
 
     def places(self, batch: int) -> Ints:
         """Of batch number ``batch`` of the run."""

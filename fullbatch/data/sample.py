@@ -28,14 +28,9 @@ class BadSample(Exception):
 
 @dataclass(frozen=True)
 class RawSample:
-    """name      where it lies, for logs: "cc3m/00003.tar:000030017"
-    image     the encoded image
-    captions  one or more, stripped, none empty
-    """
-
-    name: str
-    image: bytes
-    captions: tuple[str, ...]
+    name: str  # where it lies, for logs: "cc3m/00003.tar:000030017"
+    image: bytes  # the encoded image
+    captions: tuple[str, ...]  # one or more, stripped, none empty
 
 
 class Samples:

@@ -50,12 +50,11 @@ HAS_REPLAY_KEY = (
 
 @dataclass(frozen=True)
 class Output:
-    """loss      call ``.backward()`` on it; its gradient is the method's estimator, its value estimates the full loss
-    metrics   detached numbers that are equal on all ranks; tensors stay on the device until you read them
-    """
+    """What an objective makes of a batch."""
 
+    # call ``.backward()`` on it; its gradient is the method's estimator, its value estimates the full loss
     loss: Tensor
-    metrics: Metrics
+    metrics: Metrics  # detached numbers that are equal on all ranks; tensors stay on the device until you read them
 
 
 def at_least_float32(fn: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:

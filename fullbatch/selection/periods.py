@@ -29,28 +29,20 @@ log = logging.getLogger("fullbatch")
 
 @dataclass(frozen=True)
 class Period:
-    """batches   the numbers they have in the run
-    epoch     in whose order their places lie
-    first     how many whole batches of that epoch lie before the period's own
-    """
-
     number: int
-    batches: range
-    epoch: int
-    first: int
+    batches: range  # the numbers they have in the run
+    epoch: int  # in whose order their places lie
+    first: int  # how many whole batches of that epoch lie before the period's own
 
 
 @dataclass(frozen=True)
 class Periods:
-    """whole   batches of a uniform epoch, W
-
-    Spectral: a period is an epoch, or a stretch of one, and rearranges its own places.  Ordered: a period draws from
+    """Spectral: a period is an epoch, or a stretch of one, and rearranges its own places.  Ordered: a period draws from
     the whole data set, each in an order of its own, so that a sample that comes again is cropped anew; averaged, it
-    looks at ``drawn_batches`` of an epoch's partition at a time and drops the others.
-    """
+    looks at ``drawn_batches`` of an epoch's partition at a time and drops the others."""
 
     selection: Selection
-    whole: int
+    whole: int  # batches of a uniform epoch, W
 
     @property
     def length(self) -> int:
@@ -99,9 +91,7 @@ class Periods:
 
 @dataclass(frozen=True)
 class Plans:
-    """folder   where they lie"""
-
-    folder: Path
+    folder: Path  # where they lie
     periods: Periods
     batch_size: int
     _last: dict[int, PeriodPlan] = field(default_factory=dict, repr=False, compare=False)  # read last, by its number

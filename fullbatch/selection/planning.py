@@ -38,33 +38,21 @@ _PURPOSE = 6  # tells a planner's draws from those of orders and crops
 
 @dataclass(frozen=True)
 class Task:
-    """snapshot   the table's file
-    places_KB  of the epoch, as they stand in uniform order: what there is to choose from
-    ids_P      the samples there
-    kept       batches to choose, those of largest loss; None: rearrange them all
-    piece      which part of the period's plan it is
-    """
-
-    snapshot: Path
-    places_KB: Ints
-    ids_P: Ints
-    kept: int | None
+    snapshot: Path  # the table's file
+    places_KB: Ints  # of the epoch, as they stand in uniform order: what there is to choose from
+    ids_P: Ints  # the samples there
+    kept: int | None  # batches to choose, those of largest loss; None: rearrange them all
     tau: float
     seed: int
-    piece: int
+    piece: int  # which part of the period's plan it is
 
 
 @dataclass(frozen=True)
 class Piece:
-    """losses_L    of the batches chosen, by the snapshot; only of those it knows something of
-    uniform_L   of as many that were not chosen, but stood there in uniform order
-    seconds     that it took
-    """
-
     places_LB: Ints
-    losses_L: Floats
-    uniform_L: Floats
-    seconds: float
+    losses_L: Floats  # of the batches chosen, by the snapshot; only of those it knows something of
+    uniform_L: Floats  # of as many that were not chosen, but stood there in uniform order
+    seconds: float  # that it took
 
 
 def tasks_of(period: Period, periods: Periods, order: Order, batch_size: int, snapshot: Path, tau: float) -> list[Task]:

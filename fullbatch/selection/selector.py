@@ -44,19 +44,15 @@ BINS = 40  # of a histogram of losses
 @dataclass
 class Selector:
     """What a trainer knows of a selection: it takes its batches by ``ranges``, calls ``settle`` before it saves, logs
-    ``costs``, and at the end calls ``close``.
+    ``costs``, and at the end calls ``close``."""
 
-    plans     where they are written, and what periods there are
-    embeddings    of all samples as they are now, (n, 2, D); plans go by them.  Every rank calls it
-    temperature   given the embeddings, likewise
-    oldest    the first batch that a run which goes on from the oldest checkpoint would read; None: there is none
-    """
-
-    plans: Plans
+    plans: Plans  # where they are written, and what periods there are
     order: Order
     planners: Planners
+    # of all samples as they are now, (n, 2, D); plans go by them.  Every rank calls it
     embeddings: Callable[[], Tensor]
-    temperature: Callable[[Tensor], float]
+    temperature: Callable[[Tensor], float]  # given the embeddings, likewise
+    # the first batch that a run which goes on from the oldest checkpoint would read; None: there is none
     oldest: Callable[[], int | None]
     _started: dict[int, list[Callable[[], Piece]]] = field(default_factory=dict)
     _costs: dict[str, float] = field(default_factory=dict)

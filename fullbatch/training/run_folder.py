@@ -388,16 +388,11 @@ def _wandb(config: RunConfig, name: str) -> Any:
 
 @dataclass(frozen=True)
 class Best:
-    """The best evaluation so far, as the lines of metrics.jsonl say it: what a resumed run needs to know.
+    """The best evaluation so far, as the lines of metrics.jsonl say it: what a resumed run needs to know."""
 
-    step     of the best evaluation; None: there was none
-    score    its number; None where somebody else judges
-    waited   evaluations since then
-    """
-
-    step: int | None = None
-    score: float | None = None
-    waited: int = 0
+    step: int | None = None  # of the best evaluation; None: there was none
+    score: float | None = None  # its number; None where somebody else judges
+    waited: int = 0  # evaluations since then
 
     def after(self, line: Mapping[str, Any]) -> Best:
         """Once this evaluation was written down."""

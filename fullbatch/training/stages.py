@@ -25,18 +25,11 @@ RECOVERY, TUNING, TRAINING = "recovery", "tuning", "training"
 
 @dataclass(frozen=True)
 class Stages:
-    """per_epoch   batches an epoch
-    training    steps that move the weights
-    recovery    steps before them that do not
-    joined      batches that a step of the recovery takes together, all of one epoch: no sample is there twice
-    apart       batches of a training step, each with its own loss, whose gradients it averages
-    """
-
-    per_epoch: int
-    training: int
-    recovery: int = 0
-    joined: int = 1
-    apart: int = 1
+    per_epoch: int  # batches an epoch
+    training: int  # steps that move the weights
+    recovery: int = 0  # steps before them that do not
+    joined: int = 1  # batches that a step of the recovery takes together, all of one epoch: no sample is there twice
+    apart: int = 1  # batches of a training step, each with its own loss, whose gradients it averages
 
     @classmethod
     def of(cls, config: RunConfig, per_epoch: int) -> Stages:

@@ -57,40 +57,32 @@ class Auditor(Protocol):
 
 @dataclass(frozen=True)
 class Hooks:
-    """Every rank calls each of them at the same step.  None: there is nothing to do.
+    """Every rank calls each of them at the same step.  None: there is nothing to do."""
 
-    evaluate          measures the model after so many seconds of training, for a line of the log, in which it may be
-                      marked as the best so far (BEST), or the run as to end here (ENDED)
-    auditor           measures the normalizers now and then
-    selector          plans which samples meet in a batch; None: the order's neighbours do
-    abandoned         asked now and then: whether to leave the run where it stands, at once
-    fresh_objective   makes one without memory, for a recovery that does not carry it over
-    """
-
+    # measures the model after so many seconds of training, for a line of the log, in which it may be marked as the best
+    # so far (BEST), or the run as to end here (ENDED)
     evaluate: Callable[[float], Mapping[str, Any]] | None = None
-    auditor: Auditor | None = None
-    selector: Selector | None = None
+    auditor: Auditor | None = None  # measures the normalizers now and then
+    selector: Selector | None = None  # plans which samples meet in a batch; None: the order's neighbours do
+    # asked now and then: whether to leave the run where it stands, at once
     abandoned: Callable[[], bool] = lambda: False
+    # makes one without memory, for a recovery that does not carry it over
     fresh_objective: Callable[[], Objective] | None = None
 
 
 @dataclass
 class Trainer:
-    """model     as wrapped for the ranks; ``state.model`` is the bare one
-    command   that goes on with such a run
-    """
-
     config: RunConfig
     folder: Folder
     batches: TrainingBatches | InMemoryBatches
     stages: Stages
     device: torch.device
-    model: nn.Module
+    model: nn.Module  # as wrapped for the ranks; ``state.model`` is the bare one
     state: TrainingState
     metrics: Metrics
     display: Display
     hooks: Hooks = Hooks()
-    command: str = "train"
+    command: str = "train"  # that goes on with such a run
 
     def __post_init__(self) -> None:
         training = self.config.training
