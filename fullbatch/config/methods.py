@@ -187,33 +187,18 @@ METHODS: Mapping[str, Method] = MappingProxyType(
     }
 )
 
+
+def _named(kinds: Any, *names: str) -> Mapping[str, type]:
+    return dict(zip(names, get_args(kinds), strict=True))
+
+
 # The choices on each axis by the names they have on the command line and in YAML.
-PAIRWISE: Mapping[str, type] = {
-    "identity": Identity,
-    "raw": RawSimilarity,
-    "squared_hinge": SquaredHinge,
-    "robust_positives": RobustPositives,
-    "sigmoid": Sigmoid,
-    "variance_covariance": VarianceCovariance,
-}
-NORMALIZERS: Mapping[str, type] = {
-    "none": NoNormalizer,
-    "batch_mean": BatchMean,
-    "batch_and_queue": BatchAndQueue,
-    "moving_average": MovingAverage,
-    "scent": Scent,
-    "prototypes": Prototypes,
-    "rolling": Rolling,
-    "mlp": Mlp,
-    "amortized": Amortized,
-}
-TEMPERATURES: Mapping[str, type] = {
-    "constant": Constant,
-    "learned": LearnedScale,
-    "robust": RobustGlobal,
-    "per_sample": PerSample,
-    "predicted": Predicted,
-}
+PAIRWISE = _named(Pairwise, "identity", "raw", "squared_hinge", "robust_positives", "sigmoid", "variance_covariance")
+NORMALIZERS = _named(
+    Normalizer,
+    *("none", "batch_mean", "batch_and_queue", "moving_average", "scent", "prototypes", "rolling", "mlp", "amortized"),
+)
+TEMPERATURES = _named(Temperature, "constant", "learned", "robust", "per_sample", "predicted")
 
 AXES = (*PARTS, "negatives")
 _ELSEWHERE = {"clip": "openclip", "infonce": "openclip", "nt_xent": "simclr"}  # what others call a method

@@ -19,8 +19,7 @@ from fullbatch.data.image_folders import CocoCaptions, ImageFolder
 from fullbatch.data.order import Ints, key_of, shuffled
 from fullbatch.data.sample import BadSample, RawSample, Samples, fingerprint_of
 from fullbatch.data.table_files import ByPicture, CsvTable, HuggingFaceSet, ParquetTable
-from fullbatch.data.tar_index import TAR_ENDINGS
-from fullbatch.data.tar_shards import TarShards
+from fullbatch.data.tar_shards import TAR_ENDINGS, TarShards
 
 
 def builtin_path(name: str, split: str = "train") -> str:

@@ -5,16 +5,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fullbatch.config.training import Precision
 from fullbatch.distributed.towers import weights_of
 from fullbatch.models.adapters import plain_state
 from fullbatch.models.design import Design
-from fullbatch.models.execution import being_recorded
 from fullbatch.models.tokenizers import NoText, Tokenizer
 
 
@@ -135,3 +136,21 @@ def _rest_where_frozen(module: nn.Module) -> None:
     else:
         for child in module.children():
             _rest_where_frozen(child)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# how their work runs on a device
+
+
+_DTYPES: dict[Precision, torch.dtype | None] = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def in_precision(precision: Precision, device: torch.device) -> AbstractContextManager[object]:
+    """A context in which matrix products run in it."""
+    dtype = _DTYPES[precision]
+    return nullcontext() if dtype is None else torch.autocast(device.type, dtype)
+
+
+def being_recorded(tensor: Tensor) -> bool:
+    """While recording nothing runs, so no number can be read, and no seed set."""
+    return tensor.is_cuda and torch.cuda.is_current_stream_capturing()

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -86,13 +86,15 @@ def fill_pairs(matrix_RC: Tensor, offset: int | None, value: float) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Anchors:
-    """One side's anchors on all ranks, as numbers.  ``value_N`` and ``grad_N`` are known in the backward pass only."""
+class Table:
+    """One modality's embeddings: this rank's with gradient, all ranks' without; and its anchors' scalars."""
 
+    local_BD: Tensor
+    all_ND: Tensor
+    reference_B: Tensor
     reference_N: Tensor
+    tau_B: Tensor
     tau_N: Tensor
-    value_N: Tensor | None = None
-    grad_N: Tensor | None = None
 
 
 @dataclass
@@ -104,7 +106,7 @@ class Side:
 
 
 def reduce_block(
-    sim_RC: Tensor, offset: int | None, anchors: Anchors, here: slice, dim: int, pairwise: Pairwise, with_mean: bool
+    sim_RC: Tensor, offset: int | None, anchors: Table, here: slice, dim: int, pairwise: Pairwise, with_mean: bool
 ) -> Side:
     """This block's part of the anchors' values, and of the mean exponent where asked for."""
     x_RC = exponents(sim_RC, anchors.reference_N[here], anchors.tau_N[here], dim, pairwise)
@@ -133,13 +135,20 @@ def similarity_weights(weight_RC: Tensor, sim_RC: Tensor, reference: Tensor, dim
 
 
 def pull_back_block(
-    sim_RC: Tensor, offset: int | None, anchors: Anchors, here: slice, dim: int, pairwise: Pairwise
+    sim_RC: Tensor,
+    offset: int | None,
+    anchors: Table,
+    value: Tensor,
+    grad: Tensor,
+    here: slice,
+    dim: int,
+    pairwise: Pairwise,
 ) -> Pull:
     """x is (gap + margin)_+ to a power (1 or 2) over tau; so sum_j w x is sum_j (dx/ds)(gap + margin) / power."""
-    assert anchors.value_N is not None and anchors.grad_N is not None
-    reference, tau, scale = anchors.reference_N[here], anchors.tau_N[here], anchors.grad_N[here] / anchors.tau_N[here]
+    reference, tau = anchors.reference_N[here], anchors.tau_N[here]
+    scale = grad[here] / tau
     x_RC = exponents(sim_RC, reference, tau, dim, pairwise)
-    weight_RC = term_weights(x_RC, anchors.value_N[here], dim, pairwise)
+    weight_RC = term_weights(x_RC, value[here], dim, pairwise)
     weight_RC = similarity_weights(weight_RC, sim_RC, reference, dim, pairwise)
     fill_pairs(weight_RC, offset, 0.0)
     margin, power = (pairwise.margin, 2.0) if isinstance(pairwise, SquaredHinge) else (0.0, 1.0)
@@ -156,24 +165,32 @@ def pull_back_block(
 class Layout:
     """Which blocks make up a reduction, where this rank's rows and columns lie in the tables of all ranks."""
 
-    row_ND: Tensor
-    column_ND: Tensor
+    row: Table
+    column: Table
     rows: slice
     columns: slice
     blocks: tuple[Tile, ...]
-    row_anchors: Anchors
-    column_anchors: Anchors | None
+    columns_are_anchors: bool
     pairwise: Pairwise
     chunk: int | None
     with_mean: bool
     spread: bool  # whether the columns are spread over ranks as the rows are
+
+    def reduce(self) -> Reductions:
+        own = (self.column.reference_B, self.column.tau_B) if self.columns_are_anchors else (None, None)
+        scalars = self.row.reference_B, self.row.tau_B, *own
+        return Reductions(*_ReducePairs.apply(self.row.local_BD, self.column.local_BD, *scalars, self))
+
+    @property
+    def anchors(self) -> list[Table]:
+        return [self.row, self.column] if self.columns_are_anchors else [self.row]
 
     def pieces(self) -> Iterator[Tile]:
         for block in self.blocks:
             yield from block.chunks(self.chunk)
 
     def similarities(self, piece: Tile) -> Tensor:
-        return self.row_ND[piece.rows] @ self.column_ND[piece.columns].T
+        return self.row.all_ND[piece.rows] @ self.column.all_ND[piece.columns].T
 
     def is_own(self, piece: Tile) -> tuple[bool, bool]:
         """Whether the piece's rows, and its columns, are this rank's."""
@@ -181,7 +198,7 @@ class Layout:
 
     def fresh(self, span: slice) -> Side:
         start = 0.0 if isinstance(self.pairwise, Sigmoid) else -math.inf
-        value = self.row_ND.new_full((span.stop - span.start,), start)
+        value = self.row.all_ND.new_full((span.stop - span.start,), start)
         return Side(value, torch.zeros_like(value) if self.with_mean else None)
 
     def add(self, total: Side, part: Side, here: slice) -> None:
@@ -228,37 +245,34 @@ class _ReducePairs(torch.autograd.Function):
         column_tau_B: Tensor | None,
         layout: Layout,
     ) -> Reductions:
-        row, column = layout.fresh(layout.rows), layout.fresh(layout.columns)
+        spans = (layout.rows, layout.columns)
+        sides = [layout.fresh(span) for _, span in zip(layout.anchors, spans, strict=False)]
         kept: list[Tensor] = []
         for piece in layout.pieces():
             sim_RC = layout.similarities(piece)
-            own_rows, own_columns = layout.is_own(piece)
-            options = (layout.pairwise, layout.with_mean)
-            if own_rows:
-                part = reduce_block(sim_RC, piece.first_pair, layout.row_anchors, piece.rows, 1, *options)
-                layout.add(row, part, _within(layout.rows, piece.rows))
-            if own_columns and layout.column_anchors is not None:
-                part = reduce_block(sim_RC, piece.first_pair, layout.column_anchors, piece.columns, 0, *options)
-                layout.add(column, part, _within(layout.columns, piece.columns))
+            for dim, anchors, side, here, is_own, span in zip(
+                (1, 0), layout.anchors, sides, (piece.rows, piece.columns), layout.is_own(piece), spans, strict=False
+            ):
+                if is_own:
+                    options = (dim, layout.pairwise, layout.with_mean)
+                    part = reduce_block(sim_RC, piece.first_pair, anchors, here, *options)
+                    layout.add(side, part, _within(span, here))
             if layout.chunk is None:
                 kept.append(sim_RC)
-        sides = [row] if layout.column_anchors is None else [row, column]
         gathered = _gather_sides(sides, layout.spread)
         ctx.layout = layout
         ctx.save_for_backward(*(side.value for side in gathered), *kept)
         ctx.mark_non_differentiable(*(t for side in gathered for t in (side.value, side.mean) if t is not None))
         ctx.set_materialize_grads(False)
-        if layout.column_anchors is None:
-            (rows,) = gathered
-            return Reductions(row.value, None, rows.value, None, rows.mean, None)
-        rows, columns = gathered
+        nothing = [Side(None, None)] * (2 - len(sides))  # type: ignore[arg-type]
+        (row, column), (rows, columns) = [*sides, *nothing], [*gathered, *nothing]
         return Reductions(row.value, column.value, rows.value, columns.value, rows.mean, columns.mean)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, row_grad_B: Tensor | None, column_grad_B: Tensor | None, *_: Any) -> tuple[Any, ...]:
         layout: Layout = ctx.layout
-        grads = [row_grad_B] if layout.column_anchors is None else [row_grad_B, column_grad_B]
+        grads = [row_grad_B, column_grad_B][: len(layout.anchors)]
         values_N, kept = ctx.saved_tensors[: len(grads)], iter(ctx.saved_tensors[len(grads) :])
         spans = (layout.rows, layout.columns)
         grads_B = [
@@ -266,28 +280,28 @@ class _ReducePairs(torch.autograd.Function):
             for g, span in zip(grads, spans, strict=False)
         ]
         grads_N = _gather_columns(grads_B, layout.spread)
-        sides = [side for side in (layout.row_anchors, layout.column_anchors) if side is not None]
-        anchors = [replace(side, value_N=v, grad_N=g) for side, v, g in zip(sides, values_N, grads_N, strict=True)]
-        to_row_BD = torch.zeros_like(layout.row_ND[layout.rows]) if ctx.needs_input_grad[0] else None
-        to_column_BD = torch.zeros_like(layout.column_ND[layout.columns]) if ctx.needs_input_grad[1] else None
+        anchors = list(zip(layout.anchors, values_N, grads_N, strict=True))
+        row_ND, column_ND = layout.row.all_ND, layout.column.all_ND
+        to_row_BD = torch.zeros_like(row_ND[layout.rows]) if ctx.needs_input_grad[0] else None
+        to_column_BD = torch.zeros_like(column_ND[layout.columns]) if ctx.needs_input_grad[1] else None
         scalars = [(torch.zeros_like(g), torch.zeros_like(g)) for g in grads_B]
         for piece in layout.pieces():
             sim_RC = next(kept) if layout.chunk is None else layout.similarities(piece)
             own = layout.is_own(piece)
             to_sim_RC: Tensor | None = None
-            for dim, side, here, is_own, span, (to_reference_B, to_tau_B) in zip(
+            for dim, (table, value_N, grad_N), here, is_own, span, (to_reference_B, to_tau_B) in zip(
                 (1, 0), anchors, (piece.rows, piece.columns), own, spans, scalars, strict=False
             ):
-                pull = pull_back_block(sim_RC, piece.first_pair, side, here, dim, layout.pairwise)
+                pull = pull_back_block(sim_RC, piece.first_pair, table, value_N, grad_N, here, dim, layout.pairwise)
                 to_sim_RC = pull.sim_RC if to_sim_RC is None else to_sim_RC.add_(pull.sim_RC)
                 if is_own:
                     to_reference_B[_within(span, here)] += pull.reference
                     to_tau_B[_within(span, here)] += pull.tau
             assert to_sim_RC is not None
             if own[0] and to_row_BD is not None:
-                to_row_BD[_within(layout.rows, piece.rows)] += to_sim_RC @ layout.column_ND[piece.columns]
+                to_row_BD[_within(layout.rows, piece.rows)] += to_sim_RC @ column_ND[piece.columns]
             if own[1] and to_column_BD is not None:
-                to_column_BD.addmm_(to_sim_RC.T, layout.row_ND[piece.rows])
+                to_column_BD.addmm_(to_sim_RC.T, row_ND[piece.rows])
         flat = [t for pair in scalars for t in pair]
         return to_row_BD, to_column_BD, *flat, *([None] * (4 - len(flat))), None
 
@@ -322,21 +336,6 @@ def blocks_of_rank(rows: slice, count: int) -> tuple[Tile, ...]:
     return own, *(Tile(rows, part) for part in remote), *(Tile(part, rows) for part in remote)
 
 
-@dataclass(frozen=True)
-class Table:
-    """One modality's embeddings: this rank's with gradient, all ranks' without; and its anchors' scalars."""
-
-    local_BD: Tensor
-    all_ND: Tensor
-    reference_B: Tensor
-    reference_N: Tensor
-    tau_B: Tensor
-    tau_N: Tensor
-
-    def anchors(self) -> Anchors:
-        return Anchors(self.reference_N, self.tau_N)
-
-
 def reduce_batch(
     row: Table,
     column: Table,
@@ -348,22 +347,10 @@ def reduce_batch(
     with_mean: bool = False,
 ) -> Reductions:
     """Values of this rank's row anchors (and column anchors) over all other pairs of the batch."""
-    layout = Layout(
-        row_ND=row.all_ND,
-        column_ND=column.all_ND,
-        rows=rows,
-        columns=rows,
-        blocks=blocks_of_rank(rows, row.all_ND.shape[0]),
-        row_anchors=row.anchors(),
-        column_anchors=column.anchors() if columns_are_anchors else None,
-        pairwise=pairwise,
-        chunk=chunk,
-        with_mean=with_mean,
-        spread=True,
-    )
-    reference_B, tau_B = (column.reference_B, column.tau_B) if columns_are_anchors else (None, None)
-    scalars = row.reference_B, row.tau_B, reference_B, tau_B
-    return Reductions(*_ReducePairs.apply(row.local_BD, column.local_BD, *scalars, layout))
+    blocks = blocks_of_rank(rows, row.all_ND.shape[0])
+    return Layout(
+        row, column, rows, rows, blocks, columns_are_anchors, pairwise, chunk, with_mean, spread=True
+    ).reduce()
 
 
 def log_mean_exp_of_batch(
@@ -398,21 +385,11 @@ def log_mean_exp(
     Anchor k's own positive is other ``first_pair`` + k, and is left out of the mean; None: it is not among them.
     """
     rows, columns = slice(0, anchor_BD.shape[0]), slice(0, other_MD.shape[0])
-    layout = Layout(
-        row_ND=anchor_BD.detach(),
-        column_ND=other_MD.detach(),
-        rows=rows,
-        columns=columns,
-        blocks=(Tile(rows, columns, first_pair),),
-        row_anchors=Anchors(reference_B.detach(), tau_B.detach()),
-        column_anchors=None,
-        pairwise=pairwise,
-        chunk=chunk,
-        with_mean=False,
-        spread=False,
-    )
-    reduced = Reductions(*_ReducePairs.apply(anchor_BD, other_MD, reference_B, tau_B, None, None, layout))
-    return reduced.row_value_B - math.log(columns.stop - (first_pair is not None))
+    scalars = reference_B, reference_B.detach(), tau_B, tau_B.detach()
+    row, column = (Table(table, table.detach(), *scalars) for table in (anchor_BD, other_MD))  # only rows are anchors
+    blocks = (Tile(rows, columns, first_pair),)
+    layout = Layout(row, column, rows, columns, blocks, False, pairwise, chunk, with_mean=False, spread=False)
+    return layout.reduce().row_value_B - math.log(columns.stop - (first_pair is not None))
 
 
 @torch.no_grad()

@@ -13,21 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from fullbatch import distributed
-from fullbatch.config.axes import (
-    RAW,
-    Amortized,
-    BatchMean,
-    NoNormalizer,
-    PerSample,
-    Predicted,
-    RawSimilarity,
-    RobustPositives,
-    Sigmoid,
-    VarianceCovariance,
-)
+from fullbatch.config import axes
 from fullbatch.config.checks import is_whole
 from fullbatch.config.methods import AXES, Method, method_with
-from fullbatch.models.execution import being_recorded
+from fullbatch.models.two_towers import being_recorded
 from fullbatch.objective import advice
 from fullbatch.objective.kernel import Reduced, Table, log_mean_exp_of_batch
 from fullbatch.objective.loss import Metrics, Summary, direction_loss, raw_positive
@@ -82,10 +71,10 @@ class Objective(nn.Module):
         self.temperatures = nn.ModuleDict(make_temperatures(method, context))
         self.normalizers = nn.ModuleDict(make_normalizers(method, context))
         pairwise = method.pairwise
-        self.bias = nn.Parameter(torch.tensor(float(pairwise.bias))) if isinstance(pairwise, Sigmoid) else None
-        self.positives = PositiveWeights(pairwise) if isinstance(pairwise, RobustPositives) else None
+        self.bias = nn.Parameter(torch.tensor(float(pairwise.bias))) if isinstance(pairwise, axes.Sigmoid) else None
+        self.positives = PositiveWeights(pairwise) if isinstance(pairwise, axes.RobustPositives) else None
         self._notices = advice.Notices(method)
-        if context.num_samples is not None and not isinstance(method.normalizer, (BatchMean, Amortized)):
+        if context.num_samples is not None and not isinstance(method.normalizer, (axes.BatchMean, axes.Amortized)):
             self._notices.warn_if_rho_unreachable(context.num_samples, "the data set")
 
     def _apply(self, fn: Any, recurse: bool = True) -> Objective:
@@ -158,9 +147,9 @@ class Objective(nn.Module):
         batch = self._take_batch(image_embeddings, text_embeddings, sample_ids, look)
         with torch.autocast(batch.positive_B.device.type, enabled=False):
             match self.method.pairwise:
-                case Sigmoid():
+                case axes.Sigmoid():
                     output = self._sigmoid(batch, progress)
-                case VarianceCovariance() as config:
+                case axes.VarianceCovariance() as config:
                     output = _simple_output(variance_covariance(batch, config), batch, progress)
                 case _:
                     output = self._contrast(batch, progress)
@@ -185,7 +174,7 @@ class Objective(nn.Module):
 
         Nothing changes.  A method without memory (BatchMean) can only answer from the rows it is given.
         """
-        if isinstance(self.method.normalizer, NoNormalizer):
+        if isinstance(self.method.normalizer, axes.NoNormalizer):
             raise ValueError("This method (SigLIP, VICReg) has no normalizer to ask for.")
         progress = Progress(self.step, self.epoch, self.context.seed, training=False)
         batch = self._take_batch(image_embeddings, text_embeddings, sample_ids, look=True)
@@ -243,7 +232,7 @@ class Objective(nn.Module):
             estimate = self.normalizers[direction.name](direction, progress)
             part = direction_loss(direction, estimate, scale.times_temperature)
             value = part.loss + (math.log(estimate.negatives or direction.negatives) if scale.log_of_sum else 0.0)
-            if isinstance(self.method.pairwise, RawSimilarity):
+            if isinstance(self.method.pairwise, axes.RawSimilarity):
                 value = value + raw_positive(direction, scale.times_temperature)
             penalty = temperature.rho(progress) * direction.factor_B.mean()
             penalty = penalty * (1.0 if scale.rho_terms == "each" else 0.5)
@@ -255,7 +244,7 @@ class Objective(nn.Module):
         positive_term = self.positives(batch, progress) if self.positives is not None else None
         if positive_term is not None:
             loss = loss + positive_term
-        elif isinstance(self.method.pairwise, RawSimilarity):
+        elif isinstance(self.method.pairwise, axes.RawSimilarity):
             positive_term = -2.0 * batch.positive_B.mean()  # in the loss already, on the loss's own scale
         metrics = summary.metrics(batch, positive_term)
         metrics["epoch"] = float(progress.epoch)
@@ -271,7 +260,7 @@ class Objective(nn.Module):
 
     def _directions(self, batch: Batch, progress: Progress) -> list[Direction]:
         """Both directions; their kernel runs once, since they share the similarity matrix."""
-        raw = isinstance(self.method.pairwise, RAW)
+        raw = isinstance(self.method.pairwise, axes.RAW)
         reference_B = torch.zeros_like(batch.positive_B) if raw else batch.positive_B
         reference_N = torch.zeros_like(batch.positive_N) if raw else batch.positive_N
 
@@ -311,7 +300,7 @@ class Objective(nn.Module):
         options: dict[str, Any] = {
             "pairwise": self.method.pairwise,
             "chunk": self.context.chunk,
-            "with_mean": isinstance(self.method.temperature, (PerSample, Predicted)),
+            "with_mean": isinstance(self.method.temperature, (axes.PerSample, axes.Predicted)),
         }
         image, text = tables
         across = list(log_mean_exp_of_batch(image, text, batch.rows, **options))

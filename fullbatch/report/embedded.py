@@ -28,8 +28,7 @@ from fullbatch.data.sample import BadSample, RawSample
 from fullbatch.finetuning.record import BASE, TUNED
 from fullbatch.loading import load_trained
 from fullbatch.models.build import build_model
-from fullbatch.models.execution import in_precision
-from fullbatch.models.two_towers import TwoTowers
+from fullbatch.models.two_towers import TwoTowers, in_precision
 from fullbatch.report.collect import RunData
 from fullbatch.report.markup import Child, Html, node, quoted
 from fullbatch.training.run_folder import Folder

@@ -1,9 +1,10 @@
-"""Optimizers: one for the encoders, by name, and one for what the objective itself learns."""
+"""Optimizers: one for the encoders, by name, and one for what the objective learns; and an average of the weights."""
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from fnmatch import fnmatch
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fullbatch.config.optimization import Optimizer, Schedule
+from fullbatch.distributed import towers
 from fullbatch.objective.prototypes import PrototypeNormalizer
 from fullbatch.objective.temperature import PredictedTemperature
 from fullbatch.training.layerwise import Lars, NovoGrad
@@ -194,3 +196,43 @@ def clip_gradients(parameters: Iterable[Tensor], max_norm: float | None) -> Tens
         return torch.nn.utils.clip_grad_norm_(parameters, max_norm)
     gradients = [p.grad for p in parameters if p.grad is not None]
     return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients))) if gradients else torch.zeros(())
+
+
+class WeightAverage:
+    """w_bar <- decay w_bar + (1 - decay) w, of the weights that learn; decay is smaller in the first steps."""
+
+    def __init__(self, model: nn.Module, decay: float) -> None:
+        self.model, self.decay = model, decay
+        self.weights = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        self.averages = {name: p.detach().clone() for name, p in self.weights.items()}
+
+    @torch.no_grad()
+    def update(self, step: int) -> None:
+        """After step number ``step`` (the first is 1)."""
+        decay = min(self.decay, (1 + step) / (10 + step))
+        torch._foreach_lerp_(list(self.averages.values()), list(self.weights.values()), 1.0 - decay)
+
+    @torch.no_grad()
+    def swap(self) -> None:
+        for name, weight in self.weights.items():
+            kept = weight.detach().clone()
+            weight.copy_(self.averages[name])
+            self.averages[name].copy_(kept)
+        towers.forget_gathered(self.model)
+
+    @contextmanager
+    def in_use(self) -> Iterator[None]:
+        """The model holds the averages meanwhile."""
+        self.swap()
+        try:
+            yield
+        finally:
+            self.swap()
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return {name: towers.whole(average) for name, average in self.averages.items()}
+
+    @torch.no_grad()
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        for name, average in self.averages.items():
+            towers.fill(average, state[name])

@@ -18,7 +18,7 @@ import torch
 
 from fullbatch.cli import main
 from fullbatch.config.tree import write_yaml
-from fullbatch.data.tar_index import cache_folder
+from fullbatch.data.tar_shards import cache_folder
 from fullbatch.training import checkpoint
 from fullbatch.training.run_folder import Folder, alone_in, replace_text
 from fullbatch.training_run import train
