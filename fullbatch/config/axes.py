@@ -40,11 +40,9 @@ class Identity:
 
 @dataclass(frozen=True)
 class RawSimilarity:
-    """The similarity s_ij itself; the positive stands apart, as -s_ii.
-
-    The exact loss is that of the gap: tau log mean exp(s_ij / tau) - s_ii = tau log mean exp((s_ij - s_ii) / tau).
-    What is remembered differs: a moving average of it does not move with the positive (SogCLR on two views).
-    """
+    """The similarity s_ij itself; the positive stands apart, as -s_ii.  The exact loss is that of the gap: tau log mean
+    exp(s_ij / tau) - s_ii = tau log mean exp((s_ij - s_ii) / tau).  What is remembered differs: a moving average of it
+    does not move with the positive (SogCLR on two views)."""
 
 
 @dataclass(frozen=True)
@@ -71,10 +69,8 @@ class Sigmoid(Checked):
 
 @dataclass(frozen=True)
 class VarianceCovariance(Checked):
-    """VICReg: pairs alike, coordinates spread out and uncorrelated; no negatives at all.
-
-    Its hinge asks for a standard deviation of 1, which unit rows never reach: it pushes outwards all the time.
-    """
+    """VICReg: pairs alike, coordinates spread out and uncorrelated; no negatives at all.  Its hinge asks for a standard
+    deviation of 1, which unit rows never reach: it pushes outwards all the time."""
 
     # weights of the three terms
     invariance: Positive = 25.0

@@ -215,9 +215,7 @@ def method_with(
     name: str, parts: Mapping[str, Any], settings: Mapping[str, Any], surroundings: tuple[str, ...] = ()
 ) -> Method:
     """A named method with whole ``parts`` replaced (``pairwise=...``), then fields of parts set (``rho=6.5``).
-
-    ``surroundings`` are further settings the caller takes; they are named when a setting is not known.
-    """
+    ``surroundings`` are further settings the caller takes; they are named when a setting is not known."""
     method = named_method(name)
     chosen = {axis: parts.get(axis, getattr(method, axis)) for axis in AXES}
     Method(**chosen)  # a wrong part is refused before its settings are

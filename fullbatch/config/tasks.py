@@ -31,10 +31,8 @@ class _OfTwoSources:
 
 
 class Retrieval(_OfSource):
-    """Captions find their images and images their captions; equal captions, of whatever image, count as one.
-
-    All captions of an image take part; of a built-in set the first, for the others are keywords.
-    """
+    """Captions find their images and images their captions; equal captions, of whatever image, count as one.  All
+    captions of an image take part; of a built-in set the first, for the others are keywords."""
 
 
 class ZeroShot(_OfSource):

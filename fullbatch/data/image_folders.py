@@ -29,11 +29,9 @@ _TRIED = 16  # images that are looked for, to find the folder that all start fro
 
 
 class ImageFolder(Samples):
-    """All images below a folder, sorted by path.
-
-    The captions of ``cats/7.jpg`` are the lines of ``cats/7.txt``; without one, "a photo of a cats", from the folder.
-    ``bare``: always the folder's name alone, "cats".  ``uncaptioned``: "image" for all, where captions do not matter.
-    """
+    """All images below a folder, sorted by path.  The captions of ``cats/7.jpg`` are the lines of ``cats/7.txt``;
+    without one, "a photo of a cats", from the folder.  ``bare``: always the folder's name alone, "cats".
+    ``uncaptioned``: "image" for all, where captions do not matter."""
 
     def __init__(self, path: str, name: str = "", bare: bool = False, uncaptioned: bool = False) -> None:
         self.name, self._bare, self._uncaptioned = name or path, bare, uncaptioned

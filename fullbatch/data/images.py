@@ -205,7 +205,7 @@ def random_boxes(size: int, share: tuple[float, float], draw: Callable[[int, int
     """(left, top, width, height) in pixels of a square image, drawn as ``random_crop`` draws one; ``draw(try, what)``
     gives a number in [0, 1) for every box."""
     low, high = share
-    boxes_P4: Floats | None = None
+    boxes_P4, waiting_P = np.empty((0, 4)), np.empty(0, bool)
     for turn in range(_TRIES):
         area_P = size * size * (low + (high - low) * draw(turn, 0))
         aspect_P = np.exp(math.log(ASPECT[0]) + math.log(ASPECT[1] / ASPECT[0]) * draw(turn, 1))
@@ -214,15 +214,13 @@ def random_boxes(size: int, share: tuple[float, float], draw: Callable[[int, int
         top_P = np.floor(draw(turn, 3) * (size - height_P + 1))
         tried_P4 = np.stack([left_P, top_P, width_P, height_P], axis=1)
         fits_P = (width_P <= size) & (height_P <= size) & (width_P > 0) & (height_P > 0)
-        if boxes_P4 is None:
-            boxes_P4 = np.broadcast_to(np.array([0.0, 0.0, size, size]), tried_P4.shape).copy()
-            waiting_P = np.ones(len(tried_P4), bool)
+        if turn == 0:  # where nothing fits, all of it
+            boxes_P4, waiting_P = np.tile([0.0, 0.0, size, size], (len(tried_P4), 1)), np.ones(len(tried_P4), bool)
         taken_P = waiting_P & fits_P
         boxes_P4[taken_P] = tried_P4[taken_P]
         waiting_P &= ~fits_P
         if not waiting_P.any():
             break
-    assert boxes_P4 is not None
     return boxes_P4
 
 

@@ -179,10 +179,8 @@ class InMemoryBatches:
             yield self[step]
 
     def chosen(self, ids: Sequence[int], rows: int) -> Iterator[LoadedBatch]:
-        """These samples as evaluation sees them, uncropped and with their first captions, but for the bad ones.
-
-        The batches' ids are places in ``ids``; ranks take turns, and have equally many batches.
-        """
+        """These samples as evaluation sees them, uncropped and with their first captions, but for the bad ones.  The
+        batches' ids are places in ``ids``; ranks take turns, and have equally many batches."""
         data, device = self.resident, self.resident.images_nCSS.device
         all_ids = np.asarray(ids, np.int64)
         for start in range(0, len(all_ids), rows * self.world.size):

@@ -165,10 +165,8 @@ class TrainingBatches(Dataset[LoadedBatch]):
 @dataclass(frozen=True)
 class EvaluationBatches(Dataset[LoadedBatch]):
     """Batch number ``index`` of a pass over a source in its own order: every sample once, with its first caption.
-
     Ranks take turns, batch by batch, and have equally many; a rank's last may be empty.  What cannot be read is left
-    out.  ``views``: two views of each image, the same in every pass, in place of image and caption.
-    """
+    out.  ``views``: two views of each image, the same in every pass, in place of image and caption."""
 
     pool: SamplePool
     batch_size: int

@@ -87,10 +87,8 @@ class BatchPlans(Protocol):
 
 @dataclass(frozen=True)
 class Order:
-    """The order of a run over sources of these lengths, each shown ``weights`` times an epoch.
-
-    ids number the samples of all sources, one source after the other; they do not depend on the weights.
-    """
+    """The order of a run over sources of these lengths, each shown ``weights`` times an epoch.  ids number the samples
+    of all sources, one source after the other; they do not depend on the weights."""
 
     lengths: tuple[int, ...]
     weights: tuple[float, ...]

@@ -35,9 +35,7 @@ class RawSample:
 
 class Samples:
     """An ordered, finite list of samples with random access; it pickles and survives a fork, since workers hold copies.
-
-    ``fingerprint`` changes when the samples or their order do.  ``_read`` gives a sample or raises BadSample.
-    """
+    ``fingerprint`` changes when the samples or their order do.  ``_read`` gives a sample or raises BadSample."""
 
     name: str
     fingerprint: str

@@ -209,10 +209,8 @@ LARGE = 1_000_000  # samples; nobody splits a larger source without being asked:
 
 
 class Share(Samples):
-    """Some samples of a source in their order, under numbers of their own.
-
-    Its fingerprint is its own, since a memory per sample goes by these numbers; ``described`` says which they are.
-    """
+    """Some samples of a source in their order, under numbers of their own.  Its fingerprint is its own, since a memory
+    per sample goes by these numbers; ``described`` says which they are."""
 
     def __init__(self, whole: Samples, ids: Ints, *described: object) -> None:
         self.whole, self.name, self.ids, self.count = whole, whole.name, np.sort(ids), len(ids)

@@ -173,10 +173,8 @@ def _footer(path: str) -> bytes:
 
 
 class ParquetTable(Samples):
-    """Rows of parquet files whose images are bytes, Hugging Face's {bytes, path} or paths below ``root``.
-
-    A row is read with its whole row group, and the last groups stay in memory: images at random are slow.
-    """
+    """Rows of parquet files whose images are bytes, Hugging Face's {bytes, path} or paths below ``root``.  A row is
+    read with its whole row group, and the last groups stay in memory: images at random are slow."""
 
     def __init__(
         self, paths: list[str], image: str = "", captions: tuple[str, ...] = (), root: str = "", name: str = ""

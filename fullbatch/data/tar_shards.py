@@ -284,11 +284,9 @@ class _File:
 
 
 class TarShards(Samples):
-    """Samples of local shards, in the order of the shards and of the samples in each.
-
-    A caption is the .txt member, else "captions" or "caption" in the .json; ``captions`` names other .json fields.  A
-    sample without image or text keeps its position and is a bad sample when it is read.
-    """
+    """Samples of local shards, in the order of the shards and of the samples in each.  A caption is the .txt member,
+    else "captions" or "caption" in the .json; ``captions`` names other .json fields.  A sample without image or text
+    keeps its position and is a bad sample when it is read."""
 
     def __init__(self, paths: list[str], image: str = "", captions: tuple[str, ...] = (), name: str = "") -> None:
         self.name = name or paths[0]

@@ -33,11 +33,9 @@ class WorkerDied(OSError):
 def read_ahead(
     items: Dataset[Item], ranges: Iterable[range], workers: int, device: torch.device | None = None
 ) -> Generator[Item, None, None]:
-    """The items of these numbers, in this order, made by ``workers`` processes; 0: by this one.
-
-    All ranges are read by the same processes.  A range is asked for when the one before it has been read, and nothing
-    is read ahead of it.  With a ``device`` each item is moved there.
-    """
+    """The items of these numbers, in this order, made by ``workers`` processes; 0: by this one.  All ranges are read by
+    the same processes.  A range is asked for when the one before it has been read, and nothing is read ahead of it.
+    With a ``device`` each item is moved there."""
     pin = device is not None and device.type == "cuda"
     numbers = _Numbers()
     ahead: dict[str, Any] = {"prefetch_factor": 2, "worker_init_fn": _start, "persistent_workers": True}

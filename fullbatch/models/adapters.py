@@ -27,10 +27,8 @@ _PACKED = "packed_qkv"
 
 class LinearAttention(nn.Module):
     """Self-attention with the weights of an nn.MultiheadAttention, its two projections as linear layers of their own.
-
     peft has an adapter for nn.MultiheadAttention, but (as of 0.21) it adds its change to the weights before each call
-    and takes it off again after, so that rounding moves the base weights, and it adds out_proj's change twice.
-    """
+    and takes it off again after, so that rounding moves the base weights, and it adds out_proj's change twice."""
 
     def __init__(self, source: nn.MultiheadAttention) -> None:
         super().__init__()

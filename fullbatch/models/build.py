@@ -16,13 +16,7 @@ from fullbatch.models.design import Design, OpenClipDesign, PairDesign, ViewsDes
 from fullbatch.models.open_clip_towers import START_SCALE, build_open_clip, design_named, load_open_clip, tag_weights
 from fullbatch.models.saved import Saved, check_design, find_saved
 from fullbatch.models.timm_towers import TwoViews, build_pair, build_views, pair_design, views_design
-from fullbatch.models.tokenizers import (
-    NoText,
-    Tokenizer,
-    given_tokenizer,
-    hugging_face_tokenizer,
-    tokenizer_of_config,
-)
+from fullbatch.models.tokenizers import NoText, Tokenizer, given_tokenizer, hugging_face_tokenizer, tokenizer_of_config
 from fullbatch.models.two_towers import TwoTowers
 from fullbatch.models.weights import first_line, load_weights
 

@@ -290,9 +290,8 @@ class ViewBackbone(_TimmBackbone):
 
 class TwoViews(TwoTowers):
     """``TwoTowers`` whose second tower is the first: in place of captions, a batch holds another view of each image.
-
-    The views pass the encoder one after the other, as in SimCLR's and SogCLR's code: BatchNorm sees one view at a time.
-    """
+    The views pass the encoder one after the other, as in SimCLR's and SogCLR's code: BatchNorm sees one view at a
+    time."""
 
     def features(self, images_BCHW: Tensor) -> Tensor:
         """What the encoder gives before the projection, for nearest neighbours and linear probes; not normalised."""

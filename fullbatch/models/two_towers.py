@@ -72,10 +72,8 @@ class TwoTowers(nn.Module):
         return image_BD, text_BD
 
     def _side_by_side(self, images_BCHW: Tensor, tokens_BL: Tensor) -> tuple[Tensor, Tensor]:
-        """In a recorded step the towers' kernels, small as they are, run at the same time.
-
-        The image tower draws its noise first, as in a plain step.
-        """
+        """In a recorded step the towers' kernels, small as they are, run at the same time.  The image tower draws its
+        noise first, as in a plain step."""
         here, beside = torch.cuda.current_stream(), torch.cuda.Stream()  # type: ignore[no-untyped-call]
         beside.wait_stream(here)
         with torch.cuda.stream(beside):

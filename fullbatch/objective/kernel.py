@@ -227,12 +227,10 @@ class Reductions(NamedTuple):
 
 
 class _ReducePairs(torch.autograd.Function):
-    """Forward: this rank's anchors against all others.  Backward: scalars travel, gradients of rows do not.
-
-    The gradient to this rank's rows has a part from every rank's anchors.  Each rank computes it itself from the
-    gathered embeddings and one gathered scalar an anchor and direction (FastCLIP's scheme).  The numbers come from the
-    layout; the tensors before it are there to receive gradients.
-    """
+    """Forward: this rank's anchors against all others.  Backward: scalars travel, gradients of rows do not.  The
+    gradient to this rank's rows has a part from every rank's anchors.  Each rank computes it itself from the gathered
+    embeddings and one gathered scalar an anchor and direction (FastCLIP's scheme).  The numbers come from the layout;
+    the tensors before it are there to receive gradients."""
 
     @staticmethod
     def forward(
@@ -381,9 +379,7 @@ def log_mean_exp(
     first_pair: int | None = None,
 ) -> Tensor:
     """log of the mean of exp(x_ij) over others that every rank holds, such as prototypes; gradients to all inputs.
-
-    Anchor k's own positive is other ``first_pair`` + k, and is left out of the mean; None: it is not among them.
-    """
+    Anchor k's own positive is other ``first_pair`` + k, and is left out of the mean; None: it is not among them."""
     rows, columns = slice(0, anchor_BD.shape[0]), slice(0, other_MD.shape[0])
     scalars = reference_B, reference_B.detach(), tau_B, tau_B.detach()
     row, column = (Table(table, table.detach(), *scalars) for table in (anchor_BD, other_MD))  # only rows are anchors
@@ -404,11 +400,9 @@ def gradient_to_others(
     chunk: int | None = None,
     first_pair: int | None = None,
 ) -> Tensor:
-    """The gradient to the others alone, in one pass over the rows: the prototype update in closed form.
-
-    ``to_value`` maps the log-means of the anchors at hand, and which they are, to the gradient that reaches them;
-    ``first_pair`` as in ``log_mean_exp``.
-    """
+    """The gradient to the others alone, in one pass over the rows: the prototype update in closed form.  ``to_value``
+    maps the log-means of the anchors at hand, and which they are, to the gradient that reaches them; ``first_pair`` as
+    in ``log_mean_exp``."""
     assert not isinstance(pairwise, Sigmoid), "prototypes stand for a mean of exponentials"
     total_MD = torch.zeros_like(other_MD)
     block = Tile(slice(0, anchor_ND.shape[0]), slice(0, other_MD.shape[0]), first_pair)

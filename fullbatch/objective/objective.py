@@ -116,11 +116,9 @@ class Objective(nn.Module):
     # -- recorded steps ---------------------------------------------------------------------------------------------
 
     def replay_key(self) -> tuple[Hashable, ...] | None:
-        """What besides tensors decides what the next training step does; the epoch first, if it matters.
-
-        Two steps with equal keys run the same kernels on the same memory, so the one may be recorded and replayed for
-        the other.  None: the next step must be run plainly.
-        """
+        """What besides tensors decides what the next training step does; the epoch first, if it matters.  Two steps
+        with equal keys run the same kernels on the same memory, so the one may be recorded and replayed for the other.
+        None: the next step must be run plainly."""
         progress = Progress(self.step, self.epoch, self.context.seed, training=True)
         if self._looks_now():
             return None
@@ -136,11 +134,9 @@ class Objective(nn.Module):
     def forward(
         self, image_embeddings: Tensor, text_embeddings: Tensor, sample_ids: advice.SampleIds | None = None
     ) -> Output:
-        """``image_embeddings`` and ``text_embeddings`` are unit rows; row i of both is a pair.
-
-        ``sample_ids`` (one tensor, or a pair for images and texts) are needed by methods with per-sample memory only.
-        In eval mode no state changes.
-        """
+        """``image_embeddings`` and ``text_embeddings`` are unit rows; row i of both is a pair.  ``sample_ids`` (one
+        tensor, or a pair for images and texts) are needed by methods with per-sample memory only.  In eval mode no
+        state changes."""
         progress = Progress(self.step, self.epoch, self.context.seed, self.training)
         on_cpu = not isinstance(image_embeddings, Tensor) or image_embeddings.device.type == "cpu"
         look = on_cpu or self._looks_now()
@@ -171,9 +167,7 @@ class Objective(nn.Module):
         self, image_embeddings: Tensor, text_embeddings: Tensor, sample_ids: advice.SampleIds | None = None
     ) -> tuple[Tensor, Tensor]:
         """What the method now believes log(epsilon + g_i(data set)) is, for these images and these texts as anchors.
-
-        Nothing changes.  A method without memory (BatchMean) can only answer from the rows it is given.
-        """
+        Nothing changes.  A method without memory (BatchMean) can only answer from the rows it is given."""
         if isinstance(self.method.normalizer, axes.NoNormalizer):
             raise ValueError("This method (SigLIP, VICReg) has no normalizer to ask for.")
         progress = Progress(self.step, self.epoch, self.context.seed, training=False)

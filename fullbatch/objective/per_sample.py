@@ -1,11 +1,7 @@
-"""A value per sample: the table that moving averages and per-sample temperatures are kept in.
+"""A value per sample: the table that moving averages and per-sample temperatures are kept in; it gets and puts rows.
 
-The table only gets and puts rows; what a row means is its owner's affair.  Where it lies is a choice:
-
-    "rank"      a buffer on each rank's device: no waiting for the host, one copy a rank
-    "node"      one copy a node in shared host memory
-    a folder    one memory-mapped file a node
-    "auto"      "rank" up to 256 MB a table, "node" beyond
+It lies on each rank's device ("rank": no waiting for the host), once a node in shared host memory ("node") or in a
+memory-mapped file (a folder); "auto" is "rank" up to 256 MB a table, "node" beyond.
 """
 
 # N: rows on all ranks

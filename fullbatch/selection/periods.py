@@ -128,11 +128,14 @@ class Plans:
 def replace_file(path: Path, write: Callable[[IO[bytes]], object]) -> None:
     """Whole or not at all, and on the disk when this returns, with its name."""
     unfinished = path.with_name(f".{path.name}.{os.getpid()}")  # a name that ``Folder.sweep`` knows
-    with unfinished.open("wb") as file:
-        write(file)
-        file.flush()
-        os.fsync(file.fileno())
-    unfinished.replace(path)
+    try:
+        with unfinished.open("wb") as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+        unfinished.replace(path)
+    finally:
+        unfinished.unlink(missing_ok=True)
     folder = os.open(path.parent, os.O_RDONLY)
     try:
         os.fsync(folder)

@@ -1,12 +1,7 @@
 """Batches that go by the embeddings: period after period a plan, made beside training from a snapshot of them.
 
-At the start of period s the embeddings are written down, and the plan of period s + 1 (s, if training is to wait for
-it) is made from that snapshot by other processes.  RUN/batches/ holds
-
-  snapshot-000002.npy, .json    the embeddings at the start of period 2, and the temperature; until its plan
-                                is written
-  period-000003.npy             which places make up each batch of period 3; as long as a checkpoint may need it
-  losses.jsonl                  a line a plan: how large the losses of its batches are, beside those of uniform ones
+At the start of period s the embeddings are written down (snapshot-s.npy; the temperature in its .json), and the plan of
+period s + 1 (s, if training is to wait for it) is made from that by other processes (period-NUMBER.npy).
 
 So a run can be killed at any moment: a plan is a function of its snapshot, the one or the other is on the disk before a
 checkpoint is written that needs it (``settle``), and whatever lies after the checkpoint that a run goes on from is made
@@ -71,10 +66,8 @@ class Selector:
         self._hand = ThreadPoolExecutor(1, thread_name_prefix="snapshot")
 
     def ranges(self, batches: range) -> Iterator[range]:
-        """These batches of the run, period by period, each when its plan is there and the one before has been read.
-
-        A range must be asked for when all steps on the batches before it are done: embeddings are looked at then.
-        """
+        """These batches of the run, period by period, each when its plan is there and the one before has been read.  A
+        range must be asked for when all steps on the batches before it are done: embeddings are looked at then."""
         if self.first_rank:
             self.planners.start_processes()
         with self._stalled():
@@ -254,13 +247,10 @@ def loss_histograms(own_L: Floats, uniform_L: Floats) -> dict[str, Any]:
 
 
 class EmbeddingTable:
-    """Image and text embedding of each sample; NaN: not met yet.  The same on every rank.
-
-    float32 by default: a selection is no continuous function of it, and runs on one and on two ranks, whose embeddings
-    differ in the last digits, would part ways more often by float16's steps.
-
-    ``put`` runs in the step and may be recorded in a CUDA graph: it waits for no number.
-    """
+    """Image and text embedding of each sample; NaN: not met yet.  The same on every rank.  float32 by default: a
+    selection is no continuous function of it, and runs on one and on two ranks, whose embeddings differ in the last
+    digits, would part ways more often by float16's steps.  ``put`` runs in the step and may be recorded in a CUDA
+    graph: it waits for no number."""
 
     def __init__(self, samples: int, width: int, device: torch.device, dtype: torch.dtype = torch.float32) -> None:
         self.rows_n2D = torch.full((samples, 2, width), torch.nan, dtype=dtype, device=device)

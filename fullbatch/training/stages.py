@@ -146,10 +146,8 @@ def statistics_kept(model: nn.Module) -> Iterator[None]:
 
 
 def cost_of(lines: Iterable[Mapping[str, Any]], devices: int) -> dict[str, Any]:
-    """What a run has cost, stage by stage: seconds, and device-hours over all ranks (TuneCLIP, Tables 16-18).
-
-    From the lines of metrics.jsonl.  Training counts its seconds on over the stages, measuring is not in them.
-    """
+    """What a run has cost, stage by stage: seconds, and device-hours over all ranks (TuneCLIP, Tables 16-18).  From the
+    lines of metrics.jsonl.  Training counts its seconds on over the stages, measuring is not in them."""
     lines, stages = list(lines), list[dict[str, Any]]()
     steps, samples, seconds = 0, 0, 0.0
 

@@ -379,10 +379,8 @@ class Trainer:
 
 
 class Stopwatch:
-    """How long a run has trained: wall-clock without what only measures, continued when the run is resumed.
-
-    Starts at ``seconds``, what the run had trained before, for work on ``device``.
-    """
+    """How long a run has trained: wall-clock without what only measures, continued when the run is resumed.  Starts at
+    ``seconds``, what the run had trained before, for work on ``device``."""
 
     def __init__(self, seconds: float = 0.0, device: torch.device = torch.device("cpu")) -> None:
         self._since = time.monotonic() - seconds
@@ -397,10 +395,8 @@ class Stopwatch:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Evaluations and audits do not count, so that equal times are equal times of training.
-
-        Each side waits for its own: steps that a GPU still has to do count, and what was measured does not.
-        """
+        """Evaluations and audits do not count, so that equal times are equal times of training.  Each side waits for
+        its own: steps that a GPU still has to do count, and what was measured does not."""
         self._finish()
         before = self.seconds
         try:
