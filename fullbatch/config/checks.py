@@ -77,11 +77,6 @@ def one_of(*allowed: object) -> Rule:
     return Rule(f"be one of {', '.join(map(repr, allowed))}", holds)
 
 
-def _is_crop(crop: Any) -> bool:
-    low, high = crop if len(crop) == 2 else (0.0, 0.0)
-    return is_number(low) and is_number(high) and 0.0 < low <= high <= 1.0
-
-
 _ABOUT_TAU = "it divides similarities in [-1, 1], so useful values lie between 0.005 and 1"
 Number = Annotated[float, Rule("be a number", is_number)]
 Positive = Annotated[float, number("be a positive number", lambda value: value > 0)]
@@ -96,7 +91,13 @@ Tau = Annotated[float, number("be a number in (0, 10]", lambda value: 0.0 < valu
 Whole = Annotated[int, at_least(0)]
 Count = Annotated[int, at_least(1)]
 Text = Annotated[str, Rule("be a name or a path", is_text)]
-Crop = Annotated[tuple[float, float], Rule("be two shares of the area, 0 < least <= most <= 1", _is_crop)]
+Crop = Annotated[
+    tuple[float, float],
+    Rule(
+        "be two shares of the area, 0 < least <= most <= 1",
+        lambda crop: len(crop) == 2 and all(map(is_number, crop)) and 0.0 < crop[0] <= crop[1] <= 1.0,
+    ),
+]
 
 
 class Checked:
@@ -105,7 +106,9 @@ class Checked:
     def __post_init__(self) -> None:
         kind: Any = self.__class__  # mypy holds no class for hashable
         for field, rule in _rules(kind):
-            require_rule(self, field, rule)
+            value = getattr(self, field)
+            left_out = value is None and type(None) in _options(kind)[field]
+            require(left_out or rule.holds(value), self, field, rule.words, rule.hint)
         self._check()
 
     def _check(self) -> None:
@@ -138,9 +141,3 @@ def _rules_of(option: Any, alone: bool) -> Iterator[Rule]:
         yield one_of(*get_args(option))
     elif option is bool and alone:
         yield one_of(True, False)
-
-
-def require_rule(owner: Any, field: str, rule: Rule) -> None:
-    value = getattr(owner, field)
-    left_out = value is None and type(None) in _options(owner.__class__)[field]
-    require(left_out or rule.holds(value), owner, field, rule.words, rule.hint)

@@ -82,8 +82,10 @@ class Source(Checked):
         return self.path + ("?" + "&".join(changed) if changed else "")
 
 
-def _are_sources(texts: object) -> bool:
-    return isinstance(texts, (tuple, list)) and bool(texts) and all(isinstance(text, str) for text in texts)
+_SOURCES = Rule(
+    "be a list of at least one source",
+    lambda texts: isinstance(texts, (tuple, list)) and bool(texts) and all(isinstance(text, str) for text in texts),
+)
 
 
 @dataclass(frozen=True)
@@ -91,7 +93,7 @@ class Data(Checked):
     """Where samples come from."""
 
     # the training sources: PATH, or PATH?weight=2&captions=title
-    data: Annotated[tuple[str, ...], Rule("be a list of at least one source", _are_sources)] = ("emoji",)
+    data: Annotated[tuple[str, ...], _SOURCES] = ("emoji",)
     data_share: UpToOne = 1.0  # train on this share of each source's samples, the same ones in every run
     workers: Whole = 2  # processes that read and decode; 0: the training process itself
     image_size: Annotated[int, at_least(8)] | None = None  # pixels a side; None: what the model wants
@@ -110,11 +112,10 @@ class Data(Checked):
         return tuple(Source.parse(text) for text in self.data)
 
 
-_FOUR = "be four numbers in [0, 1], the last, for the hue, at most 0.5"
-
-
-def _are_moves(moves: tuple[float, ...]) -> bool:
-    return len(moves) == 4 and all(is_number(move) and 0.0 <= move <= 1.0 for move in moves) and moves[3] <= 0.5
+_FOUR = Rule(
+    "be four numbers in [0, 1], the last, for the hue, at most 0.5",
+    lambda moves: len(moves) == 4 and all(is_number(move) and 0.0 <= move <= 1.0 for move in moves) and moves[3] <= 0.5,
+)
 
 
 @dataclass(frozen=True)
@@ -124,7 +125,7 @@ class Views(Checked):
     view_crop: Crop = (0.08, 1.0)  # share of the area of the middle square that a view keeps, least and most
     view_flip: Chance = 0.5  # chance that it is mirrored
     # how far brightness, contrast, saturation and hue may move; 0: not at all
-    view_jitter: Annotated[tuple[float, float, float, float], Rule(_FOUR, _are_moves)] = (0.4, 0.4, 0.4, 0.1)
+    view_jitter: Annotated[tuple[float, float, float, float], _FOUR] = (0.4, 0.4, 0.4, 0.1)
     view_jitter_chance: Chance = 0.8  # chance that they do
     view_grey: Chance = 0.2  # chance that it is grey
     view_blur: Chance = 0.0  # chance that it is blurred, with a sigma of 0.1 to 2 pixels at 224 pixels a side

@@ -27,15 +27,11 @@ _DESIGN = (
 DEFAULT_MODEL = "tiny"
 DEFAULT_PAIR_WIDTH = 256
 DEFAULT_PROJECTION = (2048, 128)
-_WIDTHS = "be at least one width, a whole number of at least 1"
-
-
-def _is_switch(value: object) -> bool:
-    return isinstance(value, bool) or is_text(value)
-
-
-def _are_widths(value: object) -> bool:
-    return isinstance(value, tuple) and bool(value) and all(is_whole(width, 1) for width in value)
+_SWITCH = Rule("be True, False or a file", lambda value: isinstance(value, bool) or is_text(value))
+_WIDTHS = Rule(
+    "be at least one width, a whole number of at least 1",
+    lambda value: isinstance(value, tuple) and bool(value) and all(is_whole(width, 1) for width in value),
+)
 
 
 @dataclass(frozen=True)
@@ -55,7 +51,7 @@ class Model(Checked):
     # "small": a 3 x 3 first convolution of stride 1 and no max-pooling, for images of 32 pixels; "timm": as timm has it
     view_stem: Literal["timm", "small"] = "timm"
     # of a view_tower: widths of the layers of its projection head, the last that of the embedding
-    projection: Annotated[tuple[int, ...], Rule(_WIDTHS, _are_widths)] = DEFAULT_PROJECTION
+    projection: Annotated[tuple[int, ...], _WIDTHS] = DEFAULT_PROJECTION
     embed_dim: Count | None = None  # width of the embedding that both towers are projected to; None: 256
     tokenizer: Text | None = None  # a local folder, a hub name, or an open_clip config name; None: the model's own
     # tokens a caption is cut or padded to; None: the model's own, 77 for a Hugging Face tower
@@ -65,7 +61,7 @@ class Model(Checked):
     text_pooling: Literal["first", "mean"] | None = None
     # start the timm tower from weights in a FILE (a state dict of timm or torchvision: .pth, .safetensors); without one
     # from timm's own, which need the hub
-    image_weights: Annotated[bool | str, Rule("be True, False or a file", _is_switch)] = False
+    image_weights: Annotated[bool | str, _SWITCH] = False
     text_weights: bool = False  # start the Hugging Face tower from its pretrained weights
     # keep the image tower's weights and statistics; a projection onto a new width still learns
     lock_image: bool = False

@@ -129,8 +129,12 @@ def _load_captions(path: str) -> list[PathAndCaptions]:
                 captions_of.setdefault(entry["image"], []).extend(caption_texts(entry["caption"]))
         return list(captions_of.items())
     lists = [record.get(key) if isinstance(record, dict) else None for key in ("images", "annotations")]
+    ids = ("id", "image_id")
     images, annotations = (
-        [e for e in entries if _is_entry(e)] if isinstance(entries, list) else None for entries in lists
+        [e for e in entries if isinstance(e, dict) and all(isinstance(e.get(k), str | int | None) for k in ids)]
+        if isinstance(entries, list)
+        else None
+        for entries in lists
     )
     if images is None or annotations is None:
         raise ValueError(
@@ -142,10 +146,6 @@ def _load_captions(path: str) -> list[PathAndCaptions]:
     return [
         (image.get("file_name"), captions_of[image.get("id")]) for image in images if image.get("id") in captions_of
     ]
-
-
-def _is_entry(entry: object) -> bool:
-    return isinstance(entry, dict) and all(isinstance(entry.get(k), str | int | None) for k in ("id", "image_id"))
 
 
 def _root_of(path: str, rows: list[PathAndCaptions]) -> str:

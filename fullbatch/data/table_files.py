@@ -8,6 +8,7 @@ import os
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -297,7 +298,9 @@ class HuggingFaceSet(Samples):
         self._label = os.path.basename(os.path.abspath(path))
         rows = _load(path, split)
         self._image, self._captions = choose_columns(repr(path), rows.column_names, image, captions)
-        self._rows = _undecoded(rows.select_columns(list(dict.fromkeys([self._image, *self._captions]))), self._image)
+        self._rows = rows.select_columns(list(dict.fromkeys([self._image, *self._captions])))
+        if hasattr(rows.features[self._image], "decode"):  # we decode the bytes that were saved ourselves
+            self._rows = self._rows.cast_column(self._image, replace(rows.features[self._image], decode=False))
         names = [file["filename"] for file in rows.cache_files]
         files = [part for name in names for part in (os.path.basename(name), os.path.getsize(name))]
         self.count = len(rows)
@@ -330,12 +333,3 @@ def _load(path: str, split: str) -> Any:
             f"Its splits are {', '.join(there)}; say which with PATH?split=NAME."
         )
     return loaded[split]
-
-
-def _undecoded(rows: Any, image: str) -> Any:
-    """Images as the bytes that were saved: we decode them ourselves."""
-    import datasets
-
-    if isinstance(rows.features[image], datasets.Image):
-        return rows.cast_column(image, datasets.Image(decode=False))
-    return rows

@@ -62,9 +62,6 @@ class _Numbers(Sampler[int]):
     def __iter__(self) -> Iterator[int]:
         return iter(self.here)
 
-    def __len__(self) -> int:
-        return len(self.here)
-
 
 def _start(worker: int) -> None:
     """One thread each.  Signals to the whole group of processes reach workers too, but it is the training process that

@@ -105,7 +105,9 @@ def _targets(backbone: nn.Module, part: str, name: str) -> Iterator[str]:
     """The linear maps in a tower's layers: below the members of its lists of modules.  Heads and projections stay as
     they are, since their owners may look at their type or use their weights directly."""
     for where, module in list(backbone.get_submodule(part).named_modules(prefix=part)):
-        if not _is_in_a_layer(backbone, where):
+        path = where.split(".")
+        above = [backbone.get_submodule(".".join(path[:length])) for length in range(len(path) - 1)]
+        if not any(isinstance(module, _LISTS) for module in above):  # strictly below a member of a list
             continue
         if isinstance(module, nn.MultiheadAttention):
             _replace_attention(backbone, where, name)
@@ -117,13 +119,6 @@ def _targets(backbone: nn.Module, part: str, name: str) -> Iterator[str]:
             )
         elif type(module) is nn.Linear:
             yield where
-
-
-def _is_in_a_layer(backbone: nn.Module, where: str) -> bool:
-    """Strictly below a member of a list."""
-    path = where.split(".")
-    above = [".".join(path[:length]) for length in range(len(path) - 1)]
-    return any(isinstance(backbone.get_submodule(place), _LISTS) for place in above)
 
 
 def _replace_attention(backbone: nn.Module, where: str, name: str) -> None:

@@ -42,7 +42,13 @@ def build_model(config: Model, image_size: int | None = None) -> TwoTowers:
     match design:
         case OpenClipDesign():
             backbone = build_open_clip(design)
-            width, size = int(design.config["embed_dim"]), _side(backbone.visual.image_size, design.name)
+            sides = backbone.visual.image_size
+            height, size = (sides, sides) if isinstance(sides, int) else sides
+            if height != size:
+                raise ValueError(
+                    f"The model {design.name!r} wants images of {height} x {size}; only square ones are supported."
+                )
+            width = int(design.config["embed_dim"])
         case PairDesign():
             assert isinstance(tokenizer, Tokenizer)
             images, text = fresh and config.image_weights, fresh and config.text_weights
@@ -170,10 +176,3 @@ def _supported(name: str, what: str, use: str) -> Iterator[None]:
         yield
     except Exception as error:  # each library has its own way to refuse
         raise ValueError(f"The model {name!r} cannot {what} ({first_line(error)}); use {use}.") from None
-
-
-def _side(size: int | tuple[int, int], name: str) -> int:
-    height, width = (size, size) if isinstance(size, int) else size
-    if height != width:
-        raise ValueError(f"The model {name!r} wants images of {height} x {width}; only square ones are supported.")
-    return int(height)

@@ -45,11 +45,6 @@ def reduce_terms(x_RC: Tensor, dim: int, pairwise: Pairwise) -> Tensor:
     return torch.logsumexp(x_RC, dim)
 
 
-def merge(first: Tensor, second: Tensor, pairwise: Pairwise) -> Tensor:
-    """The value over two sets of others, from the values over each."""
-    return first + second if isinstance(pairwise, Sigmoid) else torch.logaddexp(first, second)
-
-
 def term_weights(x_RC: Tensor, value: Tensor, dim: int, pairwise: Pairwise) -> Tensor:
     """d value_i / d x_ij: softmax weights, or the sigmoid's.  Overwrites x."""
     if isinstance(pairwise, Sigmoid):
@@ -206,7 +201,8 @@ class Layout:
         if total.mean is not None and part.mean is not None:
             share = torch.sigmoid(part.value - old).nan_to_num(0.0)  # NaN: neither has a term yet
             total.mean[here] = torch.lerp(total.mean[here], part.mean, share)
-        total.value[here] = merge(old, part.value, self.pairwise)
+        summed = isinstance(self.pairwise, Sigmoid)
+        total.value[here] = old + part.value if summed else torch.logaddexp(old, part.value)
 
 
 def _within(outer: slice, inner: slice) -> slice:

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
@@ -46,17 +46,6 @@ class Output:
     metrics: Metrics  # detached numbers that are equal on all ranks; tensors stay on the device until you read them
 
 
-def at_least_float32(fn: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    """What ``.half()`` or ``.to(torch.bfloat16)`` does to a model, but for state that would not survive it."""
-
-    def move(tensor: Tensor) -> Tensor:
-        moved = fn(tensor)
-        narrowed = moved.is_floating_point() and moved.dtype.itemsize < min(4, tensor.dtype.itemsize)
-        return tensor.to(moved.device) if narrowed else moved
-
-    return move
-
-
 class Objective(nn.Module):
     """pairwise x normalizer x temperature.  Learnable temperatures are its parameters, all else is in state_dict()."""
 
@@ -78,7 +67,14 @@ class Objective(nn.Module):
             self._notices.warn_if_rho_unreachable(context.num_samples, "the data set")
 
     def _apply(self, fn: Any, recurse: bool = True) -> Objective:
-        return super()._apply(at_least_float32(fn), recurse)  # type: ignore[no-untyped-call, no-any-return]
+        """What ``.half()`` or ``.to(torch.bfloat16)`` does to a model, but for state that would not survive it."""
+
+        def move(tensor: Tensor) -> Tensor:
+            moved: Tensor = fn(tensor)
+            narrowed = moved.is_floating_point() and moved.dtype.itemsize < min(4, tensor.dtype.itemsize)
+            return tensor.to(moved.device) if narrowed else moved
+
+        return super()._apply(move, recurse)  # type: ignore[no-untyped-call, no-any-return]
 
     # -- state ------------------------------------------------------------------------------------------------------
 

@@ -182,17 +182,14 @@ class PredictedTemperature(AnchorTemperature):
 
     def read(self, anchor: Rows, other: Rows, batch: Batch, progress: Progress) -> tuple[Tensor, Tensor]:
         if not self.started and progress.training:
-            self._start_from(other.all_ND)
+            # the centers are the first batch of the other modality, over again where it has fewer rows
+            rows = torch.arange(self.config.centers, device=other.all_ND.device) % other.all_ND.shape[0]
+            with torch.no_grad():
+                self.centers_CD.copy_(other.all_ND[rows])
+            self.started = True
         self._predicted_N = self.predict(anchor.all_ND, progress)
         tau_N = self._predicted_N.detach()
         return tau_N[batch.rows], tau_N
-
-    def _start_from(self, other_ND: Tensor) -> None:
-        """Centers are the first batch of the other modality, over again where it has fewer rows."""
-        rows = torch.arange(self.config.centers, device=other_ND.device) % other_ND.shape[0]
-        with torch.no_grad():
-            self.centers_CD.copy_(other_ND[rows])
-        self.started = True
 
     def learn(self, direction: Direction, alpha_N: Tensor, progress: Progress) -> Tensor | None:
         """mean_i stopgrad(d tau_i) tau_i, whose gradient trains the net."""

@@ -293,7 +293,8 @@ class Metrics:
         self._note(line, kind)
         if kind in (EVALUATION, AUDIT):
             line = {**line, "kind": kind}
-        line = {key: value if _is_plain(value) else None for key, value in line.items()}
+        # JSON has no nan and no infinity
+        line = {key: None if isinstance(v, float) and not math.isfinite(v) else v for key, v in line.items()}
         with checkpoint.told_if_full(self._path):
             self._file.write(json.dumps(line) + "\n")
             self._file.flush()
@@ -314,11 +315,6 @@ class Metrics:
                     sink.close()
         if self._wandb is not None:
             self._wandb.finish()
-
-
-def _is_plain(value: Any) -> bool:
-    """JSON has no nan and no infinity."""
-    return not isinstance(value, float) or math.isfinite(value)
 
 
 def forget_after(path: Path, step: int) -> list[dict[str, Any]]:
