@@ -29,8 +29,7 @@ from fullbatch.config.checks import (
     require,
 )
 
-# ---------------------------------------------------------------------------------------------------------------------
-# what one negative costs
+# -- what one negative costs -------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -93,8 +92,7 @@ class CycleConsistency(Checked):
     cross_modal: Positive = 0.25
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# how 1 / (epsilon + g_i(data set)) is estimated
+# -- how 1 / (epsilon + g_i(data set)) is estimated --------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -246,8 +244,7 @@ class Amortized(Checked):
 Normalizer = NoNormalizer | BatchMean | BatchAndQueue | MovingAverage | Scent | Prototypes | Rolling | Mlp | Amortized
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# where tau comes from
+# -- where tau comes from ----------------------------------------------------------------------------------------------
 
 
 class _Bounded(Checked):

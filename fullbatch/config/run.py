@@ -16,8 +16,7 @@ from fullbatch.config.messages import listed, nearest
 from fullbatch.config.methods import METHODS, ObjectiveConfig, settings_of
 from fullbatch.config.model import Model
 from fullbatch.config.optimization import Optimizer, Recovery, Schedule
-from fullbatch.config.selection import Selection
-from fullbatch.config.training import Evaluation, RunFolder, Training
+from fullbatch.config.training import Evaluation, RunFolder, Selection, Training
 from fullbatch.config.tree import from_dict, merged
 
 

@@ -109,8 +109,7 @@ def decode(raw: bytes, name: str, max_pixels: int) -> Image.Image:
     return load_rgb(open_image(raw, name, max_pixels), name)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# pixels of one image
+# -- pixels of one image -----------------------------------------------------------------------------------------------
 
 
 ASPECT = (3 / 4, 4 / 3)  # of a training crop, as in torchvision's RandomResizedCrop
@@ -193,8 +192,7 @@ class EvalTransform:
         return resized_CHW[:, top : top + self.size, left : left + self.size].contiguous()
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# crops of a batch of squares
+# -- crops of a batch of squares ---------------------------------------------------------------------------------------
 
 
 _TRIES = 10  # as for crops of images on disk

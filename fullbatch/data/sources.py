@@ -198,8 +198,7 @@ def _words(braced: str) -> list[str]:
     return [str(number).zfill(width) for number in range(first, last + step, step)[: _MOST_PATHS + 1]]
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# parts of a source: the same samples for every seed, method and rank
+# -- parts of a source: the same samples for every seed, method and rank -----------------------------------------------
 
 
 _SHARE_KEY, _HELD_OUT_KEY = key_of(0x5A4E), key_of(0x4E1D)
@@ -250,8 +249,7 @@ def parts_of(samples: Samples) -> tuple[Share, Share]:
     return Share(samples, rows, "train"), Share(pictures, ids[:held], "held_out")
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# what a source holds, not only what its samples are called: for whatever is kept in the cache folder
+# -- what a source holds, not only what its samples are called: for whatever is kept in the cache folder ---------------
 
 
 _PROBED = 64

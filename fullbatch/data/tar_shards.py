@@ -268,10 +268,6 @@ def unpacked(path: str) -> str:
     return str(target)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# samples
-
-
 class _File:
     """A descriptor that closes when the last user lets go, so that a thread may read what another has evicted."""
 

@@ -102,8 +102,7 @@ def average_gradient(parameter: Tensor) -> Tensor:
     return _AverageGradient.apply(parameter) if world().size > 1 else parameter
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# nodes: ranks with the same host name share memory
+# -- nodes: ranks with the same host name share memory -----------------------------------------------------------------
 
 
 class _Host:

@@ -119,8 +119,7 @@ def _json(path: Path) -> dict[str, Any]:
     return dict(json.loads(path.read_text(encoding="utf-8")))
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# exports: open_clip checkpoints and folders, transformers' CLIPModel, safetensors
+# -- exports: open_clip checkpoints and folders, transformers' CLIPModel, safetensors ----------------------------------
 
 
 Format = Literal["open_clip", "huggingface", "safetensors"]

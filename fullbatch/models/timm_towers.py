@@ -268,8 +268,7 @@ def _projection(features: int, embed_dim: int) -> nn.Linear:
     return layer
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# one image encoder and a projection head for two views of each image: SimCLR's model
+# -- one image encoder and a projection head for two views of each image: SimCLR's model -------------------------------
 
 
 SMALL_SIZE = 32  # pixels a side that the small stem is made for

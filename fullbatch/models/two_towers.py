@@ -136,10 +136,6 @@ def _rest_where_frozen(module: nn.Module) -> None:
             _rest_where_frozen(child)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# how their work runs on a device
-
-
 _DTYPES: dict[Precision, torch.dtype | None] = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 

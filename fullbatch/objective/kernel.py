@@ -52,10 +52,6 @@ def term_weights(x_RC: Tensor, value: Tensor, dim: int, pairwise: Pairwise) -> T
     return x_RC.sub_(value.unsqueeze(dim)).exp_()
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# blocks
-
-
 @dataclass(frozen=True)
 class Tile:
     """Some rows against some columns.  Row k's own positive is column ``first_pair`` + k, and is left out; None: it is
@@ -152,8 +148,7 @@ def pull_back_block(
     return Pull(weight_RC.mul_(scale.unsqueeze(dim)), -scale * weight, -scale * gap / (power * tau))
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# the differentiable primitive
+# -- the differentiable primitive --------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

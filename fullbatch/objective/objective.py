@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
 
 import torch
@@ -22,7 +22,7 @@ from fullbatch.objective.kernel import Reduced, Table, log_mean_exp_of_batch
 from fullbatch.objective.loss import Metrics, Summary, direction_loss, raw_positive
 from fullbatch.objective.normalizers import AmortizedNormalizer, MovingAverageNormalizer, NewestRows, RollingNormalizer
 from fullbatch.objective.other_losses import PositiveWeights, cycle_consistency, sigmoid_loss, variance_covariance
-from fullbatch.objective.parts import Context, check_context, fingerprint, make_normalizers, make_temperatures, settled
+from fullbatch.objective.parts import Context, check_context, fingerprint, make_normalizers, make_temperatures
 from fullbatch.objective.per_sample import PerSampleTable
 from fullbatch.objective.prototypes import MlpNormalizer, PrototypeNormalizer
 from fullbatch.objective.step import DIRECTIONS, Batch, Direction, Progress, Rows, gather_batch
@@ -54,7 +54,8 @@ class Objective(nn.Module):
     def __init__(self, method: Method, context: Context) -> None:
         super().__init__()
         check_context(method, context)
-        method = settled(method, context)
+        if isinstance(method.temperature, axes.RobustGlobal):  # which may leave its budget open
+            method = replace(method, temperature=method.temperature.for_samples(context.num_samples))
         self.method, self.context = method, context
         self.step, self.samples_seen, self.epoch_set = 0, 0, -1
         self.temperatures = nn.ModuleDict(make_temperatures(method, context))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import zlib
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -60,13 +60,6 @@ def check_context(method: Method, context: Context) -> None:
     TableOptions(n or 2, context.table_dtype, context.table_storage)  # checks its fields, also where no table is made
     if context.dataset is not None and not isinstance(context.dataset, str):
         raise ValueError(f"dataset must be a text that names the data, or None, got {context.dataset!r}.")
-
-
-def settled(method: Method, context: Context) -> Method:
-    """The method with what it leaves open chosen from its surroundings."""
-    if isinstance(method.temperature, axes.RobustGlobal):
-        return replace(method, temperature=method.temperature.for_samples(context.num_samples))
-    return method
 
 
 def make_temperatures(method: Method, context: Context) -> dict[str, nn.Module]:

@@ -153,8 +153,7 @@ def round_stochastically(values_N: Tensor, group_N: Tensor, progress: Progress) 
     return torch.where(torch.isfinite(exact_N), rounded_N, exact_N).to(torch.float16)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# the same id more than once in a batch: one id, one value
+# -- the same id more than once in a batch: one id, one value ----------------------------------------------------------
 
 
 def same_id_groups(ids_N: Tensor) -> Tensor:
@@ -175,8 +174,7 @@ def log_mean_within(log_N: Tensor, group_N: Tensor) -> Tensor:
     return mean_within(torch.exp(log_N - peak_N), group_N).log() + peak_N
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# one mapping that all ranks of a node share: nameless in memory, or a file in a folder, both scratch space
+# -- one mapping that all ranks of a node share: nameless in memory, or a file in a folder, both scratch space ---------
 
 
 def map_shared(place: str, name: str, count: int, dtype: torch.dtype, owner: object) -> Tensor:

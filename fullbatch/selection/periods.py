@@ -21,7 +21,7 @@ from typing import IO, Any
 import numpy as np
 from typing_extensions import assert_never
 
-from fullbatch.config.selection import Selection
+from fullbatch.config.training import Selection
 from fullbatch.data.order import Ints, PeriodPlan
 
 log = logging.getLogger("fullbatch")
@@ -119,10 +119,6 @@ class Plans:
         period = self.periods[number]
         assert places_LB.shape == (len(period.batches), self.batch_size), "a plan has the shape of its period"
         replace_file(self.path(number), lambda file: np.save(file, places_LB, allow_pickle=False))
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# files
 
 
 def replace_file(path: Path, write: Callable[[IO[bytes]], object]) -> None:

@@ -26,7 +26,7 @@ import numpy.typing as npt
 import torch
 from typing_extensions import assert_never
 
-from fullbatch.config.selection import Selection
+from fullbatch.config.training import Selection
 from fullbatch.data.order import Ints, Order, key_of
 from fullbatch.selection.ordered import batches_of_partition, drawn_batches, hardest, losses_at
 from fullbatch.selection.periods import Period, Periods
@@ -102,10 +102,6 @@ def planned(task: Task) -> Piece:
     places_LB = task.places_KB.reshape(-1)[chosen_LB]
     known = losses_L[np.isfinite(losses_L)], uniform_L[np.isfinite(uniform_L)]
     return Piece(places_LB, *known, seconds=time.monotonic() - start)
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# processes
 
 
 class Planners:

@@ -242,8 +242,7 @@ def loss_histograms(own_L: Floats, uniform_L: Floats) -> dict[str, Any]:
     }
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# what a selection goes by: embeddings and a temperature; the table needs no extra pass
+# -- what a selection goes by: embeddings and a temperature; the table needs no extra pass -----------------------------
 
 
 class EmbeddingTable:

@@ -154,8 +154,7 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# clusters of equal size
+# -- clusters of equal size --------------------------------------------------------------------------------------------
 
 
 def even_assignment(cost_Nk: Floats, capacity: int) -> Ints:

@@ -119,8 +119,7 @@ class Folder:
             return {}
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# one process at a time
+# -- one process at a time ---------------------------------------------------------------------------------------------
 
 LOCK = ".lock"
 _LOOK_EVERY = 0.1  # seconds between looks whether the folder is free

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -115,7 +115,9 @@ class Trainer:
                 self.end_early()
                 return
             self.stopwatch.restart(self.metrics.seconds)
-            batches = self._stream()
+            source = self.batches, position.step, self.config.data.workers, self.device
+            selector = self.hooks.selector  # of a plan's batches each comes when the plan is there
+            batches = self.stages.stream(*source) if selector is None else self.stages.stream(*source, selector.ranges)
             try:
                 for batch in batches:
                     line = self.train_step(batch)
@@ -134,15 +136,9 @@ class Trainer:
                 raise WorkerDied(f"{error} Go on with: {self.go_on}") from None
             finally:
                 batches.close()  # ends the workers
-                if self.hooks.selector is not None:
-                    self.hooks.selector.close()
+                if selector is not None:
+                    selector.close()
                 self.writer.finish_quietly()
-
-    def _stream(self) -> Generator[LoadedBatch, None, None]:
-        """A batch a step, from where the run stands to its end; of a plan's batches each when the plan is there."""
-        source = self.batches, self.state.position.step, self.config.data.workers, self.device
-        selector = self.hooks.selector
-        return self.stages.stream(*source) if selector is None else self.stages.stream(*source, selector.ranges)
 
     @property
     def go_on(self) -> str:

@@ -15,7 +15,7 @@ import fullbatch as fb
 from fullbatch.assembly import assemble, periods_of
 from fullbatch.config.optimization import Recovery
 from fullbatch.config.run import RunConfig
-from fullbatch.config.selection import Selection
+from fullbatch.config.training import Selection
 from fullbatch.data.loader import TrainingBatches
 from fullbatch.data.order import Order
 from fullbatch.distributed import World
