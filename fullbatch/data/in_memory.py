@@ -178,7 +178,7 @@ class InMemoryBatches:
         for step in itertools.chain.from_iterable(ranges):
             yield self[step]
 
-    def chosen(self, ids: Sequence[int], rows: int) -> Iterator[LoadedBatch]:
+    def chosen(self, ids: Ints | Sequence[int], rows: int) -> Iterator[LoadedBatch]:
         """These samples as evaluation sees them, uncropped and with their first captions, but for the bad ones.  The
         batches' ids are places in ``ids``; ranks take turns, and have equally many batches."""
         data, device = self.resident, self.resident.images_nCSS.device

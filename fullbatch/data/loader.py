@@ -58,35 +58,18 @@ class LoadedBatch:
         return [LoadedBatch(*piece) for piece in pieces]
 
 
-class SamplePool:
+class SamplePool(Samples):
     """The samples of several sources under one numbering: a sample's id is its place in the concatenation."""
 
     def __init__(self, sources: Sequence[Samples]) -> None:
-        self.sources = list(sources)
+        self.name, self.sources = "pool", list(sources)
         self.lengths = tuple(len(source) for source in self.sources)
-        self._ends = np.cumsum(self.lengths)
-
-    def __len__(self) -> int:
-        return sum(self.lengths)
-
-    def read(self, sample: int) -> RawSample:
-        source = int(np.searchsorted(self._ends, sample, side="right"))
-        return self.sources[source].read(sample - int(self._ends[source]) + self.lengths[source])
-
-    @property
-    def fingerprint(self) -> str:
-        return " ".join(source.fingerprint for source in self.sources)
-
-
-class Part(Samples):
-    """Some samples of a pool under numbers of their own; ``Samples`` again."""
-
-    def __init__(self, pool: SamplePool, ids: Sequence[int]) -> None:
-        self.pool, self.ids, self.count = pool, ids, len(ids)
-        self.name, self.fingerprint = "part", pool.fingerprint
+        self._ends, self.count = np.cumsum(self.lengths), sum(self.lengths)
+        self.fingerprint = " ".join(source.fingerprint for source in self.sources)
 
     def _read(self, index: int) -> RawSample:
-        return self.pool.read(self.ids[index])
+        source = int(np.searchsorted(self._ends, index, side="right"))
+        return self.sources[source].read(index - int(self._ends[source]) + self.lengths[source])
 
 
 def open_pool(config: Data) -> tuple[SamplePool, Order]:

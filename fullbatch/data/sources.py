@@ -7,6 +7,7 @@ import itertools
 import math
 import os
 import re
+from collections.abc import Sequence
 from importlib import resources
 from typing import Literal
 
@@ -15,9 +16,8 @@ from typing_extensions import assert_never
 
 from fullbatch.config.data import BUILTIN, Source, SourceKind
 from fullbatch.config.messages import listed, nearest
-from fullbatch.data.image_folders import CocoCaptions, ImageFolder
 from fullbatch.data.order import Ints, key_of, shuffled
-from fullbatch.data.sample import BadSample, RawSample, Samples, fingerprint_of
+from fullbatch.data.sample import BadSample, CocoCaptions, ImageFolder, RawSample, Samples, fingerprint_of
 from fullbatch.data.table_files import ByPicture, CsvTable, HuggingFaceSet, ParquetTable
 from fullbatch.data.tar_shards import TAR_ENDINGS, TarShards
 
@@ -208,10 +208,10 @@ LARGE = 1_000_000  # samples; nobody splits a larger source without being asked:
 
 
 class Share(Samples):
-    """Some samples of a source in their order, under numbers of their own.  Its fingerprint is its own, since a memory
+    """Some samples of a source or a pool, under numbers of their own.  Its fingerprint is its own, since a memory
     per sample goes by these numbers; ``described`` says which they are."""
 
-    def __init__(self, whole: Samples, ids: Ints, *described: object) -> None:
+    def __init__(self, whole: Samples, ids: Ints | Sequence[int], *described: object) -> None:
         self.whole, self.name, self.ids, self.count = whole, whole.name, np.sort(ids), len(ids)
         self.fingerprint = fingerprint_of("share", whole.fingerprint, *described)
 
