@@ -1,8 +1,6 @@
-"""The axes of a method: what one negative costs, how the normalizer is estimated, where the temperature comes from.
-
-An objective is pairwise x normalizer x temperature (plus a scale).  The classes here only describe; the code that acts
-on them lives in ``fullbatch.objective``.  Field names are the keyword settings of ``make_objective``.
-"""
+"""The axes of a method: what one negative costs, how the normalizer is estimated, where the temperature comes from.  An
+objective is pairwise x normalizer x temperature (plus a scale).  The classes here only describe; the code that acts on
+them lives in ``fullbatch.objective``.  Field names are the keyword settings of ``make_objective``."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
 """The rules of fields, as part of their annotations: ``lr: Positive``.  A broken one is a sentence with rule and value.
-
-``Checked`` settings keep the rules of their fields; None passes where the annotation allows it.
-"""
+``Checked`` settings keep the rules of their fields; None passes where the annotation allows it."""
 
 from __future__ import annotations
 

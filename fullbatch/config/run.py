@@ -1,7 +1,5 @@
-"""A run, whole: one frozen tree, which the command line, YAML files and the Python interface all speak.
-
-Values lie over values: defaults, a recipe, a file, flags.  Later wins, and some fields displace others.
-"""
+"""A run, whole: one frozen tree, which the command line, YAML files and the Python interface all speak.  Values lie
+over values: defaults, a recipe, a file, flags.  Later wins, and some fields displace others."""
 
 from __future__ import annotations
 

@@ -1,11 +1,8 @@
-"""Encoded bytes to pixels: uint8, channels first; normalisation happens on the device, over a batch.
-
-The bytes come from the web: nothing is believed before it is checked.  The first bytes choose the format's reader, not
+"""Encoded bytes to pixels: uint8, channels first; normalisation happens on the device, over a batch.  The bytes come
+from the web: nothing is believed before it is checked.  The first bytes choose the format's reader, not
 ``PIL.Image.open``: fewer parsers meet hostile bytes (none of them starts another program), and PIL's process-wide pixel
-limit stays as its other users have set it.
-
-Resizing is torch's uint8 bicubic with antialiasing: within one grey level of Pillow's, and a third of its time.
-"""
+limit stays as its other users have set it.  Resizing is torch's uint8 bicubic with antialiasing: within one grey level
+of Pillow's, and a third of its time."""
 
 # B: rows   P: boxes   C: channels   H, W: height, width   S: pixels of a side
 

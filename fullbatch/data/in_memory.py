@@ -1,10 +1,7 @@
 """Training batches from a data set that lies decoded in the device's memory: nothing is read or moved in a step.  It is
-read and decoded once, and kept in the cache folder: squares of pixels and all captions.
-
-Order, crops and captions are functions of (seed, epoch, position), as when samples are read from disk, and are drawn
-for a whole epoch at once, or for a period that has a plan.  Crops are cut from the middle square at the model's own
-size, on the device.
-"""
+read and decoded once, and kept in the cache folder: squares of pixels and all captions.  Order, crops and captions are
+functions of (seed, epoch, position), as when samples are read from disk, and are drawn for a whole epoch at once, or
+for a period that has a plan.  Crops are cut from the middle square at the model's own size, on the device."""
 
 # B: rows on this rank   P: positions of a draw   n: samples   m: captions of all samples   C, S: channels, pixels
 

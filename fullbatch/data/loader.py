@@ -1,9 +1,7 @@
-"""(seed, epoch, step) -> LoadedBatch: the same on any number of workers, and on any number of ranks put together.
-
-A worker makes a whole batch of its rank by itself; what it draws (crop, caption) depends on the place in the epoch
-alone.  A sample that cannot be read is replaced by another one, drawn by the same rule, so that too is the same on
-every machine; it is reported in ``LoadedBatch.bad``.
-"""
+"""(seed, epoch, step) -> LoadedBatch: the same on any number of workers, and on any number of ranks put together.  A
+worker makes a whole batch of its rank by itself; what it draws (crop, caption) depends on the place in the epoch alone.
+A sample that cannot be read is replaced by another one, drawn by the same rule, so that too is the same on every
+machine; it is reported in ``LoadedBatch.bad``."""
 
 # B: rows on this rank
 

@@ -1,9 +1,7 @@
-"""Which sample comes when: a pure function of (seed, epoch, position), with no memory, for any number of ranks.
-
-An epoch is a list of *slots*: every source fills ``round(weight * length)`` of them.  A keyed bijection (a Feistel
-network with cycle walking) shuffles the slots, so a billion samples need no permutation in memory, and any worker of
-any rank can ask for any position.
-"""
+"""Which sample comes when: a pure function of (seed, epoch, position), with no memory, for any number of ranks.  An
+epoch is a list of *slots*: every source fills ``round(weight * length)`` of them.  A keyed bijection (a Feistel network
+with cycle walking) shuffles the slots, so a billion samples need no permutation in memory, and any worker of any rank
+can ask for any position."""
 
 # P: positions asked for   L: batches of a period   B: rows of a batch, on all ranks
 

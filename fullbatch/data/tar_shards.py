@@ -1,10 +1,8 @@
-"""Tar shards as img2dataset and webdataset write them (000000017.jpg, .txt, .json), with random access.
-
-One walk over a shard's headers makes its index, which is kept in the cache folder.  A row of it is a sample: offset and
-size of its image, its .txt and its .json; (-1, -1) where one is absent.  Members with one key are one sample, in the
-order in which keys first appear.  The key is the path up to the first dot of the base name, as in webdataset:
-``a/0017.jpg`` and ``a/0017.txt`` share the key ``a/0017``.  (webdataset 1.0 no longer ships its indexed reader.)
-"""
+"""Tar shards as img2dataset and webdataset write them (000000017.jpg, .txt, .json), with random access.  One walk over
+a shard's headers makes its index, which is kept in the cache folder.  A row of it is a sample: offset and size of its
+image, its .txt and its .json; (-1, -1) where one is absent.  Members with one key are one sample, in the order in which
+keys first appear.  The key is the path up to the first dot of the base name, as in webdataset: ``a/0017.jpg`` and
+``a/0017.txt`` share the key ``a/0017``.  (webdataset 1.0 no longer ships its indexed reader.)"""
 
 from __future__ import annotations
 

@@ -1,9 +1,7 @@
-"""Processes that read ahead.  They end with the one that started them, and the death of one is a sentence.
-
-Torch's loader leaves three gaps.  It raises a worker's death wherever the process happens to be by then: in the middle
-of a save, or of closing down.  A worker that is killed may take a lock along, for which closing down waits for ever.
-And at the end of the process a worker gets one SIGTERM, which ours ignore.
-"""
+"""Processes that read ahead.  They end with the one that started them, and the death of one is a sentence.  Torch's
+loader leaves three gaps.  It raises a worker's death wherever the process happens to be by then: in the middle of a
+save, or of closing down.  A worker that is killed may take a lock along, for which closing down waits for ever.  And at
+the end of the process a worker gets one SIGTERM, which ours ignore."""
 
 from __future__ import annotations
 

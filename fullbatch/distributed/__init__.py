@@ -1,8 +1,6 @@
 """The ranks: who we are, how rows, scalars and small objects travel; towers.py spreads towers over them.  No other room
-imports torch.distributed.
-
-On one rank every function is the identity, so no caller has to ask how many ranks there are.
-"""
+imports torch.distributed.  On one rank every function is the identity, so no caller has to ask how many ranks there
+are."""
 
 # B: rows on this rank   N: rows on all ranks   D: width
 

@@ -1,9 +1,7 @@
-"""LoRA through peft: small learned changes of the towers' linear maps, beside weights that stay (Hu et al. 2021).
-
-A tower with adapters is a locked tower of which every linear map in its layers (of attention and of the MLP) is
-W + scale * up @ down, where only ``up`` and ``down`` learn.  ``plain_state`` adds them up: what is exported, evaluated
-or loaded from a run is an ordinary model.
-"""
+"""LoRA through peft: small learned changes of the towers' linear maps, beside weights that stay (Hu et al. 2021).  A
+tower with adapters is a locked tower of which every linear map in its layers (of attention and of the MLP) is W + scale
+* up @ down, where only ``up`` and ``down`` learn.  ``plain_state`` adds them up: what is exported, evaluated or loaded
+from a run is an ordinary model."""
 
 # B: samples   L: tokens   W: width   H: heads   K: width of a head
 

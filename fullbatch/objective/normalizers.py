@@ -1,7 +1,6 @@
 """Normalizers: the batch's own mean, a moving average per sample, those that keep the newest embeddings (rolling
 prototypes, which learn on, and XBM's queue, which is part of the loss), and AmorLIP's, which a net predicts.  NeuCLIP's
-prototypes are in prototypes.py.
-"""
+prototypes are in prototypes.py."""
 
 # B: anchors on this rank   N: anchors on all ranks   M: rows kept   D: width
 

@@ -1,8 +1,6 @@
 """A value per sample: the table that moving averages and per-sample temperatures are kept in; it gets and puts rows.
-
 It lies on each rank's device ("rank": no waiting for the host), once a node in shared host memory ("node") or in a
-memory-mapped file (a folder); "auto" is "rank" up to 256 MB a table, "node" beyond.
-"""
+memory-mapped file (a folder); "auto" is "rank" up to 256 MB a table, "node" beyond."""
 
 # N: rows on all ranks
 

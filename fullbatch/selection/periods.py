@@ -1,9 +1,7 @@
-"""A run's batches in periods with a plan each, and where the plans lie.
-
-A plan says which places of an epoch's order make up each batch of its period: an array (batches, B) in a file, written
-once and read by every rank and every data worker.  What is drawn at a place, sample, crop and caption, is the order's
-affair and stays as it is; so a plan that rearranges an epoch shows the same samples in the same crops.
-"""
+"""A run's batches in periods with a plan each, and where the plans lie.  A plan says which places of an epoch's order
+make up each batch of its period: an array (batches, B) in a file, written once and read by every rank and every data
+worker.  What is drawn at a place, sample, crop and caption, is the order's affair and stays as it is; so a plan that
+rearranges an epoch shows the same samples in the same crops."""
 
 # L: batches of a period   B: rows of a batch, on all ranks   W: whole batches of an epoch
 

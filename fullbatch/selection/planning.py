@@ -1,8 +1,6 @@
-"""What planners do: from a snapshot of the embeddings to the batches of a period, a piece at a time.
-
-A piece of a plan is a function of the snapshot and of what its task says, so it can be made again, anywhere: on another
-number of planners, or after a kill.
-"""
+"""What planners do: from a snapshot of the embeddings to the batches of a period, a piece at a time.  A piece of a plan
+is a function of the snapshot and of what its task says, so it can be made again, anywhere: on another number of
+planners, or after a kill."""
 
 # n: samples   P: places of a piece   L: batches of a piece   K: batches looked at   B: rows of a batch   D: width
 

@@ -1,8 +1,5 @@
-"""The steps of a run: those of the recovery, with frozen weights, then those that train.
-
-Both read one stream of batches, so that the second stage goes on in the data's order, and epochs count on, where the
-first one ended.
-"""
+"""The steps of a run: those of the recovery, with frozen weights, then those that train.  Both read one stream of
+batches, so that the second stage goes on in the data's order, and epochs count on, where the first one ended."""
 
 from __future__ import annotations
 

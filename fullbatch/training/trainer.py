@@ -1,9 +1,7 @@
-"""The training loop: read a batch, compute the gradient, step, log, save, audit, evaluate.
-
-A batch comes here in four hops: ``Order.ids`` says which samples (where batches are planned, by the plan's places),
-``__getitem__`` of ``TrainingBatches`` or ``InMemoryBatches`` makes the batch, ``read_ahead`` has that done in other
-processes and moves it to the device, ``Stages.stream`` joins those of one step.
-"""
+"""The training loop: read a batch, compute the gradient, step, log, save, audit, evaluate.  A batch comes here in four
+hops: ``Order.ids`` says which samples (where batches are planned, by the plan's places), ``__getitem__`` of
+``TrainingBatches`` or ``InMemoryBatches`` makes the batch, ``read_ahead`` has that done in other processes and moves it
+to the device, ``Stages.stream`` joins those of one step."""
 
 from __future__ import annotations
 
