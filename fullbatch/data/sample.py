@@ -183,8 +183,8 @@ class ImageFolder(Samples):
     without one, "a photo of a cats", from the folder.  ``bare``: always the folder's name alone, "cats".
     ``uncaptioned``: "image" for all, where captions do not matter."""
 
-    def __init__(self, path: str, name: str = "", bare: bool = False, uncaptioned: bool = False) -> None:
-        self.name, self._bare, self._uncaptioned = name or path, bare, uncaptioned
+    def __init__(self, path: str, bare: bool = False, uncaptioned: bool = False) -> None:
+        self.name, self._bare, self._uncaptioned = path, bare, uncaptioned
         self._root = os.path.abspath(path)
         self._images = PackedStrings(sorted(os.fsencode(image) for image in images_below(self._root)))
         self.count = len(self._images)
@@ -240,9 +240,8 @@ def images_below(root: str) -> Iterator[str]:
 class CocoCaptions(Samples):
     """The captioned images of a JSON file: of COCO's, or of a list of {"image": path, "caption": text or texts}."""
 
-    def __init__(self, path: str, root: str = "", name: str = "") -> None:
-        self.name = name or path
-        self._label = os.path.basename(path)
+    def __init__(self, path: str, root: str = "") -> None:
+        self.name, self._label = path, os.path.basename(path)
         captions_of = _load_captions(path)
         self._root = root or _root_of(path, captions_of)
         rows = [json.dumps([image, captions]).encode() for image, captions in captions_of]

@@ -49,13 +49,16 @@ _MOST_PATHS = 1_000_000
 
 def open_source(source: Source) -> Samples:
     """The samples of a source; ValueError where it cannot be opened, with what to do about it."""
-    return part_of(_opened(source), source.part)
+    if source.kind == "builtin" or (source.kind == "auto" and source.path in BUILTIN):
+        samples: Samples = TarShards([builtin_path(source.path, source.split)], source.image, source.captions)
+        samples.name = f"{source.path}/{source.split}"
+    else:
+        samples = _opened(source)
+        samples.name = source.path
+    return part_of(samples, source.part)
 
 
 def _opened(source: Source) -> Samples:
-    if source.kind == "builtin" or (source.kind == "auto" and source.path in BUILTIN):
-        path = builtin_path(source.path, source.split)
-        return TarShards([path], source.image, source.captions, f"{source.path}/{source.split}")
     paths = expand_pattern(source.path)
     kinds = sorted({_kind_of(path) for path in paths}) if source.kind == "auto" else [source.kind]
     if len(kinds) > 1:
@@ -63,20 +66,20 @@ def _opened(source: Source) -> Samples:
     kind = kinds[0]
     match kind:
         case "tar":
-            return TarShards(_files(paths, kind), source.image, source.captions, source.path)
+            return TarShards(_files(paths, kind), source.image, source.captions)
         case "csv" | "parquet":
             table = CsvTable if kind == "csv" else ParquetTable
-            return table(_files(paths, kind), source.image, source.captions, source.root, source.path)
+            return table(_files(paths, kind), source.image, source.captions, source.root)
         case "folder":
             captions = source.captions
             _refuse_options(source, captions not in ((), ("folder",), ("none",)), "captions=folder or captions=none")
-            return ImageFolder(_only(paths, source.path), source.path, captions == ("folder",), captions == ("none",))
+            return ImageFolder(_only(paths, source.path), captions == ("folder",), captions == ("none",))
         case "coco":
             _refuse_options(source, bool(source.captions), "root")
-            return CocoCaptions(_only(paths, source.path), source.root, source.path)
+            return CocoCaptions(_only(paths, source.path), source.root)
         case "huggingface":
             path = _only(paths, source.path)
-            return HuggingFaceSet(path, source.split, source.image, source.captions, source.root, source.path)
+            return HuggingFaceSet(path, source.split, source.image, source.captions, source.root)
         case "builtin" | "auto":
             raise AssertionError("built-in sets were opened above, and auto was decided")
         case _:

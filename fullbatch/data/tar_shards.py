@@ -282,8 +282,8 @@ class TarShards(Samples):
     else "captions" or "caption" in the .json; ``captions`` names other .json fields.  A sample without image or text
     keeps its position and is a bad sample when it is read."""
 
-    def __init__(self, paths: list[str], image: str = "", captions: tuple[str, ...] = (), name: str = "") -> None:
-        self.name = name or paths[0]
+    def __init__(self, paths: list[str], image: str = "", captions: tuple[str, ...] = ()) -> None:
+        self.name = paths[0]
         self._fields, self._image = captions, image
         self._labels = ["/".join(Path(path).absolute().parts[-2:]) for path in paths]
         cache_folder()  # says here, once, if it is not writable

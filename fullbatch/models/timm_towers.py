@@ -60,11 +60,8 @@ class _TimmBackbone(nn.Module):
 
 
 class PairBackbone(_TimmBackbone):
-    """The two towers under the method names of open_clip's models.
-
-    padding      the token id that attention leaves out
-    first_token  pool by the first token ([CLS]), as the BERT family does unless told; else by the mean over the caption
-    """
+    """The two towers under the method names of open_clip's models.  Attention leaves the token ``padding`` out; a
+    caption is pooled by its first token ([CLS]), as the BERT family does unless told, or by the mean over it."""
 
     def __init__(self, visual: Any, text: Any, embed_dim: int, padding: int, pooling: str | None = None) -> None:
         super().__init__()

@@ -25,12 +25,6 @@ class TwoTowers(nn.Module):
     ``backbone`` has ``encode_image`` and ``encode_text``, as open_clip's models do.  Images arrive as uint8 and are
     normalised here, on the device; float images are taken as normalised already.  Locked towers stay in evaluation
     mode, so that their BatchNorm statistics and dropout stay put.
-
-    width                embedding width D
-    image_size           pixels a side
-    tokenize             list of captions -> (B, L) of token ids; a plain object that pickles without the model
-    initial_temperature  the one that came with pretrained weights, else None; likewise initial_bias
-    adapter_scale        what LoRA's changes are multiplied by; without adapters of no account
     """
 
     mean_C11: Tensor
@@ -42,12 +36,12 @@ class TwoTowers(nn.Module):
         design: Design,
         tokenize: Tokenizer | NoText,
         *,
-        width: int,
-        image_size: int,
+        width: int,  # of the embedding, D
+        image_size: int,  # pixels a side
         locked: Iterable[nn.Module] = (),
-        initial_temperature: float | None = None,
-        initial_bias: float | None = None,
-        adapter_scale: float = 1.0,
+        initial_temperature: float | None = None,  # that came with pretrained weights
+        initial_bias: float | None = None,  # likewise
+        adapter_scale: float = 1.0,  # what LoRA's changes are multiplied by; without adapters of no account
     ) -> None:
         super().__init__()
         self.backbone: Any = backbone

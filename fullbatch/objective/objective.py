@@ -20,21 +20,16 @@ from fullbatch.models.two_towers import being_recorded
 from fullbatch.objective import advice
 from fullbatch.objective.kernel import Reduced, Table, log_mean_exp_of_batch
 from fullbatch.objective.loss import Metrics, Summary, direction_loss, raw_positive
-from fullbatch.objective.normalizers import AmortizedNormalizer, MovingAverageNormalizer, NewestRows, RollingNormalizer
+from fullbatch.objective.normalizers import MovingAverageNormalizer, RollingNormalizer
 from fullbatch.objective.other_losses import PositiveWeights, cycle_consistency, sigmoid_loss, variance_covariance
 from fullbatch.objective.parts import Context, check_context, fingerprint, make_normalizers, make_temperatures
-from fullbatch.objective.per_sample import PerSampleTable
-from fullbatch.objective.prototypes import MlpNormalizer, PrototypeNormalizer
+from fullbatch.objective.prototypes import PrototypeNormalizer
 from fullbatch.objective.step import DIRECTIONS, Batch, Direction, Progress, Rows, gather_batch
-from fullbatch.objective.temperature import AnchorTemperature, GlobalTemperature, PredictedTemperature
+from fullbatch.objective.temperature import AnchorTemperature, GlobalTemperature
 
 # Reading a number off a GPU makes the host wait, so checks that need it run on every call on the CPU, and elsewhere
 # on the first calls and then this often.
 CHECK_EVERY = 256
-
-HAS_REPLAY_KEY = (
-    PerSampleTable, PrototypeNormalizer, NewestRows, MlpNormalizer, AmortizedNormalizer, PredictedTemperature,
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -119,7 +114,8 @@ class Objective(nn.Module):
         progress = Progress(self.step, self.epoch, self.context.seed, training=True)
         if self._looks_now():
             return None
-        parts = [module.replay_key(progress) for module in self.modules() if isinstance(module, HAS_REPLAY_KEY)]
+        others = [module for module in self.modules() if module is not self]
+        parts = [module.replay_key(progress) for module in others if hasattr(module, "replay_key")]  # type: ignore[operator]
         return None if None in parts else (self.epoch if self.method.needs_epochs else 0, *parts)
 
     def replayed(self, metrics: Metrics) -> None:
