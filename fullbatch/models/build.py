@@ -145,14 +145,12 @@ def _lock(backbone: Any, name: str, config: Model) -> list[nn.Module]:
     """Freeze the towers that are to stay, or that only adapters are to move, and name their modules."""
     locked: list[nn.Module] = []
     if config.lock_image or config.has_lora("image"):
-        groups = config.unlocked_image_groups
         with _supported(name, "unlock a part of its image tower", "--unlocked-image-groups 0"):
-            backbone.lock_image_tower(unlocked_groups=groups)
+            backbone.lock_image_tower(unlocked_groups=config.unlocked_image_groups)
         locked.append(backbone.visual)
     if config.lock_text or config.has_lora("text"):
-        layers = config.unlocked_text_layers
         with _supported(name, "unlock a part of its text tower", "--unlocked-text-layers 0"):
-            backbone.lock_text_tower(unlocked_layers=layers)
+            backbone.lock_text_tower(unlocked_layers=config.unlocked_text_layers)
         # open_clip's plain CLIP has no text module: its parts lie side by side.
         parts = ("text",) if hasattr(backbone, "text") else ("token_embedding", "transformer", "ln_final")
         locked += [getattr(backbone, part) for part in parts]

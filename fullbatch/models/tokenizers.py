@@ -41,12 +41,6 @@ class Tokenizer:
         return getattr(self.encoder, "tokenizer", None)
 
 
-NO_TEXT = (
-    "This model was trained on two views of images and has no text tower, so that captions mean nothing to it; measure "
-    "it by tasks on images alone (see docs/how-to/two-views.md)."
-)
-
-
 @dataclass(frozen=True)
 class NoText:
     """Stands where a model with a text tower has its tokenizer, and says why there is none."""
@@ -57,7 +51,10 @@ class NoText:
     hugging_face: None = None
 
     def __call__(self, captions: Sequence[str]) -> Tensor:
-        raise ValueError(NO_TEXT)
+        raise ValueError(
+            "This model was trained on two views of images and has no text tower, so that captions mean nothing to it; "
+            "measure it by tasks on images alone (see docs/how-to/two-views.md)."
+        )
 
 
 def clip_tokenizer(context_length: int, options: dict[str, Any] | None = None) -> Tokenizer:

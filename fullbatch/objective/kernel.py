@@ -248,7 +248,9 @@ class _ReducePairs(torch.autograd.Function):
                     layout.add(side, part, _within(span, here))
             if layout.chunk is None:
                 kept.append(sim_RC)
-        gathered = _gather_sides(sides, layout.spread)
+        tensors = [t for side in sides for t in (side.value, side.mean) if t is not None]
+        all_ranks = iter(_gather_columns(tensors, layout.spread))
+        gathered = [Side(next(all_ranks), None if side.mean is None else next(all_ranks)) for side in sides]
         ctx.layout = layout
         ctx.save_for_backward(*(side.value for side in gathered), *kept)
         ctx.mark_non_differentiable(*(t for side in gathered for t in (side.value, side.mean) if t is not None))
@@ -302,12 +304,6 @@ def _gather_columns(columns_B: Sequence[Tensor], spread: bool) -> list[Tensor]:
     return [c.contiguous() for c in distributed.gather_rows(torch.stack(list(columns_B), dim=1)).clone().unbind(1)]
 
 
-def _gather_sides(sides: Sequence[Side], spread: bool) -> list[Side]:
-    """The same of all ranks."""
-    tensors = iter(_gather_columns([t for side in sides for t in (side.value, side.mean) if t is not None], spread))
-    return [Side(next(tensors), None if side.mean is None else next(tensors)) for side in sides]
-
-
 @dataclass(frozen=True)
 class Reduced:
     """``log_mean_B`` carries the gradient; the ``_N`` values are all ranks', detached."""
@@ -315,14 +311,6 @@ class Reduced:
     log_mean_B: Tensor
     log_mean_N: Tensor
     mean_exponent_N: Tensor | None
-
-
-def blocks_of_rank(rows: slice, count: int) -> tuple[Tile, ...]:
-    """The parts of the N x N matrix that this rank's rows or columns have a share in; on one rank it is one block."""
-    before, after = slice(0, rows.start), slice(rows.stop, count)
-    remote = [part for part in (before, after) if part.stop > part.start]
-    own = Tile(rows, rows, first_pair=0)
-    return own, *(Tile(rows, part) for part in remote), *(Tile(part, rows) for part in remote)
 
 
 def reduce_batch(
@@ -336,7 +324,11 @@ def reduce_batch(
     with_mean: bool = False,
 ) -> Reductions:
     """Values of this rank's row anchors (and column anchors) over all other pairs of the batch."""
-    blocks = blocks_of_rank(rows, row.all_ND.shape[0])
+    # the parts of the N x N matrix that this rank's rows or columns have a share in; on one rank it is one block
+    around = (slice(0, rows.start), slice(rows.stop, row.all_ND.shape[0]))
+    remote = [part for part in around if part.stop > part.start]
+    own = Tile(rows, rows, first_pair=0)
+    blocks = own, *(Tile(rows, part) for part in remote), *(Tile(part, rows) for part in remote)
     return Layout(
         row, column, rows, rows, blocks, columns_are_anchors, pairwise, chunk, with_mean, spread=True
     ).reduce()
@@ -352,11 +344,6 @@ def log_mean_exp_of_batch(
     if both.column_value_B is None or both.column_value_N is None:
         return (of_rows,)
     return of_rows, Reduced(both.column_value_B - log_count, both.column_value_N - log_count, both.column_mean_N)
-
-
-def sum_softplus_of_batch(row: Table, column: Table, rows: slice, chunk: int | None) -> Tensor:
-    """sum over j != i of log(1 + exp(x_ij)), SigLIP's negatives, for this rank's rows."""
-    return reduce_batch(row, column, rows, columns_are_anchors=False, pairwise=Sigmoid(), chunk=chunk).row_value_B
 
 
 def log_mean_exp(

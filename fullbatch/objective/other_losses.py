@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.nn.functional import logsigmoid
 
 from fullbatch import distributed
-from fullbatch.config.axes import CycleConsistency, RobustPositives, VarianceCovariance
-from fullbatch.objective.kernel import Table, sum_softplus_of_batch
+from fullbatch.config.axes import CycleConsistency, RobustPositives, Sigmoid, VarianceCovariance
+from fullbatch.objective.kernel import Table, reduce_batch
 from fullbatch.objective.log_domain import log_moving_average
 from fullbatch.objective.step import Batch, Progress, Rows
 
@@ -63,9 +63,9 @@ def sigmoid_loss(batch: Batch, tau_B: Tensor, tau_N: Tensor, bias: Tensor, chunk
     image, text = (
         Table(side.local_BD, side.all_ND, reference_B, reference_N, tau_B, tau_N) for side in (batch.image, batch.text)
     )
-    negatives_B = sum_softplus_of_batch(image, text, batch.rows, chunk)
+    negatives = reduce_batch(image, text, batch.rows, columns_are_anchors=False, pairwise=Sigmoid(), chunk=chunk)
     positives_B = -logsigmoid(batch.positive_B / tau_B + bias)
-    return torch.mean(positives_B + negatives_B)
+    return torch.mean(positives_B + negatives.row_value_B)
 
 
 class PositiveWeights(nn.Module):
