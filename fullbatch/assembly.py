@@ -32,13 +32,11 @@ from fullbatch.models.timm_towers import TwoViews
 from fullbatch.models.two_towers import TwoTowers, batch_norm_names
 from fullbatch.objective.objective import Objective
 from fullbatch.objective.parts import Context
-from fullbatch.selection.embeddings import EmbeddingTable, mean_temperature
 from fullbatch.selection.periods import Periods, Plans
 from fullbatch.selection.planning import Planners
-from fullbatch.selection.selector import Selector
+from fullbatch.selection.selector import EmbeddingTable, Selector, mean_temperature
 from fullbatch.training import checkpoint
-from fullbatch.training.average import WeightAverage
-from fullbatch.training.optimizer import make_optimizer, make_temperature_optimizer
+from fullbatch.training.optimizer import WeightAverage, make_optimizer, make_temperature_optimizer
 from fullbatch.training.run_folder import Folder
 from fullbatch.training.schedule import phases
 from fullbatch.training.stages import Stages

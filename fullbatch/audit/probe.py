@@ -25,8 +25,9 @@ from fullbatch.assembly import Batches, UncroppedBatches
 from fullbatch.audit.errors import normalizer_audit
 from fullbatch.config.training import Evaluation
 from fullbatch.data.in_memory import InMemoryBatches
-from fullbatch.data.loader import LoadedBatch, Part, SamplePool
+from fullbatch.data.loader import LoadedBatch, SamplePool
 from fullbatch.data.order import key_of, shuffled
+from fullbatch.data.sources import Share
 from fullbatch.evaluation.embed import Embedder
 from fullbatch.objective.objective import Objective
 
@@ -90,7 +91,7 @@ class Probe:
         self.plan, self.embedder, self.batches, self.objective = plan, embedder, batches, objective
         self.seed = batches.order.seed
         ids = np.sort(shuffled(np.arange(plan.samples), len(batches.pool), key_of(self.seed, 3)))
-        self.samples = Part(batches.pool, tuple(ids.tolist()))
+        self.samples = Share(batches.pool, ids)
         self._uncropped: UncroppedBatches | None = None
 
     def due(self, step: int) -> bool:

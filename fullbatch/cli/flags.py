@@ -1,4 +1,4 @@
-"""The config tree as command line flags: each field is a flag, its help is its line in the class's docstring."""
+"""The config tree as command line flags: each field is a flag, its help is its comment."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, get_type_hints
 
 import tyro
 
-from fullbatch.config.checks import title
+from fullbatch.config.checks import field_comments, title
 from fullbatch.config.data import Source
 from fullbatch.config.methods import METHODS, NORMALIZERS, PAIRWISE, PARTS, TEMPERATURES
 from fullbatch.config.optimization import OPTIMIZERS
@@ -63,8 +63,9 @@ _SWITCH_OR_FILE = tyro.constructors.PrimitiveConstructorSpec[bool | str](
 
 
 def field_help(kind: type) -> dict[str, str]:
-    """``name   what it is`` lines of a docstring; a line that is indented further goes on with the one before."""
-    texts: dict[str, str] = {}
+    """The fields' comments, or ``name   what it is`` lines of a docstring; a line that is indented further goes on with
+    the one before."""
+    texts = field_comments(kind)
     names = {field.name for field in dataclasses.fields(kind)}
     current: list[str] = []
     for line in (kind.__doc__ or "").splitlines():

@@ -1,13 +1,13 @@
 """The rules of fields, as part of their annotations: ``lr: Positive``.  A broken one is a sentence with rule and value.
-
-``Checked`` settings keep the rules of their fields; None passes where the annotation allows it.
-"""
+``Checked`` settings keep the rules of their fields; None passes where the annotation allows it."""
 
 from __future__ import annotations
 
 import functools
+import inspect
 import math
 import numbers
+import re
 import types
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -17,6 +17,20 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 def title(kind: type) -> str:
     """What a group of settings is called in messages: "Objective" for ``ObjectiveConfig``."""
     return kind.__name__.removesuffix("Config")
+
+
+def field_comments(kind: type) -> dict[str, str]:
+    """What a field is: the comment behind it, or above it; a field without one shares that of the field before it."""
+    texts: dict[str, str] = {}
+    above: list[str] = []
+    text = ""
+    for line in inspect.getsource(kind).splitlines():
+        field, comment = re.fullmatch(r"    (\w+): [^#]*(?:# (.*))?", line), re.fullmatch(r"    # (.*)", line)
+        if field and field[1] in kind.__annotations__:
+            text = " ".join([*above, field[2] or ""]).strip() or text
+            texts |= {field[1]: text} if text else {}
+        above = [*above, comment[1]] if comment else []
+    return texts
 
 
 def require(holds: bool, owner: object, field: str, rule: str, hint: str = "") -> None:
@@ -61,11 +75,6 @@ def one_of(*allowed: object) -> Rule:
     return Rule(f"be one of {', '.join(map(repr, allowed))}", holds)
 
 
-def _is_crop(crop: Any) -> bool:
-    low, high = crop if len(crop) == 2 else (0.0, 0.0)
-    return is_number(low) and is_number(high) and 0.0 < low <= high <= 1.0
-
-
 _ABOUT_TAU = "it divides similarities in [-1, 1], so useful values lie between 0.005 and 1"
 Number = Annotated[float, Rule("be a number", is_number)]
 Positive = Annotated[float, number("be a positive number", lambda value: value > 0)]
@@ -80,7 +89,13 @@ Tau = Annotated[float, number("be a number in (0, 10]", lambda value: 0.0 < valu
 Whole = Annotated[int, at_least(0)]
 Count = Annotated[int, at_least(1)]
 Text = Annotated[str, Rule("be a name or a path", is_text)]
-Crop = Annotated[tuple[float, float], Rule("be two shares of the area, 0 < least <= most <= 1", _is_crop)]
+Crop = Annotated[
+    tuple[float, float],
+    Rule(
+        "be two shares of the area, 0 < least <= most <= 1",
+        lambda crop: len(crop) == 2 and all(map(is_number, crop)) and 0.0 < crop[0] <= crop[1] <= 1.0,
+    ),
+]
 
 
 class Checked:
@@ -89,7 +104,9 @@ class Checked:
     def __post_init__(self) -> None:
         kind: Any = self.__class__  # mypy holds no class for hashable
         for field, rule in _rules(kind):
-            require_rule(self, field, rule)
+            value = getattr(self, field)
+            left_out = value is None and type(None) in _options(kind)[field]
+            require(left_out or rule.holds(value), self, field, rule.words, rule.hint)
         self._check()
 
     def _check(self) -> None:
@@ -122,9 +139,3 @@ def _rules_of(option: Any, alone: bool) -> Iterator[Rule]:
         yield one_of(*get_args(option))
     elif option is bool and alone:
         yield one_of(True, False)
-
-
-def require_rule(owner: Any, field: str, rule: Rule) -> None:
-    value = getattr(owner, field)
-    left_out = value is None and type(None) in _options(owner.__class__)[field]
-    require(left_out or rule.holds(value), owner, field, rule.words, rule.hint)

@@ -31,26 +31,19 @@ SourceKind = Literal["auto", "builtin", "tar", "csv", "parquet", "folder", "coco
 
 @dataclass(frozen=True)
 class Source(Checked):
-    """One place samples come from.
+    """One place samples come from."""
 
-    path      a built-in set ("emoji"), or a file, folder, glob or brace pattern: "cc3m/{00000..00331}.tar"
-    kind      what it is; "auto" decides by the name
-    weight    how many times an epoch shows each of its samples; 0.5 shows a random half
-    image     the column or field with image bytes or paths; "" tries the usual names
-    captions  the columns or fields with captions; () tries the usual names; of a folder: "folder" is the name of the
-              folder an image lies in, "none" is no captions, for training on two views
-    root      the folder that relative image paths start from; "" is the folder of the file itself
-    split     the part of a built-in or Hugging Face set
-    part      "held_out": every tenth picture, up to 1,000, the same ones in every run; "train": all others
-    """
-
+    # a built-in set ("emoji"), or a file, folder, glob or brace pattern: "cc3m/{00000..00331}.tar"
     path: Annotated[str, Rule("name a file, folder, pattern or set", is_text)]
-    kind: SourceKind = "auto"
-    weight: Positive = 1.0
-    image: str = ""
+    kind: SourceKind = "auto"  # what it is; "auto" decides by the name
+    weight: Positive = 1.0  # how many times an epoch shows each of its samples; 0.5 shows a random half
+    image: str = ""  # the column or field with image bytes or paths; "" tries the usual names
+    # the columns or fields with captions; () tries the usual names; of a folder: "folder" is the name of the folder an
+    # image lies in, "none" is no captions, for training on two views
     captions: tuple[str, ...] = ()
-    root: str = ""
-    split: str = "train"
+    root: str = ""  # the folder that relative image paths start from; "" is the folder of the file itself
+    split: str = "train"  # the part of a built-in or Hugging Face set
+    # "held_out": every tenth picture, up to 1,000, the same ones in every run; "train": all others
     part: Literal["all", "train", "held_out"] = "all"
 
     @classmethod
@@ -89,34 +82,26 @@ class Source(Checked):
         return self.path + ("?" + "&".join(changed) if changed else "")
 
 
-def _are_sources(texts: object) -> bool:
-    return isinstance(texts, (tuple, list)) and bool(texts) and all(isinstance(text, str) for text in texts)
+_SOURCES = Rule(
+    "be a list of at least one source",
+    lambda texts: isinstance(texts, (tuple, list)) and bool(texts) and all(isinstance(text, str) for text in texts),
+)
 
 
 @dataclass(frozen=True)
 class Data(Checked):
-    """Where samples come from.
+    """Where samples come from."""
 
-    data            the training sources: PATH, or PATH?weight=2&captions=title
-    data_share      train on this share of each source's samples, the same ones in every run
-    workers         processes that read and decode; 0: the training process itself
-    image_size      pixels a side; None: what the model wants
-    crop            share of the image's area that a training crop keeps, least and most
-    flip            mirror half of the training images
-    max_pixels      larger images are refused before they are decoded (decompression bombs)
-    in_memory       decode the data set once and keep it in the device's memory; for sets that fit there
-    max_bad         the run stops when more than this share of the samples cannot be read
-    """
-
-    data: Annotated[tuple[str, ...], Rule("be a list of at least one source", _are_sources)] = ("emoji",)
-    data_share: UpToOne = 1.0
-    workers: Whole = 2
-    image_size: Annotated[int, at_least(8)] | None = None
-    crop: Crop = (0.9, 1.0)
-    flip: bool = False
-    max_pixels: Count = 50_000_000
-    in_memory: bool = False
-    max_bad: Chance = 0.05
+    # the training sources: PATH, or PATH?weight=2&captions=title
+    data: Annotated[tuple[str, ...], _SOURCES] = ("emoji",)
+    data_share: UpToOne = 1.0  # train on this share of each source's samples, the same ones in every run
+    workers: Whole = 2  # processes that read and decode; 0: the training process itself
+    image_size: Annotated[int, at_least(8)] | None = None  # pixels a side; None: what the model wants
+    crop: Crop = (0.9, 1.0)  # share of the image's area that a training crop keeps, least and most
+    flip: bool = False  # mirror half of the training images
+    max_pixels: Count = 50_000_000  # larger images are refused before they are decoded (decompression bombs)
+    in_memory: bool = False  # decode the data set once and keep it in the device's memory; for sets that fit there
+    max_bad: Chance = 0.05  # the run stops when more than this share of the samples cannot be read
 
     def _check(self) -> None:
         for text in self.data:
@@ -127,28 +112,20 @@ class Data(Checked):
         return tuple(Source.parse(text) for text in self.data)
 
 
-_FOUR = "be four numbers in [0, 1], the last, for the hue, at most 0.5"
-
-
-def _are_moves(moves: tuple[float, ...]) -> bool:
-    return len(moves) == 4 and all(is_number(move) and 0.0 <= move <= 1.0 for move in moves) and moves[3] <= 0.5
+_FOUR = Rule(
+    "be four numbers in [0, 1], the last, for the hue, at most 0.5",
+    lambda moves: len(moves) == 4 and all(is_number(move) and 0.0 <= move <= 1.0 for move in moves) and moves[3] <= 0.5,
+)
 
 
 @dataclass(frozen=True)
 class Views(Checked):
-    """Each view of an image is cropped, mirrored and coloured by itself; only models with a view_tower have views.
+    """Each view of an image is cropped, mirrored and coloured by itself; only models with a view_tower have views."""
 
-    view_crop            share of the area of the middle square that a view keeps, least and most
-    view_flip            chance that it is mirrored
-    view_jitter          how far brightness, contrast, saturation and hue may move; 0: not at all
-    view_jitter_chance   chance that they do
-    view_grey            chance that it is grey
-    view_blur            chance that it is blurred, with a sigma of 0.1 to 2 pixels at 224 pixels a side
-    """
-
-    view_crop: Crop = (0.08, 1.0)
-    view_flip: Chance = 0.5
-    view_jitter: Annotated[tuple[float, float, float, float], Rule(_FOUR, _are_moves)] = (0.4, 0.4, 0.4, 0.1)
-    view_jitter_chance: Chance = 0.8
-    view_grey: Chance = 0.2
-    view_blur: Chance = 0.0
+    view_crop: Crop = (0.08, 1.0)  # share of the area of the middle square that a view keeps, least and most
+    view_flip: Chance = 0.5  # chance that it is mirrored
+    # how far brightness, contrast, saturation and hue may move; 0: not at all
+    view_jitter: Annotated[tuple[float, float, float, float], _FOUR] = (0.4, 0.4, 0.4, 0.1)
+    view_jitter_chance: Chance = 0.8  # chance that they do
+    view_grey: Chance = 0.2  # chance that it is grey
+    view_blur: Chance = 0.0  # chance that it is blurred, with a sigma of 0.1 to 2 pixels at 224 pixels a side

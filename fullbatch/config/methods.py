@@ -40,17 +40,12 @@ from fullbatch.config.messages import listed, nearest
 
 @dataclass(frozen=True)
 class Scale(Checked):
-    """How the two directions become one number.
+    """How the two directions become one number."""
 
-    times_temperature   the loss is multiplied by tau, NeuCLIP eq. (1)
-    directions          "sum" (eq. (1)) or "mean" (CLIP)
-    log_of_sum          the reported value is the log of the sum over negatives, not of their mean (InfoNCE)
-    rho_terms           how many times rho * tau is added: once a direction, or once in all (AmorLIP)
-    """
-
-    times_temperature: bool = True
-    directions: Literal["sum", "mean"] = "sum"
-    log_of_sum: bool = False
+    times_temperature: bool = True  # the loss is multiplied by tau, NeuCLIP eq. (1)
+    directions: Literal["sum", "mean"] = "sum"  # "sum" (eq. (1)) or "mean" (CLIP)
+    log_of_sum: bool = False  # the reported value is the log of the sum over negatives, not of their mean (InfoNCE)
+    # how many times rho * tau is added: once a direction, or once in all (AmorLIP)
     rho_terms: Literal["each", "once"] = "each"
 
 
@@ -192,33 +187,18 @@ METHODS: Mapping[str, Method] = MappingProxyType(
     }
 )
 
+
+def _named(kinds: Any, *names: str) -> Mapping[str, type]:
+    return dict(zip(names, get_args(kinds), strict=True))
+
+
 # The choices on each axis by the names they have on the command line and in YAML.
-PAIRWISE: Mapping[str, type] = {
-    "identity": Identity,
-    "raw": RawSimilarity,
-    "squared_hinge": SquaredHinge,
-    "robust_positives": RobustPositives,
-    "sigmoid": Sigmoid,
-    "variance_covariance": VarianceCovariance,
-}
-NORMALIZERS: Mapping[str, type] = {
-    "none": NoNormalizer,
-    "batch_mean": BatchMean,
-    "batch_and_queue": BatchAndQueue,
-    "moving_average": MovingAverage,
-    "scent": Scent,
-    "prototypes": Prototypes,
-    "rolling": Rolling,
-    "mlp": Mlp,
-    "amortized": Amortized,
-}
-TEMPERATURES: Mapping[str, type] = {
-    "constant": Constant,
-    "learned": LearnedScale,
-    "robust": RobustGlobal,
-    "per_sample": PerSample,
-    "predicted": Predicted,
-}
+PAIRWISE = _named(Pairwise, "identity", "raw", "squared_hinge", "robust_positives", "sigmoid", "variance_covariance")
+NORMALIZERS = _named(
+    Normalizer,
+    *("none", "batch_mean", "batch_and_queue", "moving_average", "scent", "prototypes", "rolling", "mlp", "amortized"),
+)
+TEMPERATURES = _named(Temperature, "constant", "learned", "robust", "per_sample", "predicted")
 
 AXES = (*PARTS, "negatives")
 _ELSEWHERE = {"clip": "openclip", "infonce": "openclip", "nt_xent": "simclr"}  # what others call a method
@@ -235,9 +215,7 @@ def method_with(
     name: str, parts: Mapping[str, Any], settings: Mapping[str, Any], surroundings: tuple[str, ...] = ()
 ) -> Method:
     """A named method with whole ``parts`` replaced (``pairwise=...``), then fields of parts set (``rho=6.5``).
-
-    ``surroundings`` are further settings the caller takes; they are named when a setting is not known.
-    """
+    ``surroundings`` are further settings the caller takes; they are named when a setting is not known."""
     method = named_method(name)
     chosen = {axis: parts.get(axis, getattr(method, axis)) for axis in AXES}
     Method(**chosen)  # a wrong part is refused before its settings are
@@ -267,28 +245,19 @@ def _fields(part: Any) -> set[str]:
 
 @dataclass(frozen=True)
 class ObjectiveConfig(Checked):
-    """The method.
+    """The method."""
 
-    method             a named point of pairwise x normalizer x temperature
-    pairwise           another pairwise loss than the method's own
-    normalizer         another normalizer than the method's own
-    temperature_rule   another temperature rule than the method's own
-    negatives          "across": of the other modality or view; "both": of the anchor's own as well; None: the method's
-    settings           fields of the method's parts: rho, gamma, prototypes, ...
-    loss_chunk         rows of the similarity matrix at a time; None: all
-    table_dtype        how the per-sample tables are stored
-    table_storage      "auto", "rank", "node" (shared by the ranks of a node) or a folder
-    """
-
-    method: str = "neuclip"
-    pairwise: str | None = None
-    normalizer: str | None = None
-    temperature_rule: str | None = None
+    method: str = "neuclip"  # a named point of pairwise x normalizer x temperature
+    pairwise: str | None = None  # another pairwise loss than the method's own
+    normalizer: str | None = None  # another normalizer than the method's own
+    temperature_rule: str | None = None  # another temperature rule than the method's own
+    # "across": of the other modality or view; "both": of the anchor's own as well; None: the method's
     negatives: Annotated[str, one_of("across", "both")] | None = None
+    # fields of the method's parts: rho, gamma, prototypes, ...
     settings: Mapping[str, Any] = field(default_factory=dict)
-    loss_chunk: int | None = None
-    table_dtype: Annotated[str, one_of("float32", "float16")] = "float32"
-    table_storage: str = "auto"
+    loss_chunk: int | None = None  # rows of the similarity matrix at a time; None: all
+    table_dtype: Annotated[str, one_of("float32", "float16")] = "float32"  # how the per-sample tables are stored
+    table_storage: str = "auto"  # "auto", "rank", "node" (shared by the ranks of a node) or a folder
 
     def _check(self) -> None:
         named_method(self.method)

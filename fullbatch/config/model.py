@@ -27,72 +27,54 @@ _DESIGN = (
 DEFAULT_MODEL = "tiny"
 DEFAULT_PAIR_WIDTH = 256
 DEFAULT_PROJECTION = (2048, 128)
-_WIDTHS = "be at least one width, a whole number of at least 1"
-
-
-def _is_switch(value: object) -> bool:
-    return isinstance(value, bool) or is_text(value)
-
-
-def _are_widths(value: object) -> bool:
-    return isinstance(value, tuple) and bool(value) and all(is_whole(width, 1) for width in value)
+_SWITCH = Rule("be True, False or a file", lambda value: isinstance(value, bool) or is_text(value))
+_WIDTHS = Rule(
+    "be at least one width, a whole number of at least 1",
+    lambda value: isinstance(value, tuple) and bool(value) and all(is_whole(width, 1) for width in value),
+)
 
 
 @dataclass(frozen=True)
 class Model(Checked):
-    """An open_clip model, a timm image tower with a Hugging Face text tower, or one timm encoder for two views.
+    """An open_clip model, a timm image tower with a Hugging Face text tower, or one timm encoder for two views."""
 
-    model                   an open_clip config name ("ViT-B-32"), a path to an open_clip JSON config, or "tiny"
-    pretrained              an open_clip tag, a checkpoint (.pt, .safetensors), or what `fullbatch export` wrote, which
-                            brings its architecture along when `model` is left at its default
-    image_tower             a timm model name; with text_tower, instead of model
-    text_tower              a Hugging Face name, or a local folder with its config.json
-    view_tower              a timm model name, instead of model: one encoder for two augmented views of each image and
-                            no captions (SimCLR); the settings that begin with view_ say how views are made
-    view_stem               "small": a 3 x 3 first convolution of stride 1 and no max-pooling, for images of 32 pixels;
-                            "timm": as timm has it
-    projection              of a view_tower: widths of the layers of its projection head, the last that of the embedding
-    embed_dim               width of the embedding that both towers are projected to; None: 256
-    tokenizer               a local folder, a hub name, or an open_clip config name; None: the model's own
-    context_length          tokens a caption is cut or padded to; None: the model's own, 77 for a Hugging Face tower
-    text_pooling            what a Hugging Face tower says of a caption: its "first" token or the "mean" over all; None:
-                            as its 1_Pooling/config.json has it (sentence-transformers), else by its family
-    image_weights           start the timm tower from weights in a FILE (a state dict of timm or torchvision: .pth,
-                            .safetensors); without one from timm's own, which need the hub
-    text_weights            start the Hugging Face tower from its pretrained weights
-    lock_image              keep the image tower's weights and statistics; a projection onto a new width still learns
-    lock_text               the same for the text tower
-    unlocked_image_groups   of a locked image tower, the last groups of layers that learn all the same
-    unlocked_text_layers    of a locked text tower, the last layers that learn all the same
-    checkpoint_activations  recompute activations in the backward pass: less memory, a third more time
-    lora_rank               LoRA (by peft): the tower's weights stay, and adapters of this rank beside the linear maps
-                            of its layers learn, and a projection onto a new width; None: none
-    lora_alpha              an adapter's change counts lora_alpha / lora_rank times; None: 2 * lora_rank
-    lora_dropout            of what an adapter reads
-    lora_towers             "both", "image" or "text"; the other tower learns whole, unless it is locked
-    """
-
+    # an open_clip config name ("ViT-B-32"), a path to an open_clip JSON config, or "tiny"
     model: Annotated[str, Rule("name a model or a JSON config", is_text)] = DEFAULT_MODEL
+    # an open_clip tag, a checkpoint (.pt, .safetensors), or what `fullbatch export` wrote, which brings its
+    # architecture along when `model` is left at its default
     pretrained: Text | None = None
-    image_tower: Text | None = None
-    text_tower: Text | None = None
+    image_tower: Text | None = None  # a timm model name; with text_tower, instead of model
+    text_tower: Text | None = None  # a Hugging Face name, or a local folder with its config.json
+    # a timm model name, instead of model: one encoder for two augmented views of each image and no captions (SimCLR);
+    # the settings that begin with view_ say how views are made
     view_tower: Text | None = None
+    # "small": a 3 x 3 first convolution of stride 1 and no max-pooling, for images of 32 pixels; "timm": as timm has it
     view_stem: Literal["timm", "small"] = "timm"
-    projection: Annotated[tuple[int, ...], Rule(_WIDTHS, _are_widths)] = DEFAULT_PROJECTION
-    embed_dim: Count | None = None
-    tokenizer: Text | None = None
+    # of a view_tower: widths of the layers of its projection head, the last that of the embedding
+    projection: Annotated[tuple[int, ...], _WIDTHS] = DEFAULT_PROJECTION
+    embed_dim: Count | None = None  # width of the embedding that both towers are projected to; None: 256
+    tokenizer: Text | None = None  # a local folder, a hub name, or an open_clip config name; None: the model's own
+    # tokens a caption is cut or padded to; None: the model's own, 77 for a Hugging Face tower
     context_length: Annotated[int, at_least(3)] | None = None
+    # what a Hugging Face tower says of a caption: its "first" token or the "mean" over all; None: as its
+    # 1_Pooling/config.json has it (sentence-transformers), else by its family
     text_pooling: Literal["first", "mean"] | None = None
-    image_weights: Annotated[bool | str, Rule("be True, False or a file", _is_switch)] = False
-    text_weights: bool = False
+    # start the timm tower from weights in a FILE (a state dict of timm or torchvision: .pth, .safetensors); without one
+    # from timm's own, which need the hub
+    image_weights: Annotated[bool | str, _SWITCH] = False
+    text_weights: bool = False  # start the Hugging Face tower from its pretrained weights
+    # keep the image tower's weights and statistics; a projection onto a new width still learns
     lock_image: bool = False
-    lock_text: bool = False
-    unlocked_image_groups: Whole = 0
-    unlocked_text_layers: Whole = 0
-    checkpoint_activations: bool = False
+    lock_text: bool = False  # the same for the text tower
+    unlocked_image_groups: Whole = 0  # of a locked image tower, the last groups of layers that learn all the same
+    unlocked_text_layers: Whole = 0  # of a locked text tower, the last layers that learn all the same
+    checkpoint_activations: bool = False  # recompute activations in the backward pass: less memory, a third more time
+    # LoRA (by peft): the tower's weights stay, and adapters of this rank beside the linear maps of its layers learn,
+    # and a projection onto a new width; None: none
     lora_rank: Count | None = None
-    lora_alpha: Positive | None = None
-    lora_dropout: BelowOne = 0.0
+    lora_alpha: Positive | None = None  # an adapter's change counts lora_alpha / lora_rank times; None: 2 * lora_rank
+    lora_dropout: BelowOne = 0.0  # of what an adapter reads
+    # "both", "image" or "text"; the other tower learns whole, unless it is locked
     lora_towers: Literal["both", "image", "text"] = "both"
 
     def _check(self) -> None:

@@ -1,7 +1,5 @@
-"""A run, whole: one frozen tree, which the command line, YAML files and the Python interface all speak.
-
-Values lie over values: defaults, a recipe, a file, flags.  Later wins, and some fields displace others.
-"""
+"""A run, whole: one frozen tree, which the command line, YAML files and the Python interface all speak.  Values lie
+over values: defaults, a recipe, a file, flags.  Later wins, and some fields displace others."""
 
 from __future__ import annotations
 
@@ -16,8 +14,7 @@ from fullbatch.config.messages import listed, nearest
 from fullbatch.config.methods import METHODS, ObjectiveConfig, settings_of
 from fullbatch.config.model import Model
 from fullbatch.config.optimization import Optimizer, Recovery, Schedule
-from fullbatch.config.selection import Selection
-from fullbatch.config.training import Evaluation, RunFolder, Training
+from fullbatch.config.training import Evaluation, RunFolder, Selection, Training
 from fullbatch.config.tree import from_dict, merged
 
 

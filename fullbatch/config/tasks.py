@@ -31,10 +31,8 @@ class _OfTwoSources:
 
 
 class Retrieval(_OfSource):
-    """Captions find their images and images their captions; equal captions, of whatever image, count as one.
-
-    All captions of an image take part; of a built-in set the first, for the others are keywords.
-    """
+    """Captions find their images and images their captions; equal captions, of whatever image, count as one.  All
+    captions of an image take part; of a built-in set the first, for the others are keywords."""
 
 
 class ZeroShot(_OfSource):
@@ -74,15 +72,11 @@ FolderTask = ImageNetFolder | BenchmarkFolder | DataCompSuite
 ProbeTask = Neighbours | LinearProbe
 Task = SourceTask | FolderTask | ProbeTask
 
-_SOURCES: dict[str, type[SourceTask]] = {
-    "retrieval": Retrieval,
-    "zero_shot": ZeroShot,
-    "views": OtherView,
-    "corrupted_views": CorruptedViews,
+_KINDS: dict[str, type[Task]] = {
+    **{"retrieval": Retrieval, "zero_shot": ZeroShot, "views": OtherView, "corrupted_views": CorruptedViews},
+    **{"imagenet": ImageNetFolder, "wds": BenchmarkFolder, "datacomp": DataCompSuite},
+    **{"knn": Neighbours, "linear": LinearProbe},
 }
-_FOLDERS: dict[str, type[FolderTask]] = {"imagenet": ImageNetFolder, "wds": BenchmarkFolder, "datacomp": DataCompSuite}
-_PROBES: dict[str, type[ProbeTask]] = {"knn": Neighbours, "linear": LinearProbe}
-_KINDS = (*_SOURCES, *_FOLDERS, *_PROBES)
 
 
 def parse_task(text: str) -> Task:
@@ -94,15 +88,12 @@ def parse_task(text: str) -> Task:
     if kind not in _KINDS or not where:
         guess = nearest(kind, _KINDS) if kind not in _KINDS else "."
         raise ValueError(f"There is no task {text!r}{guess} One must {TASK_RULE}.")
-    if kind in _SOURCES:
-        return _SOURCES[kind](Source.parse(where))
-    if kind in _FOLDERS:
-        return _FOLDERS[kind](Path(where).expanduser())
-    return _PROBES[kind](*_train_and_test(text, where))
-
-
-def _train_and_test(text: str, where: str) -> tuple[Source, Source]:
+    made = _KINDS[kind]
+    if issubclass(made, _OfSource):
+        return made(Source.parse(where))
+    if issubclass(made, _OfFolder):
+        return made(Path(where).expanduser())
     train, bar, test = (part.strip() for part in where.partition("|"))
     if not (train and bar and test):
         raise ValueError(f"The task {text!r} must name two sources, KIND:TRAIN|TEST (in quotes, for the shell).")
-    return Source.parse(train), Source.parse(test)
+    return made(Source.parse(train), Source.parse(test))

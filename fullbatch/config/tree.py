@@ -38,14 +38,11 @@ def from_dict(kind: type[Config], values: Any, where: str = "") -> Config:
     for key in values:
         if key not in names:
             place = f" in {where}" if where else ""
-            home = [name for name in names if key in _names_in(hints[name])]
+            groups = [name for name in names if dataclasses.is_dataclass(hints[name])]
+            home = [name for name in groups if key in {field.name for field in dataclasses.fields(hints[name])}]
             guess = f"; it belongs under {home[0]!r}." if home else nearest(key, names)
             raise ValueError(f"Unknown key {key!r}{place}{guess} The keys are {listed(names)}.")
     return kind(**{key: _typed(hints[key], value, f"{where}.{key}".strip(".")) for key, value in values.items()})
-
-
-def _names_in(hint: Any) -> set[str]:
-    return {field.name for field in dataclasses.fields(hint)} if dataclasses.is_dataclass(hint) else set()
 
 
 def _typed(hint: Any, value: Any, where: str) -> Any:

@@ -1,11 +1,8 @@
-"""Encoded bytes to pixels: uint8, channels first; normalisation happens on the device, over a batch.
-
-The bytes come from the web: nothing is believed before it is checked.  The first bytes choose the format's reader, not
+"""Encoded bytes to pixels: uint8, channels first; normalisation happens on the device, over a batch.  The bytes come
+from the web: nothing is believed before it is checked.  The first bytes choose the format's reader, not
 ``PIL.Image.open``: fewer parsers meet hostile bytes (none of them starts another program), and PIL's process-wide pixel
-limit stays as its other users have set it.
-
-Resizing is torch's uint8 bicubic with antialiasing: within one grey level of Pillow's, and a third of its time.
-"""
+limit stays as its other users have set it.  Resizing is torch's uint8 bicubic with antialiasing: within one grey level
+of Pillow's, and a third of its time."""
 
 # B: rows   P: boxes   C: channels   H, W: height, width   S: pixels of a side
 
@@ -109,8 +106,7 @@ def decode(raw: bytes, name: str, max_pixels: int) -> Image.Image:
     return load_rgb(open_image(raw, name, max_pixels), name)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# pixels of one image
+# -- pixels of one image -----------------------------------------------------------------------------------------------
 
 
 ASPECT = (3 / 4, 4 / 3)  # of a training crop, as in torchvision's RandomResizedCrop
@@ -193,8 +189,7 @@ class EvalTransform:
         return resized_CHW[:, top : top + self.size, left : left + self.size].contiguous()
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# crops of a batch of squares
+# -- crops of a batch of squares ---------------------------------------------------------------------------------------
 
 
 _TRIES = 10  # as for crops of images on disk
@@ -205,7 +200,7 @@ def random_boxes(size: int, share: tuple[float, float], draw: Callable[[int, int
     """(left, top, width, height) in pixels of a square image, drawn as ``random_crop`` draws one; ``draw(try, what)``
     gives a number in [0, 1) for every box."""
     low, high = share
-    boxes_P4: Floats | None = None
+    boxes_P4, waiting_P = np.empty((0, 4)), np.empty(0, bool)
     for turn in range(_TRIES):
         area_P = size * size * (low + (high - low) * draw(turn, 0))
         aspect_P = np.exp(math.log(ASPECT[0]) + math.log(ASPECT[1] / ASPECT[0]) * draw(turn, 1))
@@ -214,15 +209,13 @@ def random_boxes(size: int, share: tuple[float, float], draw: Callable[[int, int
         top_P = np.floor(draw(turn, 3) * (size - height_P + 1))
         tried_P4 = np.stack([left_P, top_P, width_P, height_P], axis=1)
         fits_P = (width_P <= size) & (height_P <= size) & (width_P > 0) & (height_P > 0)
-        if boxes_P4 is None:
-            boxes_P4 = np.broadcast_to(np.array([0.0, 0.0, size, size]), tried_P4.shape).copy()
-            waiting_P = np.ones(len(tried_P4), bool)
+        if turn == 0:  # where nothing fits, all of it
+            boxes_P4, waiting_P = np.tile([0.0, 0.0, size, size], (len(tried_P4), 1)), np.ones(len(tried_P4), bool)
         taken_P = waiting_P & fits_P
         boxes_P4[taken_P] = tried_P4[taken_P]
         waiting_P &= ~fits_P
         if not waiting_P.any():
             break
-    assert boxes_P4 is not None
     return boxes_P4
 
 

@@ -1,10 +1,7 @@
 """Training batches from a data set that lies decoded in the device's memory: nothing is read or moved in a step.  It is
-read and decoded once, and kept in the cache folder: squares of pixels and all captions.
-
-Order, crops and captions are functions of (seed, epoch, position), as when samples are read from disk, and are drawn
-for a whole epoch at once, or for a period that has a plan.  Crops are cut from the middle square at the model's own
-size, on the device.
-"""
+read and decoded once, and kept in the cache folder: squares of pixels and all captions.  Order, crops and captions are
+functions of (seed, epoch, position), as when samples are read from disk, and are drawn for a whole epoch at once, or
+for a period that has a plan.  Crops are cut from the middle square at the model's own size, on the device."""
 
 # B: rows on this rank   P: positions of a draw   n: samples   m: captions of all samples   C, S: channels, pixels
 
@@ -30,7 +27,7 @@ from fullbatch.data.images import EvalTransform, Floats, cropped, random_boxes
 from fullbatch.data.loader import EvaluationBatches, LoadedBatch, SamplePool, Tokenize
 from fullbatch.data.order import BatchPlans, Ints, Order, PeriodPlan, key_of, uniforms
 from fullbatch.data.sources import fingerprint_of_samples
-from fullbatch.data.tar_index import cache_folder, keep_in_cache
+from fullbatch.data.tar_shards import cache_folder, keep_in_cache
 from fullbatch.data.two_views import EVALUATION, ViewMaker, no_tokens
 from fullbatch.data.workers import read_ahead
 from fullbatch.distributed import World
@@ -44,14 +41,9 @@ Pixels = npt.NDArray[np.uint8]
 
 @dataclass(frozen=True)
 class Decoded:
-    """pixels_nCHW   the middle square of every image, uint8; zeros where a sample cannot be read
-    captions      of each sample; none where it cannot be read
-    bad           what could not be read
-    """
-
-    pixels_nCHW: Pixels
-    captions: list[list[str]]
-    bad: tuple[str, ...]
+    pixels_nCHW: Pixels  # the middle square of every image, uint8; zeros where a sample cannot be read
+    captions: list[list[str]]  # of each sample; none where it cannot be read
+    bad: tuple[str, ...]  # what could not be read
 
 
 def decoded_key(pool: SamplePool, sources: Sequence[Source | None], transform: EvalTransform) -> str:
@@ -183,11 +175,9 @@ class InMemoryBatches:
         for step in itertools.chain.from_iterable(ranges):
             yield self[step]
 
-    def chosen(self, ids: Sequence[int], rows: int) -> Iterator[LoadedBatch]:
-        """These samples as evaluation sees them, uncropped and with their first captions, but for the bad ones.
-
-        The batches' ids are places in ``ids``; ranks take turns, and have equally many batches.
-        """
+    def chosen(self, ids: Ints | Sequence[int], rows: int) -> Iterator[LoadedBatch]:
+        """These samples as evaluation sees them, uncropped and with their first captions, but for the bad ones.  The
+        batches' ids are places in ``ids``; ranks take turns, and have equally many batches."""
         data, device = self.resident, self.resident.images_nCSS.device
         all_ids = np.asarray(ids, np.int64)
         for start in range(0, len(all_ids), rows * self.world.size):

@@ -1,9 +1,7 @@
-"""(seed, epoch, step) -> LoadedBatch: the same on any number of workers, and on any number of ranks put together.
-
-A worker makes a whole batch of its rank by itself; what it draws (crop, caption) depends on the place in the epoch
-alone.  A sample that cannot be read is replaced by another one, drawn by the same rule, so that too is the same on
-every machine; it is reported in ``LoadedBatch.bad``.
-"""
+"""(seed, epoch, step) -> LoadedBatch: the same on any number of workers, and on any number of ranks put together.  A
+worker makes a whole batch of its rank by itself; what it draws (crop, caption) depends on the place in the epoch alone.
+A sample that cannot be read is replaced by another one, drawn by the same rule, so that too is the same on every
+machine; it is reported in ``LoadedBatch.bad``."""
 
 # B: rows on this rank
 
@@ -35,18 +33,11 @@ Tokenize = Callable[[list[str]], Tensor]
 
 @dataclass(frozen=True)
 class LoadedBatch:
-    """ids      which samples these are, of all sources together
-    images   uint8, channels first
-    tokens   of one caption each; for a model of two views the second view, as images are
-    bad      what could not be read in making this batch
-    captions all that each of the samples has, where evaluation wants them
-    """
-
-    ids: Tensor
-    images: Tensor
-    tokens: Tensor
-    bad: tuple[BadSample, ...] = ()
-    captions: tuple[tuple[str, ...], ...] = ()
+    ids: Tensor  # which samples these are, of all sources together
+    images: Tensor  # uint8, channels first
+    tokens: Tensor  # of one caption each; for a model of two views the second view, as images are
+    bad: tuple[BadSample, ...] = ()  # what could not be read in making this batch
+    captions: tuple[tuple[str, ...], ...] = ()  # all that each of the samples has, where evaluation wants them
 
     def pin_memory(self) -> LoadedBatch:
         return self._with(lambda tensor: tensor.pin_memory())
@@ -65,35 +56,18 @@ class LoadedBatch:
         return [LoadedBatch(*piece) for piece in pieces]
 
 
-class SamplePool:
+class SamplePool(Samples):
     """The samples of several sources under one numbering: a sample's id is its place in the concatenation."""
 
     def __init__(self, sources: Sequence[Samples]) -> None:
-        self.sources = list(sources)
+        self.name, self.sources = "pool", list(sources)
         self.lengths = tuple(len(source) for source in self.sources)
-        self._ends = np.cumsum(self.lengths)
-
-    def __len__(self) -> int:
-        return sum(self.lengths)
-
-    def read(self, sample: int) -> RawSample:
-        source = int(np.searchsorted(self._ends, sample, side="right"))
-        return self.sources[source].read(sample - int(self._ends[source]) + self.lengths[source])
-
-    @property
-    def fingerprint(self) -> str:
-        return " ".join(source.fingerprint for source in self.sources)
-
-
-class Part(Samples):
-    """Some samples of a pool under numbers of their own; ``Samples`` again."""
-
-    def __init__(self, pool: SamplePool, ids: Sequence[int]) -> None:
-        self.pool, self.ids, self.count = pool, ids, len(ids)
-        self.name, self.fingerprint = "part", pool.fingerprint
+        self._ends, self.count = np.cumsum(self.lengths), sum(self.lengths)
+        self.fingerprint = " ".join(source.fingerprint for source in self.sources)
 
     def _read(self, index: int) -> RawSample:
-        return self.pool.read(self.ids[index])
+        source = int(np.searchsorted(self._ends, index, side="right"))
+        return self.sources[source].read(index - int(self._ends[source]) + self.lengths[source])
 
 
 def open_pool(config: Data) -> tuple[SamplePool, Order]:
@@ -172,10 +146,8 @@ class TrainingBatches(Dataset[LoadedBatch]):
 @dataclass(frozen=True)
 class EvaluationBatches(Dataset[LoadedBatch]):
     """Batch number ``index`` of a pass over a source in its own order: every sample once, with its first caption.
-
     Ranks take turns, batch by batch, and have equally many; a rank's last may be empty.  What cannot be read is left
-    out.  ``views``: two views of each image, the same in every pass, in place of image and caption.
-    """
+    out.  ``views``: two views of each image, the same in every pass, in place of image and caption."""
 
     pool: SamplePool
     batch_size: int

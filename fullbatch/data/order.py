@@ -1,9 +1,7 @@
-"""Which sample comes when: a pure function of (seed, epoch, position), with no memory, for any number of ranks.
-
-An epoch is a list of *slots*: every source fills ``round(weight * length)`` of them.  A keyed bijection (a Feistel
-network with cycle walking) shuffles the slots, so a billion samples need no permutation in memory, and any worker of
-any rank can ask for any position.
-"""
+"""Which sample comes when: a pure function of (seed, epoch, position), with no memory, for any number of ranks.  An
+epoch is a list of *slots*: every source fills ``round(weight * length)`` of them.  A keyed bijection (a Feistel network
+with cycle walking) shuffles the slots, so a billion samples need no permutation in memory, and any worker of any rank
+can ask for any position."""
 
 # P: positions asked for   L: batches of a period   B: rows of a batch, on all ranks
 
@@ -66,18 +64,12 @@ def uniforms(positions_P: Ints, key: int) -> npt.NDArray[np.float64]:
 
 @dataclass(frozen=True)
 class PeriodPlan:
-    """Batches of a run that were chosen together: a period.
+    """Batches of a run that were chosen together: a period."""
 
-    number      of the period
-    first       the number that its first batch has in the run
-    epoch       in whose order the places lie
-    places_LB   that make up each of its batches
-    """
-
-    number: int
-    first: int
-    epoch: int
-    places_LB: Ints
+    number: int  # of the period
+    first: int  # the number that its first batch has in the run
+    epoch: int  # in whose order the places lie
+    places_LB: Ints  # that make up each of its batches
 
     def places(self, batch: int) -> Ints:
         """Of batch number ``batch`` of the run."""
@@ -93,10 +85,8 @@ class BatchPlans(Protocol):
 
 @dataclass(frozen=True)
 class Order:
-    """The order of a run over sources of these lengths, each shown ``weights`` times an epoch.
-
-    ids number the samples of all sources, one source after the other; they do not depend on the weights.
-    """
+    """The order of a run over sources of these lengths, each shown ``weights`` times an epoch.  ids number the samples
+    of all sources, one source after the other; they do not depend on the weights."""
 
     lengths: tuple[int, ...]
     weights: tuple[float, ...]

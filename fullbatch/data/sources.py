@@ -7,6 +7,7 @@ import itertools
 import math
 import os
 import re
+from collections.abc import Sequence
 from importlib import resources
 from typing import Literal
 
@@ -15,12 +16,10 @@ from typing_extensions import assert_never
 
 from fullbatch.config.data import BUILTIN, Source, SourceKind
 from fullbatch.config.messages import listed, nearest
-from fullbatch.data.image_folders import CocoCaptions, ImageFolder
 from fullbatch.data.order import Ints, key_of, shuffled
-from fullbatch.data.sample import BadSample, RawSample, Samples, fingerprint_of
+from fullbatch.data.sample import BadSample, CocoCaptions, ImageFolder, RawSample, Samples, fingerprint_of
 from fullbatch.data.table_files import ByPicture, CsvTable, HuggingFaceSet, ParquetTable
-from fullbatch.data.tar_index import TAR_ENDINGS
-from fullbatch.data.tar_shards import TarShards
+from fullbatch.data.tar_shards import TAR_ENDINGS, TarShards
 
 
 def builtin_path(name: str, split: str = "train") -> str:
@@ -50,13 +49,16 @@ _MOST_PATHS = 1_000_000
 
 def open_source(source: Source) -> Samples:
     """The samples of a source; ValueError where it cannot be opened, with what to do about it."""
-    return part_of(_opened(source), source.part)
+    if source.kind == "builtin" or (source.kind == "auto" and source.path in BUILTIN):
+        samples: Samples = TarShards([builtin_path(source.path, source.split)], source.image, source.captions)
+        samples.name = f"{source.path}/{source.split}"
+    else:
+        samples = _opened(source)
+        samples.name = source.path
+    return part_of(samples, source.part)
 
 
 def _opened(source: Source) -> Samples:
-    if source.kind == "builtin" or (source.kind == "auto" and source.path in BUILTIN):
-        path = builtin_path(source.path, source.split)
-        return TarShards([path], source.image, source.captions, f"{source.path}/{source.split}")
     paths = expand_pattern(source.path)
     kinds = sorted({_kind_of(path) for path in paths}) if source.kind == "auto" else [source.kind]
     if len(kinds) > 1:
@@ -64,20 +66,20 @@ def _opened(source: Source) -> Samples:
     kind = kinds[0]
     match kind:
         case "tar":
-            return TarShards(_files(paths, kind), source.image, source.captions, source.path)
+            return TarShards(_files(paths, kind), source.image, source.captions)
         case "csv" | "parquet":
             table = CsvTable if kind == "csv" else ParquetTable
-            return table(_files(paths, kind), source.image, source.captions, source.root, source.path)
+            return table(_files(paths, kind), source.image, source.captions, source.root)
         case "folder":
             captions = source.captions
             _refuse_options(source, captions not in ((), ("folder",), ("none",)), "captions=folder or captions=none")
-            return ImageFolder(_only(paths, source.path), source.path, captions == ("folder",), captions == ("none",))
+            return ImageFolder(_only(paths, source.path), captions == ("folder",), captions == ("none",))
         case "coco":
             _refuse_options(source, bool(source.captions), "root")
-            return CocoCaptions(_only(paths, source.path), source.root, source.path)
+            return CocoCaptions(_only(paths, source.path), source.root)
         case "huggingface":
             path = _only(paths, source.path)
-            return HuggingFaceSet(path, source.split, source.image, source.captions, source.root, source.path)
+            return HuggingFaceSet(path, source.split, source.image, source.captions, source.root)
         case "builtin" | "auto":
             raise AssertionError("built-in sets were opened above, and auto was decided")
         case _:
@@ -199,8 +201,7 @@ def _words(braced: str) -> list[str]:
     return [str(number).zfill(width) for number in range(first, last + step, step)[: _MOST_PATHS + 1]]
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# parts of a source: the same samples for every seed, method and rank
+# -- parts of a source: the same samples for every seed, method and rank -----------------------------------------------
 
 
 _SHARE_KEY, _HELD_OUT_KEY = key_of(0x5A4E), key_of(0x4E1D)
@@ -210,12 +211,10 @@ LARGE = 1_000_000  # samples; nobody splits a larger source without being asked:
 
 
 class Share(Samples):
-    """Some samples of a source in their order, under numbers of their own.
+    """Some samples of a source or a pool, under numbers of their own.  Its fingerprint is its own, since a memory
+    per sample goes by these numbers; ``described`` says which they are."""
 
-    Its fingerprint is its own, since a memory per sample goes by these numbers; ``described`` says which they are.
-    """
-
-    def __init__(self, whole: Samples, ids: Ints, *described: object) -> None:
+    def __init__(self, whole: Samples, ids: Ints | Sequence[int], *described: object) -> None:
         self.whole, self.name, self.ids, self.count = whole, whole.name, np.sort(ids), len(ids)
         self.fingerprint = fingerprint_of("share", whole.fingerprint, *described)
 
@@ -253,8 +252,7 @@ def parts_of(samples: Samples) -> tuple[Share, Share]:
     return Share(samples, rows, "train"), Share(pictures, ids[:held], "held_out")
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# what a source holds, not only what its samples are called: for whatever is kept in the cache folder
+# -- what a source holds, not only what its samples are called: for whatever is kept in the cache folder ---------------
 
 
 _PROBED = 64

@@ -8,6 +8,7 @@ import os
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -62,10 +63,8 @@ class CsvTable(Samples):
     """Rows of CSV or TSV files.  Relative image paths start at ``root``, by default each file's folder, and may not
     leave it; absolute paths are taken as they are."""
 
-    def __init__(
-        self, paths: list[str], image: str = "", captions: tuple[str, ...] = (), root: str = "", name: str = ""
-    ) -> None:
-        self.name = name or paths[0]
+    def __init__(self, paths: list[str], image: str = "", captions: tuple[str, ...] = (), root: str = "") -> None:
+        self.name = paths[0]
         self._roots = [root or os.path.dirname(os.path.abspath(path)) for path in paths]
         self._labels = [os.path.basename(path) for path in paths]
         self._width = 2 + len(captions or ("caption",))
@@ -165,23 +164,12 @@ def _records(lines: Iterable[str], separator: str) -> Iterator[tuple[list[str], 
             yield [], f"cannot be read: {error}"
 
 
-def _footer(path: str) -> bytes:
-    """The end of a parquet file says where each piece of each column lies: rows in another order give another one."""
-    with open(path, "rb") as file:
-        file.seek(max(0, os.path.getsize(path) - 65536))
-        return file.read()
-
-
 class ParquetTable(Samples):
-    """Rows of parquet files whose images are bytes, Hugging Face's {bytes, path} or paths below ``root``.
+    """Rows of parquet files whose images are bytes, Hugging Face's {bytes, path} or paths below ``root``.  A row is
+    read with its whole row group, and the last groups stay in memory: images at random are slow."""
 
-    A row is read with its whole row group, and the last groups stay in memory: images at random are slow.
-    """
-
-    def __init__(
-        self, paths: list[str], image: str = "", captions: tuple[str, ...] = (), root: str = "", name: str = ""
-    ) -> None:
-        self.name = name or paths[0]
+    def __init__(self, paths: list[str], image: str = "", captions: tuple[str, ...] = (), root: str = "") -> None:
+        self.name = paths[0]
         self._paths = paths
         self._roots = [root or os.path.dirname(os.path.abspath(path)) for path in paths]
         self._columns: list[tuple[str, tuple[str, ...]]] = []
@@ -196,7 +184,12 @@ class ParquetTable(Samples):
                 _warn_if_slow(file, path, self._columns[0][0])
         self._starts, self._groups = np.array(starts), np.array(groups, np.int64).reshape(-1, 2)
         self.count = starts[-1]
-        described = [part for path in paths for part in (os.path.basename(path), os.path.getsize(path), _footer(path))]
+        described: list[object] = []
+        for path in paths:
+            size = os.path.getsize(path)
+            with open(path, "rb") as file:  # its end says where each piece of each column lies, so it tells the order
+                file.seek(max(0, size - 65536))
+                described += [os.path.basename(path), size, file.read()]
         self.fingerprint = fingerprint_of("parquet", image, *captions, *described, len(self))
         self._forget()
 
@@ -286,20 +279,16 @@ class HuggingFaceSet(Samples):
     """Rows of a saved data set; its image column holds images, bytes or paths below ``root``."""
 
     def __init__(
-        self,
-        path: str,
-        split: str = "train",
-        image: str = "",
-        captions: tuple[str, ...] = (),
-        root: str = "",
-        name: str = "",
+        self, path: str, split: str = "train", image: str = "", captions: tuple[str, ...] = (), root: str = ""
     ) -> None:
-        self.name = name or path
+        self.name = path
         self._root = root or os.path.abspath(path)
         self._label = os.path.basename(os.path.abspath(path))
         rows = _load(path, split)
         self._image, self._captions = choose_columns(repr(path), rows.column_names, image, captions)
-        self._rows = _undecoded(rows.select_columns(list(dict.fromkeys([self._image, *self._captions]))), self._image)
+        self._rows = rows.select_columns(list(dict.fromkeys([self._image, *self._captions])))
+        if hasattr(rows.features[self._image], "decode"):  # we decode the bytes that were saved ourselves
+            self._rows = self._rows.cast_column(self._image, replace(rows.features[self._image], decode=False))
         names = [file["filename"] for file in rows.cache_files]
         files = [part for name in names for part in (os.path.basename(name), os.path.getsize(name))]
         self.count = len(rows)
@@ -332,12 +321,3 @@ def _load(path: str, split: str) -> Any:
             f"Its splits are {', '.join(there)}; say which with PATH?split=NAME."
         )
     return loaded[split]
-
-
-def _undecoded(rows: Any, image: str) -> Any:
-    """Images as the bytes that were saved: we decode them ourselves."""
-    import datasets
-
-    if isinstance(rows.features[image], datasets.Image):
-        return rows.cast_column(image, datasets.Image(decode=False))
-    return rows

@@ -1,9 +1,7 @@
-"""Two views of each image: crop, mirror, colour and blur a batch of squares at once, on any device.
-
-What happens to a view is a row of numbers drawn from (seed, epoch, place, view), so that it is the same in a worker
-process, in the device's memory, on any number of ranks and after a resume; the pixels then agree to one grey level.
-Views are cut from the middle square at the model's own size.
-"""
+"""Two views of each image: crop, mirror, colour and blur a batch of squares at once, on any device.  What happens to a
+view is a row of numbers drawn from (seed, epoch, place, view), so that it is the same in a worker process, in the
+device's memory, on any number of ranks and after a resume; the pixels then agree to one grey level.  Views are cut from
+the middle square at the model's own size."""
 
 # B: images   P: places of an epoch   K: numbers that make a view   C, S: channels, pixels
 

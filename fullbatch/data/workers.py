@@ -1,9 +1,7 @@
-"""Processes that read ahead.  They end with the one that started them, and the death of one is a sentence.
-
-Torch's loader leaves three gaps.  It raises a worker's death wherever the process happens to be by then: in the middle
-of a save, or of closing down.  A worker that is killed may take a lock along, for which closing down waits for ever.
-And at the end of the process a worker gets one SIGTERM, which ours ignore.
-"""
+"""Processes that read ahead.  They end with the one that started them, and the death of one is a sentence.  Torch's
+loader leaves three gaps.  It raises a worker's death wherever the process happens to be by then: in the middle of a
+save, or of closing down.  A worker that is killed may take a lock along, for which closing down waits for ever.  And at
+the end of the process a worker gets one SIGTERM, which ours ignore."""
 
 from __future__ import annotations
 
@@ -33,11 +31,9 @@ class WorkerDied(OSError):
 def read_ahead(
     items: Dataset[Item], ranges: Iterable[range], workers: int, device: torch.device | None = None
 ) -> Generator[Item, None, None]:
-    """The items of these numbers, in this order, made by ``workers`` processes; 0: by this one.
-
-    All ranges are read by the same processes.  A range is asked for when the one before it has been read, and nothing
-    is read ahead of it.  With a ``device`` each item is moved there.
-    """
+    """The items of these numbers, in this order, made by ``workers`` processes; 0: by this one.  All ranges are read by
+    the same processes.  A range is asked for when the one before it has been read, and nothing is read ahead of it.
+    With a ``device`` each item is moved there."""
     pin = device is not None and device.type == "cuda"
     numbers = _Numbers()
     ahead: dict[str, Any] = {"prefetch_factor": 2, "worker_init_fn": _start, "persistent_workers": True}
@@ -63,9 +59,6 @@ class _Numbers(Sampler[int]):
 
     def __iter__(self) -> Iterator[int]:
         return iter(self.here)
-
-    def __len__(self) -> int:
-        return len(self.here)
 
 
 def _start(worker: int) -> None:

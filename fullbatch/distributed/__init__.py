@@ -1,8 +1,6 @@
 """The ranks: who we are, how rows, scalars and small objects travel; towers.py spreads towers over them.  No other room
-imports torch.distributed.
-
-On one rank every function is the identity, so no caller has to ask how many ranks there are.
-"""
+imports torch.distributed.  On one rank every function is the identity, so no caller has to ask how many ranks there
+are."""
 
 # B: rows on this rank   N: rows on all ranks   D: width
 
@@ -102,8 +100,7 @@ def average_gradient(parameter: Tensor) -> Tensor:
     return _AverageGradient.apply(parameter) if world().size > 1 else parameter
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# nodes: ranks with the same host name share memory
+# -- nodes: ranks with the same host name share memory -----------------------------------------------------------------
 
 
 class _Host:

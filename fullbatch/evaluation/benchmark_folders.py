@@ -32,7 +32,7 @@ from fullbatch.data.sample import (
     fingerprint_of,
     utf8,
 )
-from fullbatch.data.tar_index import split_key, walk_members
+from fullbatch.data.tar_shards import split_key, walk_members
 
 _CLASSES, _TEMPLATES, _TYPE = "classnames.txt", "zeroshot_classification_templates.txt", "dataset_type.txt"
 _SPLIT = "test"

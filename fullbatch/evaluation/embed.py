@@ -23,11 +23,10 @@ from fullbatch.data.images import EvalTransform
 from fullbatch.data.loader import EvaluationBatches, LoadedBatch, SamplePool, load
 from fullbatch.data.sample import Samples, fingerprint_of
 from fullbatch.data.sources import fingerprint_of_samples, open_source
-from fullbatch.data.tar_index import cache_folder, keep_in_cache
+from fullbatch.data.tar_shards import cache_folder, keep_in_cache
 from fullbatch.data.two_views import ViewMaker, no_tokens
 from fullbatch.models.design import to_json
-from fullbatch.models.execution import in_precision
-from fullbatch.models.two_towers import TwoTowers
+from fullbatch.models.two_towers import TwoTowers, in_precision
 
 log = logging.getLogger("fullbatch")
 

@@ -14,8 +14,7 @@ from fullbatch.config import tasks as kinds
 from fullbatch.config.data import BUILTIN, Source
 from fullbatch.config.run import RunConfig
 from fullbatch.config.tasks import parse_task
-from fullbatch.data.image_folders import ImageFolder, images_below
-from fullbatch.data.sample import Samples
+from fullbatch.data.sample import ImageFolder, Samples, images_below
 from fullbatch.data.sources import open_source
 from fullbatch.data.table_files import ByPicture, CsvTable
 from fullbatch.evaluation import measure

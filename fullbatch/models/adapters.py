@@ -1,9 +1,7 @@
-"""LoRA through peft: small learned changes of the towers' linear maps, beside weights that stay (Hu et al. 2021).
-
-A tower with adapters is a locked tower of which every linear map in its layers (of attention and of the MLP) is
-W + scale * up @ down, where only ``up`` and ``down`` learn.  ``plain_state`` adds them up: what is exported, evaluated
-or loaded from a run is an ordinary model.
-"""
+"""LoRA through peft: small learned changes of the towers' linear maps, beside weights that stay (Hu et al. 2021).  A
+tower with adapters is a locked tower of which every linear map in its layers (of attention and of the MLP) is W + scale
+* up @ down, where only ``up`` and ``down`` learn.  ``plain_state`` adds them up: what is exported, evaluated or loaded
+from a run is an ordinary model."""
 
 # B: samples   L: tokens   W: width   H: heads   K: width of a head
 
@@ -27,10 +25,8 @@ _PACKED = "packed_qkv"
 
 class LinearAttention(nn.Module):
     """Self-attention with the weights of an nn.MultiheadAttention, its two projections as linear layers of their own.
-
     peft has an adapter for nn.MultiheadAttention, but (as of 0.21) it adds its change to the weights before each call
-    and takes it off again after, so that rounding moves the base weights, and it adds out_proj's change twice.
-    """
+    and takes it off again after, so that rounding moves the base weights, and it adds out_proj's change twice."""
 
     def __init__(self, source: nn.MultiheadAttention) -> None:
         super().__init__()
@@ -107,7 +103,9 @@ def _targets(backbone: nn.Module, part: str, name: str) -> Iterator[str]:
     """The linear maps in a tower's layers: below the members of its lists of modules.  Heads and projections stay as
     they are, since their owners may look at their type or use their weights directly."""
     for where, module in list(backbone.get_submodule(part).named_modules(prefix=part)):
-        if not _is_in_a_layer(backbone, where):
+        path = where.split(".")
+        above = [backbone.get_submodule(".".join(path[:length])) for length in range(len(path) - 1)]
+        if not any(isinstance(module, _LISTS) for module in above):  # strictly below a member of a list
             continue
         if isinstance(module, nn.MultiheadAttention):
             _replace_attention(backbone, where, name)
@@ -119,13 +117,6 @@ def _targets(backbone: nn.Module, part: str, name: str) -> Iterator[str]:
             )
         elif type(module) is nn.Linear:
             yield where
-
-
-def _is_in_a_layer(backbone: nn.Module, where: str) -> bool:
-    """Strictly below a member of a list."""
-    path = where.split(".")
-    above = [".".join(path[:length]) for length in range(len(path) - 1)]
-    return any(isinstance(backbone.get_submodule(place), _LISTS) for place in above)
 
 
 def _replace_attention(backbone: nn.Module, where: str, name: str) -> None:

@@ -16,13 +16,7 @@ from fullbatch.models.design import Design, OpenClipDesign, PairDesign, ViewsDes
 from fullbatch.models.open_clip_towers import START_SCALE, build_open_clip, design_named, load_open_clip, tag_weights
 from fullbatch.models.saved import Saved, check_design, find_saved
 from fullbatch.models.timm_towers import TwoViews, build_pair, build_views, pair_design, views_design
-from fullbatch.models.tokenizers import (
-    NoText,
-    Tokenizer,
-    given_tokenizer,
-    hugging_face_tokenizer,
-    tokenizer_of_config,
-)
+from fullbatch.models.tokenizers import NoText, Tokenizer, given_tokenizer, hugging_face_tokenizer, tokenizer_of_config
 from fullbatch.models.two_towers import TwoTowers
 from fullbatch.models.weights import first_line, load_weights
 
@@ -48,7 +42,13 @@ def build_model(config: Model, image_size: int | None = None) -> TwoTowers:
     match design:
         case OpenClipDesign():
             backbone = build_open_clip(design)
-            width, size = int(design.config["embed_dim"]), _side(backbone.visual.image_size, design.name)
+            sides = backbone.visual.image_size
+            height, size = (sides, sides) if isinstance(sides, int) else sides
+            if height != size:
+                raise ValueError(
+                    f"The model {design.name!r} wants images of {height} x {size}; only square ones are supported."
+                )
+            width = int(design.config["embed_dim"])
         case PairDesign():
             assert isinstance(tokenizer, Tokenizer)
             images, text = fresh and config.image_weights, fresh and config.text_weights
@@ -145,14 +145,12 @@ def _lock(backbone: Any, name: str, config: Model) -> list[nn.Module]:
     """Freeze the towers that are to stay, or that only adapters are to move, and name their modules."""
     locked: list[nn.Module] = []
     if config.lock_image or config.has_lora("image"):
-        groups = config.unlocked_image_groups
         with _supported(name, "unlock a part of its image tower", "--unlocked-image-groups 0"):
-            backbone.lock_image_tower(unlocked_groups=groups)
+            backbone.lock_image_tower(unlocked_groups=config.unlocked_image_groups)
         locked.append(backbone.visual)
     if config.lock_text or config.has_lora("text"):
-        layers = config.unlocked_text_layers
         with _supported(name, "unlock a part of its text tower", "--unlocked-text-layers 0"):
-            backbone.lock_text_tower(unlocked_layers=layers)
+            backbone.lock_text_tower(unlocked_layers=config.unlocked_text_layers)
         # open_clip's plain CLIP has no text module: its parts lie side by side.
         parts = ("text",) if hasattr(backbone, "text") else ("token_embedding", "transformer", "ln_final")
         locked += [getattr(backbone, part) for part in parts]
@@ -176,10 +174,3 @@ def _supported(name: str, what: str, use: str) -> Iterator[None]:
         yield
     except Exception as error:  # each library has its own way to refuse
         raise ValueError(f"The model {name!r} cannot {what} ({first_line(error)}); use {use}.") from None
-
-
-def _side(size: int | tuple[int, int], name: str) -> int:
-    height, width = (size, size) if isinstance(size, int) else size
-    if height != width:
-        raise ValueError(f"The model {name!r} wants images of {height} x {width}; only square ones are supported.")
-    return int(height)

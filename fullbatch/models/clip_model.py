@@ -25,6 +25,13 @@ _TEXT = (
     "layers", "mlp_ratio", "pad_id", "eos_id",
 )  # fmt: skip
 
+# Names of settings: here, and in CLIPConfig.
+_SHARED_NAMES = (("layers", "num_hidden_layers"), ("width", "hidden_size"))
+_VISION_NAMES = (*_SHARED_NAMES, ("image_size", "image_size"), ("patch_size", "patch_size"))
+_TEXT_NAMES = (
+    *_SHARED_NAMES,
+    *(("context_length", "max_position_embeddings"), ("vocab_size", "vocab_size"), ("heads", "num_attention_heads")),
+)
 # Names of weights: here, and in CLIPModel.
 _SAME = (
     ("visual.class_embedding", "vision_model.embeddings.class_embedding"),
@@ -52,7 +59,7 @@ _MOST_LAYERS = 200
 def write_clip_model(model: TwoTowers, folder: Path, temperature: float, bias: float | None) -> None:
     """A folder for ``CLIPModel.from_pretrained``; raises with the reason where the architecture is another."""
     require_extra("transformers", "text", "An export as CLIPModel")
-    from transformers import CLIPModel
+    from transformers import CLIPImageProcessor, CLIPModel
 
     reason = why_not_clip(model)
     if reason is not None:
@@ -68,7 +75,10 @@ def write_clip_model(model: TwoTowers, folder: Path, temperature: float, bias: f
     made = CLIPModel(_clip_config(model))
     made.load_state_dict(_clip_state(model, temperature))
     made.save_pretrained(folder)
-    _write_image_processor(model, folder)
+    assert isinstance(model.design, OpenClipDesign)
+    size, pixels = model.image_size, {"image_mean": list(model.design.mean), "image_std": list(model.design.std)}
+    sides = {"size": {"shortest_edge": size}, "crop_size": {"height": size, "width": size}}
+    CLIPImageProcessor(**sides, **pixels).save_pretrained(folder)
     _write_tokenizer(model, folder)
 
 
@@ -102,36 +112,21 @@ def _clip_config(model: TwoTowers) -> Any:
     assert isinstance(model.design, OpenClipDesign)
     config = model.design.config
     vision, text = CLIPVisionCfg(**config["vision_cfg"]), CLIPTextCfg(**config["text_cfg"])
-    shared = {
-        "hidden_act": "quick_gelu" if config.get("quick_gelu") else "gelu",
-        "projection_dim": model.width,
-        "layer_norm_eps": 1e-5,
-    }
+
+    def shared(tower: Any, names: tuple[tuple[str, str], ...]) -> dict[str, Any]:
+        made = {theirs: getattr(tower, mine) for mine, theirs in names}
+        made["hidden_act"] = "quick_gelu" if config.get("quick_gelu") else "gelu"
+        made |= {"intermediate_size": int(tower.width * tower.mlp_ratio), "layer_norm_eps": 1e-5}
+        return {**made, "projection_dim": model.width}
+
     # CLIP's own vocabulary ends a caption by its last id; 2 makes CLIPModel pool at the largest id, as open_clip does.
     last = text.vocab_size - 1 if text.vocab_size == CLIP_VOCABULARY else 2
+    ends = {"bos_token_id": CLIP_VOCABULARY - 2 if last != 2 else 0, "eos_token_id": last}
+    heads = {"num_attention_heads": vision.width // vision.head_width, "image_size": model.image_size}
     return CLIPConfig(
         projection_dim=model.width,
-        vision_config={
-            "hidden_size": vision.width,
-            "intermediate_size": int(vision.width * vision.mlp_ratio),
-            "num_hidden_layers": vision.layers,
-            "num_attention_heads": vision.width // vision.head_width,
-            "image_size": model.image_size,
-            "patch_size": vision.patch_size,
-            **shared,
-        },
-        text_config={
-            "vocab_size": text.vocab_size,
-            "hidden_size": text.width,
-            "intermediate_size": int(text.width * text.mlp_ratio),
-            "num_hidden_layers": text.layers,
-            "num_attention_heads": text.heads,
-            "max_position_embeddings": text.context_length,
-            "bos_token_id": CLIP_VOCABULARY - 2 if last != 2 else 0,
-            "eos_token_id": last,
-            "pad_token_id": last if last != 2 else 1,
-            **shared,
-        },
+        vision_config={**shared(vision, _VISION_NAMES), **heads},
+        text_config={**shared(text, _TEXT_NAMES), **ends, "pad_token_id": last if last != 2 else 1},
     )
 
 
@@ -191,44 +186,19 @@ def clip_design(folder: Path) -> OpenClipDesign:
     if vision.hidden_act != text.hidden_act or text.hidden_act not in ("gelu", "quick_gelu"):
         raise ValueError(f"{folder} has the activation {text.hidden_act!r}; open_clip has gelu and quick_gelu.")
 
-    def shared(tower: Any) -> dict[str, Any]:
-        return {
-            "layers": tower.num_hidden_layers,
-            "width": tower.hidden_size,
-            "mlp_ratio": tower.intermediate_size / tower.hidden_size,
-            "norm_kwargs": {"eps": tower.layer_norm_eps} if tower.layer_norm_eps != 1e-5 else None,
-        }
+    def shared(tower: Any, names: tuple[tuple[str, str], ...]) -> dict[str, Any]:
+        own_eps = {"norm_kwargs": {"eps": tower.layer_norm_eps} if tower.layer_norm_eps != 1e-5 else None}
+        made = {mine: getattr(tower, theirs) for mine, theirs in names}
+        return {**made, "mlp_ratio": tower.intermediate_size / tower.hidden_size, **own_eps}
 
-    image: dict[str, Any] = {"image_size": vision.image_size, "patch_size": vision.patch_size}
-    image |= {"head_width": vision.hidden_size // vision.num_attention_heads, **shared(vision)}
-    words: dict[str, Any] = {"context_length": text.max_position_embeddings, "vocab_size": text.vocab_size}
-    words |= {"heads": text.num_attention_heads, **shared(text)}
+    image = {**shared(vision, _VISION_NAMES), "head_width": vision.hidden_size // vision.num_attention_heads}
+    words = shared(text, _TEXT_NAMES)
     made = {"embed_dim": config.projection_dim, "vision_cfg": image, "text_cfg": words}
     made["quick_gelu"] = text.hidden_act == "quick_gelu"
     processor = folder / "preprocessor_config.json"
     seen = json.loads(processor.read_text(encoding="utf-8")) if processor.is_file() else {}
     mean, std = seen.get("image_mean", OPENAI_MEAN), seen.get("image_std", OPENAI_STD)
     return OpenClipDesign(str(folder), made, tuple(mean), tuple(std))
-
-
-def _write_image_processor(model: TwoTowers, folder: Path) -> None:
-    assert isinstance(model.design, OpenClipDesign)
-    size = model.image_size
-    processor = {
-        "image_processor_type": "CLIPImageProcessor",
-        "do_convert_rgb": True,
-        "do_resize": True,
-        "size": {"shortest_edge": size},
-        "resample": 3,  # bicubic
-        "do_center_crop": True,
-        "crop_size": {"height": size, "width": size},
-        "do_rescale": True,
-        "rescale_factor": 1 / 255,
-        "do_normalize": True,
-        "image_mean": list(model.design.mean),
-        "image_std": list(model.design.std),
-    }
-    _write_json(folder / "preprocessor_config.json", processor)
 
 
 def _write_tokenizer(model: TwoTowers, folder: Path) -> None:

@@ -13,14 +13,10 @@ OPENAI_STD = (0.26862954, 0.26130258, 0.27577711)
 
 @dataclass(frozen=True)
 class OpenClipDesign:
-    """An open_clip model.
+    """An open_clip model."""
 
-    name    what the user called it
-    config  its open_clip config: embed_dim, vision_cfg, text_cfg, ...
-    """
-
-    name: str
-    config: dict[str, Any]
+    name: str  # what the user called it
+    config: dict[str, Any]  # its open_clip config: embed_dim, vision_cfg, text_cfg, ...
     mean: tuple[float, ...] = OPENAI_MEAN
     std: tuple[float, ...] = OPENAI_STD
 
@@ -36,22 +32,18 @@ class OpenClipDesign:
 
 @dataclass(frozen=True)
 class PairDesign:
-    """A timm image tower and a Hugging Face text tower, each projected to embed_dim.
-
-    text_config  the text tower's Hugging Face config as a dict
-    image_size   None: what the timm model wants
-    mean, std    None: what the timm model wants
-    pooling      what the text tower says of a caption: its first token or the mean; None: by its family
-    """
+    """A timm image tower and a Hugging Face text tower, each projected to embed_dim."""
 
     image_tower: str
     text_tower: str
-    text_config: dict[str, Any]
+    text_config: dict[str, Any]  # the text tower's Hugging Face config as a dict
     embed_dim: int
     context_length: int
-    image_size: int | None = None
+    image_size: int | None = None  # None: what the timm model wants
+    # None: what the timm model wants
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None
+    # what the text tower says of a caption: its first token or the mean; None: by its family
     pooling: Literal["first", "mean"] | None = None
 
     @property
@@ -65,18 +57,13 @@ class PairDesign:
 
 @dataclass(frozen=True)
 class ViewsDesign:
-    """One timm image encoder with a projection head, for two views of each image.
-
-    stem         "small": a first convolution for images of about 32 pixels
-    projection   widths of the head's layers, the last that of the embedding
-    image_size   None: what the timm model wants, or 32 for the small stem
-    mean, std    None: what the timm model wants
-    """
+    """One timm image encoder with a projection head, for two views of each image."""
 
     tower: str
-    stem: Literal["timm", "small"]
-    projection: tuple[int, ...]
-    image_size: int | None = None
+    stem: Literal["timm", "small"]  # "small": a first convolution for images of about 32 pixels
+    projection: tuple[int, ...]  # widths of the head's layers, the last that of the embedding
+    image_size: int | None = None  # None: what the timm model wants, or 32 for the small stem
+    # None: what the timm model wants
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None
 

@@ -32,19 +32,14 @@ _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 
 @dataclass(frozen=True)
 class Saved:
-    """weights        the file to read; None where only the design was saved
-    design         None where only the weights were saved
-    tokenizer      the folder with the tokenizer's files, where they were saved too, or what the user had named
-    temperature    as written beside the weights; open_clip's own files carry it inside, as logit_scale
-    is_clip_model  the weights have the names of transformers' CLIPModel
-    """
-
-    weights: Path | None
-    design: Design | None = None
+    weights: Path | None  # the file to read; None where only the design was saved
+    design: Design | None = None  # None where only the weights were saved
+    # the folder with the tokenizer's files, where they were saved too, or what the user had named
     tokenizer: str | None = None
+    # as written beside the weights; open_clip's own files carry it inside, as logit_scale
     temperature: float | None = None
     bias: float | None = None
-    is_clip_model: bool = False
+    is_clip_model: bool = False  # the weights have the names of transformers' CLIPModel
 
     def state(self) -> dict[str, Tensor]:
         """The weights under the names of the model that is built here."""
@@ -124,8 +119,7 @@ def _json(path: Path) -> dict[str, Any]:
     return dict(json.loads(path.read_text(encoding="utf-8")))
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# exports: open_clip checkpoints and folders, transformers' CLIPModel, safetensors
+# -- exports: open_clip checkpoints and folders, transformers' CLIPModel, safetensors ----------------------------------
 
 
 Format = Literal["open_clip", "huggingface", "safetensors"]

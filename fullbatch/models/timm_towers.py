@@ -60,11 +60,8 @@ class _TimmBackbone(nn.Module):
 
 
 class PairBackbone(_TimmBackbone):
-    """The two towers under the method names of open_clip's models.
-
-    padding      the token id that attention leaves out
-    first_token  pool by the first token ([CLS]), as the BERT family does unless told; else by the mean over the caption
-    """
+    """The two towers under the method names of open_clip's models.  Attention leaves the token ``padding`` out; a
+    caption is pooled by its first token ([CLS]), as the BERT family does unless told, or by the mean over it."""
 
     def __init__(self, visual: Any, text: Any, embed_dim: int, padding: int, pooling: str | None = None) -> None:
         super().__init__()
@@ -268,8 +265,7 @@ def _projection(features: int, embed_dim: int) -> nn.Linear:
     return layer
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# one image encoder and a projection head for two views of each image: SimCLR's model
+# -- one image encoder and a projection head for two views of each image: SimCLR's model -------------------------------
 
 
 SMALL_SIZE = 32  # pixels a side that the small stem is made for
@@ -290,9 +286,8 @@ class ViewBackbone(_TimmBackbone):
 
 class TwoViews(TwoTowers):
     """``TwoTowers`` whose second tower is the first: in place of captions, a batch holds another view of each image.
-
-    The views pass the encoder one after the other, as in SimCLR's and SogCLR's code: BatchNorm sees one view at a time.
-    """
+    The views pass the encoder one after the other, as in SimCLR's and SogCLR's code: BatchNorm sees one view at a
+    time."""
 
     def features(self, images_BCHW: Tensor) -> Tensor:
         """What the encoder gives before the projection, for nearest neighbours and linear probes; not normalised."""

@@ -20,21 +20,14 @@ CLIP_VOCABULARY = 49408
 
 @dataclass(frozen=True)
 class Tokenizer:
-    """Captions, cut or padded to context_length.  It pickles, so that workers can hold one.
+    """Captions, cut or padded to context_length.  It pickles, so that workers can hold one."""
 
-    encoder     an open_clip tokenizer: SimpleTokenizer (CLIP's) or HFTokenizer
-    name        where it came from, for messages
-    vocabulary  how many ids it may give
-    padding     the id that fills short captions
-    given       what the user named instead of the model's own; None: it is the model's own
-    """
-
-    encoder: Any
-    name: str
+    encoder: Any  # an open_clip tokenizer: SimpleTokenizer (CLIP's) or HFTokenizer
+    name: str  # where it came from, for messages
     context_length: int
-    vocabulary: int
-    padding: int
-    given: str | None = None
+    vocabulary: int  # how many ids it may give
+    padding: int  # the id that fills short captions
+    given: str | None = None  # what the user named instead of the model's own; None: it is the model's own
 
     def __call__(self, captions: Sequence[str]) -> Tensor:
         if not captions:
@@ -48,12 +41,6 @@ class Tokenizer:
         return getattr(self.encoder, "tokenizer", None)
 
 
-NO_TEXT = (
-    "This model was trained on two views of images and has no text tower, so that captions mean nothing to it; measure "
-    "it by tasks on images alone (see docs/how-to/two-views.md)."
-)
-
-
 @dataclass(frozen=True)
 class NoText:
     """Stands where a model with a text tower has its tokenizer, and says why there is none."""
@@ -64,7 +51,10 @@ class NoText:
     hugging_face: None = None
 
     def __call__(self, captions: Sequence[str]) -> Tensor:
-        raise ValueError(NO_TEXT)
+        raise ValueError(
+            "This model was trained on two views of images and has no text tower, so that captions mean nothing to it; "
+            "measure it by tasks on images alone (see docs/how-to/two-views.md)."
+        )
 
 
 def clip_tokenizer(context_length: int, options: dict[str, Any] | None = None) -> Tokenizer:

@@ -5,16 +5,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fullbatch.config.training import Precision
 from fullbatch.distributed.towers import weights_of
 from fullbatch.models.adapters import plain_state
 from fullbatch.models.design import Design
-from fullbatch.models.execution import being_recorded
 from fullbatch.models.tokenizers import NoText, Tokenizer
 
 
@@ -24,12 +25,6 @@ class TwoTowers(nn.Module):
     ``backbone`` has ``encode_image`` and ``encode_text``, as open_clip's models do.  Images arrive as uint8 and are
     normalised here, on the device; float images are taken as normalised already.  Locked towers stay in evaluation
     mode, so that their BatchNorm statistics and dropout stay put.
-
-    width                embedding width D
-    image_size           pixels a side
-    tokenize             list of captions -> (B, L) of token ids; a plain object that pickles without the model
-    initial_temperature  the one that came with pretrained weights, else None; likewise initial_bias
-    adapter_scale        what LoRA's changes are multiplied by; without adapters of no account
     """
 
     mean_C11: Tensor
@@ -41,12 +36,12 @@ class TwoTowers(nn.Module):
         design: Design,
         tokenize: Tokenizer | NoText,
         *,
-        width: int,
-        image_size: int,
+        width: int,  # of the embedding, D
+        image_size: int,  # pixels a side
         locked: Iterable[nn.Module] = (),
-        initial_temperature: float | None = None,
-        initial_bias: float | None = None,
-        adapter_scale: float = 1.0,
+        initial_temperature: float | None = None,  # that came with pretrained weights
+        initial_bias: float | None = None,  # likewise
+        adapter_scale: float = 1.0,  # what LoRA's changes are multiplied by; without adapters of no account
     ) -> None:
         super().__init__()
         self.backbone: Any = backbone
@@ -71,10 +66,8 @@ class TwoTowers(nn.Module):
         return image_BD, text_BD
 
     def _side_by_side(self, images_BCHW: Tensor, tokens_BL: Tensor) -> tuple[Tensor, Tensor]:
-        """In a recorded step the towers' kernels, small as they are, run at the same time.
-
-        The image tower draws its noise first, as in a plain step.
-        """
+        """In a recorded step the towers' kernels, small as they are, run at the same time.  The image tower draws its
+        noise first, as in a plain step."""
         here, beside = torch.cuda.current_stream(), torch.cuda.Stream()  # type: ignore[no-untyped-call]
         beside.wait_stream(here)
         with torch.cuda.stream(beside):
@@ -129,3 +122,17 @@ def _rest_where_frozen(module: nn.Module) -> None:
     else:
         for child in module.children():
             _rest_where_frozen(child)
+
+
+_DTYPES: dict[Precision, torch.dtype | None] = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def in_precision(precision: Precision, device: torch.device) -> AbstractContextManager[object]:
+    """A context in which matrix products run in it."""
+    dtype = _DTYPES[precision]
+    return nullcontext() if dtype is None else torch.autocast(device.type, dtype)
+
+
+def being_recorded(tensor: Tensor) -> bool:
+    """While recording nothing runs, so no number can be read, and no seed set."""
+    return tensor.is_cuda and torch.cuda.is_current_stream_capturing()

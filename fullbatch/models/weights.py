@@ -1,7 +1,5 @@
-"""State dicts, read from a file whatever wraps them, and loaded only where every key and shape fits.
-
-Some have to come from a model hub; where they cannot, one sentence says so.
-"""
+"""State dicts, read from a file whatever wraps them, and loaded only where every key and shape fits.  Some have to come
+from a model hub; where they cannot, one sentence says so."""
 
 from __future__ import annotations
 

@@ -11,20 +11,7 @@ import torch
 from torch import Tensor
 
 from fullbatch import distributed
-from fullbatch.config.axes import (
-    Amortized,
-    BatchMean,
-    Constant,
-    LearnedScale,
-    Mlp,
-    MovingAverage,
-    Prototypes,
-    RobustGlobal,
-    Rolling,
-    Scent,
-    rho_of_direction,
-    temperature_bounds,
-)
+from fullbatch.config import axes
 from fullbatch.config.methods import Method
 from fullbatch.objective.loss import Metrics
 from fullbatch.objective.step import DIRECTIONS
@@ -128,15 +115,15 @@ class Notices:
 
     def _advice(self) -> str:
         match self.method.normalizer:
-            case Prototypes() | Mlp():
+            case axes.Prototypes() | axes.Mlp():
                 return "more frequent restarts (restart_every) or another prototype_lr"
-            case Rolling():
+            case axes.Rolling():
                 return "fewer prototypes, whose embeddings are newer, or another prototype_lr"
-            case MovingAverage():
+            case axes.MovingAverage():
                 return "a larger gamma"
-            case Scent():
+            case axes.Scent():
                 return "a larger log_step"
-            case Amortized():
+            case axes.Amortized():
                 return "more updates or another net_lr"
             case _:
                 return "a larger temperature"
@@ -158,8 +145,8 @@ class Notices:
                 f"setting guard); {self._advice()} may help",
             )
         temperature = self.method.temperature
-        if isinstance(temperature, (LearnedScale, RobustGlobal)) and "tau" in metrics:
-            tau, (low, _) = float(metrics["tau"]), temperature_bounds(temperature)
+        if isinstance(temperature, (axes.LearnedScale, axes.RobustGlobal)) and "tau" in metrics:
+            tau, (low, _) = float(metrics["tau"]), axes.temperature_bounds(temperature)
             if tau <= low * (1 + 1e-5) and tau < temperature.temperature * (1 - 1e-4):
                 self._log(
                     "bound",
@@ -167,7 +154,7 @@ class Notices:
                     f"the temperature has fallen to its lower bound {low} and stays there; a smaller rho or a smaller "
                     "learning rate for it lets it move",
                 )
-        if step == 0 and isinstance(self.method.normalizer, BatchMean):
+        if step == 0 and isinstance(self.method.normalizer, axes.BatchMean):
             self.warn_if_rho_unreachable(batch_size, "the batch")
         elif step == 0 and metrics.get("gamma") == 1.0:
             self.warn_if_rho_unreachable(batch_size, "the batch, which is all that counts while gamma is 1")
@@ -175,13 +162,13 @@ class Notices:
     def warn_if_rho_unreachable(self, count: int, where: str) -> None:
         """At u = g, half of eq. (13) is rho - KL(softmax over negatives, uniform), and KL <= log(negatives)."""
         temperature = self.method.temperature
-        if isinstance(temperature, (Constant, LearnedScale)) or count < 3:
+        if isinstance(temperature, (axes.Constant, axes.LearnedScale)) or count < 3:
             return
         bound = math.log(count - 1)
-        if isinstance(temperature, RobustGlobal):
+        if isinstance(temperature, axes.RobustGlobal):
             rho = temperature.rho_at(0.0)
         else:
-            rho = max(rho_of_direction(temperature, name) for name in DIRECTIONS)
+            rho = max(axes.rho_of_direction(temperature, name) for name in DIRECTIONS)
         if rho >= bound:
             warnings.warn(
                 f"rho={rho} is at or above log(negatives) = {bound:.2f} of {where} ({count} samples): no softmax can "

@@ -10,20 +10,14 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+_BETAS = (0.9, 0.999)  # Adam's
+
 
 def build_seeded(build: Callable[[], nn.Module], seed: int) -> nn.Module:
     """Build on the CPU from ``seed`` without touching the global generator."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return build()
-
-
-def _parameters_to_buffers(net: nn.Module) -> nn.Module:
-    for module in net.modules():
-        for name, parameter in list(module.named_parameters(recurse=False)):
-            delattr(module, name)
-            module.register_buffer(name, parameter.detach().clone())
-    return net
 
 
 class FittedNet(nn.Module):
@@ -37,7 +31,11 @@ class FittedNet(nn.Module):
     ) -> None:
         super().__init__()
         self.build, self.rule, self.lr, self.clip = build, rule, lr, clip
-        self.net = _parameters_to_buffers(build_seeded(build, 0))
+        self.net = build_seeded(build, 0)
+        for module in self.net.modules():
+            for name, parameter in list(module.named_parameters(recurse=False)):
+                delattr(module, name)
+                module.register_buffer(name, parameter.detach().clone())
         for index, weight in enumerate(self.weights.values()):
             self.register_buffer(f"first_{index}", torch.zeros_like(weight))
             self.register_buffer(f"second_{index}", torch.zeros_like(weight))
@@ -97,27 +95,15 @@ class FittedNet(nn.Module):
         for index, (weight, gradient) in enumerate(zip(self.weights.values(), gradients, strict=True)):
             first, second = self.moments(index)
             if self.rule == "adagrad":
-                weight.sub_(adagrad_direction(second, gradient).to(weight.dtype), alpha=self.lr)
+                second.add_(gradient.square())
+                direction = gradient / (second.sqrt() + 1e-10)  # epsilon as in torch
             else:
-                weight.sub_(adam_direction(first, second, gradient, self.clock).to(weight.dtype), alpha=self.lr)
-
-
-def adagrad_direction(accumulator: Tensor, gradient: Tensor) -> Tensor:
-    """AdaGrad's step at learning rate 1; the accumulator gains the squared gradient (epsilon as in torch)."""
-    accumulator.add_(gradient.square())
-    return gradient / (accumulator.sqrt() + 1e-10)
-
-
-def adam_direction(
-    first: Tensor, second: Tensor, gradient: Tensor, clock: Tensor, betas: tuple[float, float] = (0.9, 0.999)
-) -> Tensor:
-    """Adam's step at learning rate 1, with bias correction; both moments move."""
-    first.lerp_(gradient.to(first.dtype), 1.0 - betas[0])
-    second.lerp_(gradient.to(second.dtype).square(), 1.0 - betas[1])
-    left_first, left_second = (torch.exp(clock.double() * math.log(beta)) for beta in betas)  # beta ** steps
-    unbiased_first = first / (1.0 - left_first)
-    unbiased_second = second / (1.0 - left_second)
-    return unbiased_first / (unbiased_second.sqrt() + 1e-8)
+                first.lerp_(gradient.to(first.dtype), 1.0 - _BETAS[0])
+                second.lerp_(gradient.to(second.dtype).square(), 1.0 - _BETAS[1])
+                # what is left of the start, beta ** steps
+                left_first, left_second = (torch.exp(self.clock.double() * math.log(beta)) for beta in _BETAS)
+                direction = first / (1.0 - left_first) / ((second / (1.0 - left_second)).sqrt() + 1e-8)
+            weight.sub_(direction.to(weight.dtype), alpha=self.lr)
 
 
 class LambdaNet(nn.Module):

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -45,20 +45,11 @@ def reduce_terms(x_RC: Tensor, dim: int, pairwise: Pairwise) -> Tensor:
     return torch.logsumexp(x_RC, dim)
 
 
-def merge(first: Tensor, second: Tensor, pairwise: Pairwise) -> Tensor:
-    """The value over two sets of others, from the values over each."""
-    return first + second if isinstance(pairwise, Sigmoid) else torch.logaddexp(first, second)
-
-
 def term_weights(x_RC: Tensor, value: Tensor, dim: int, pairwise: Pairwise) -> Tensor:
     """d value_i / d x_ij: softmax weights, or the sigmoid's.  Overwrites x."""
     if isinstance(pairwise, Sigmoid):
         return torch.sigmoid_(x_RC)
     return x_RC.sub_(value.unsqueeze(dim)).exp_()
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# blocks
 
 
 @dataclass(frozen=True)
@@ -86,13 +77,15 @@ def fill_pairs(matrix_RC: Tensor, offset: int | None, value: float) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Anchors:
-    """One side's anchors on all ranks, as numbers.  ``value_N`` and ``grad_N`` are known in the backward pass only."""
+class Table:
+    """One modality's embeddings: this rank's with gradient, all ranks' without; and its anchors' scalars."""
 
+    local_BD: Tensor
+    all_ND: Tensor
+    reference_B: Tensor
     reference_N: Tensor
+    tau_B: Tensor
     tau_N: Tensor
-    value_N: Tensor | None = None
-    grad_N: Tensor | None = None
 
 
 @dataclass
@@ -104,7 +97,7 @@ class Side:
 
 
 def reduce_block(
-    sim_RC: Tensor, offset: int | None, anchors: Anchors, here: slice, dim: int, pairwise: Pairwise, with_mean: bool
+    sim_RC: Tensor, offset: int | None, anchors: Table, here: slice, dim: int, pairwise: Pairwise, with_mean: bool
 ) -> Side:
     """This block's part of the anchors' values, and of the mean exponent where asked for."""
     x_RC = exponents(sim_RC, anchors.reference_N[here], anchors.tau_N[here], dim, pairwise)
@@ -133,13 +126,20 @@ def similarity_weights(weight_RC: Tensor, sim_RC: Tensor, reference: Tensor, dim
 
 
 def pull_back_block(
-    sim_RC: Tensor, offset: int | None, anchors: Anchors, here: slice, dim: int, pairwise: Pairwise
+    sim_RC: Tensor,
+    offset: int | None,
+    anchors: Table,
+    value: Tensor,
+    grad: Tensor,
+    here: slice,
+    dim: int,
+    pairwise: Pairwise,
 ) -> Pull:
     """x is (gap + margin)_+ to a power (1 or 2) over tau; so sum_j w x is sum_j (dx/ds)(gap + margin) / power."""
-    assert anchors.value_N is not None and anchors.grad_N is not None
-    reference, tau, scale = anchors.reference_N[here], anchors.tau_N[here], anchors.grad_N[here] / anchors.tau_N[here]
+    reference, tau = anchors.reference_N[here], anchors.tau_N[here]
+    scale = grad[here] / tau
     x_RC = exponents(sim_RC, reference, tau, dim, pairwise)
-    weight_RC = term_weights(x_RC, anchors.value_N[here], dim, pairwise)
+    weight_RC = term_weights(x_RC, value[here], dim, pairwise)
     weight_RC = similarity_weights(weight_RC, sim_RC, reference, dim, pairwise)
     fill_pairs(weight_RC, offset, 0.0)
     margin, power = (pairwise.margin, 2.0) if isinstance(pairwise, SquaredHinge) else (0.0, 1.0)
@@ -148,32 +148,39 @@ def pull_back_block(
     return Pull(weight_RC.mul_(scale.unsqueeze(dim)), -scale * weight, -scale * gap / (power * tau))
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# the differentiable primitive
+# -- the differentiable primitive --------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Layout:
     """Which blocks make up a reduction, where this rank's rows and columns lie in the tables of all ranks."""
 
-    row_ND: Tensor
-    column_ND: Tensor
+    row: Table
+    column: Table
     rows: slice
     columns: slice
     blocks: tuple[Tile, ...]
-    row_anchors: Anchors
-    column_anchors: Anchors | None
+    columns_are_anchors: bool
     pairwise: Pairwise
     chunk: int | None
     with_mean: bool
     spread: bool  # whether the columns are spread over ranks as the rows are
+
+    def reduce(self) -> Reductions:
+        own = (self.column.reference_B, self.column.tau_B) if self.columns_are_anchors else (None, None)
+        scalars = self.row.reference_B, self.row.tau_B, *own
+        return Reductions(*_ReducePairs.apply(self.row.local_BD, self.column.local_BD, *scalars, self))
+
+    @property
+    def anchors(self) -> list[Table]:
+        return [self.row, self.column] if self.columns_are_anchors else [self.row]
 
     def pieces(self) -> Iterator[Tile]:
         for block in self.blocks:
             yield from block.chunks(self.chunk)
 
     def similarities(self, piece: Tile) -> Tensor:
-        return self.row_ND[piece.rows] @ self.column_ND[piece.columns].T
+        return self.row.all_ND[piece.rows] @ self.column.all_ND[piece.columns].T
 
     def is_own(self, piece: Tile) -> tuple[bool, bool]:
         """Whether the piece's rows, and its columns, are this rank's."""
@@ -181,7 +188,7 @@ class Layout:
 
     def fresh(self, span: slice) -> Side:
         start = 0.0 if isinstance(self.pairwise, Sigmoid) else -math.inf
-        value = self.row_ND.new_full((span.stop - span.start,), start)
+        value = self.row.all_ND.new_full((span.stop - span.start,), start)
         return Side(value, torch.zeros_like(value) if self.with_mean else None)
 
     def add(self, total: Side, part: Side, here: slice) -> None:
@@ -189,7 +196,8 @@ class Layout:
         if total.mean is not None and part.mean is not None:
             share = torch.sigmoid(part.value - old).nan_to_num(0.0)  # NaN: neither has a term yet
             total.mean[here] = torch.lerp(total.mean[here], part.mean, share)
-        total.value[here] = merge(old, part.value, self.pairwise)
+        summed = isinstance(self.pairwise, Sigmoid)
+        total.value[here] = old + part.value if summed else torch.logaddexp(old, part.value)
 
 
 def _within(outer: slice, inner: slice) -> slice:
@@ -210,12 +218,10 @@ class Reductions(NamedTuple):
 
 
 class _ReducePairs(torch.autograd.Function):
-    """Forward: this rank's anchors against all others.  Backward: scalars travel, gradients of rows do not.
-
-    The gradient to this rank's rows has a part from every rank's anchors.  Each rank computes it itself from the
-    gathered embeddings and one gathered scalar an anchor and direction (FastCLIP's scheme).  The numbers come from the
-    layout; the tensors before it are there to receive gradients.
-    """
+    """Forward: this rank's anchors against all others.  Backward: scalars travel, gradients of rows do not.  The
+    gradient to this rank's rows has a part from every rank's anchors.  Each rank computes it itself from the gathered
+    embeddings and one gathered scalar an anchor and direction (FastCLIP's scheme).  The numbers come from the layout;
+    the tensors before it are there to receive gradients."""
 
     @staticmethod
     def forward(
@@ -228,37 +234,36 @@ class _ReducePairs(torch.autograd.Function):
         column_tau_B: Tensor | None,
         layout: Layout,
     ) -> Reductions:
-        row, column = layout.fresh(layout.rows), layout.fresh(layout.columns)
+        spans = (layout.rows, layout.columns)
+        sides = [layout.fresh(span) for _, span in zip(layout.anchors, spans, strict=False)]
         kept: list[Tensor] = []
         for piece in layout.pieces():
             sim_RC = layout.similarities(piece)
-            own_rows, own_columns = layout.is_own(piece)
-            options = (layout.pairwise, layout.with_mean)
-            if own_rows:
-                part = reduce_block(sim_RC, piece.first_pair, layout.row_anchors, piece.rows, 1, *options)
-                layout.add(row, part, _within(layout.rows, piece.rows))
-            if own_columns and layout.column_anchors is not None:
-                part = reduce_block(sim_RC, piece.first_pair, layout.column_anchors, piece.columns, 0, *options)
-                layout.add(column, part, _within(layout.columns, piece.columns))
+            for dim, anchors, side, here, is_own, span in zip(
+                (1, 0), layout.anchors, sides, (piece.rows, piece.columns), layout.is_own(piece), spans, strict=False
+            ):
+                if is_own:
+                    options = (dim, layout.pairwise, layout.with_mean)
+                    part = reduce_block(sim_RC, piece.first_pair, anchors, here, *options)
+                    layout.add(side, part, _within(span, here))
             if layout.chunk is None:
                 kept.append(sim_RC)
-        sides = [row] if layout.column_anchors is None else [row, column]
-        gathered = _gather_sides(sides, layout.spread)
+        tensors = [t for side in sides for t in (side.value, side.mean) if t is not None]
+        all_ranks = iter(_gather_columns(tensors, layout.spread))
+        gathered = [Side(next(all_ranks), None if side.mean is None else next(all_ranks)) for side in sides]
         ctx.layout = layout
         ctx.save_for_backward(*(side.value for side in gathered), *kept)
         ctx.mark_non_differentiable(*(t for side in gathered for t in (side.value, side.mean) if t is not None))
         ctx.set_materialize_grads(False)
-        if layout.column_anchors is None:
-            (rows,) = gathered
-            return Reductions(row.value, None, rows.value, None, rows.mean, None)
-        rows, columns = gathered
+        nothing = [Side(None, None)] * (2 - len(sides))  # type: ignore[arg-type]
+        (row, column), (rows, columns) = [*sides, *nothing], [*gathered, *nothing]
         return Reductions(row.value, column.value, rows.value, columns.value, rows.mean, columns.mean)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, row_grad_B: Tensor | None, column_grad_B: Tensor | None, *_: Any) -> tuple[Any, ...]:
         layout: Layout = ctx.layout
-        grads = [row_grad_B] if layout.column_anchors is None else [row_grad_B, column_grad_B]
+        grads = [row_grad_B, column_grad_B][: len(layout.anchors)]
         values_N, kept = ctx.saved_tensors[: len(grads)], iter(ctx.saved_tensors[len(grads) :])
         spans = (layout.rows, layout.columns)
         grads_B = [
@@ -266,28 +271,28 @@ class _ReducePairs(torch.autograd.Function):
             for g, span in zip(grads, spans, strict=False)
         ]
         grads_N = _gather_columns(grads_B, layout.spread)
-        sides = [side for side in (layout.row_anchors, layout.column_anchors) if side is not None]
-        anchors = [replace(side, value_N=v, grad_N=g) for side, v, g in zip(sides, values_N, grads_N, strict=True)]
-        to_row_BD = torch.zeros_like(layout.row_ND[layout.rows]) if ctx.needs_input_grad[0] else None
-        to_column_BD = torch.zeros_like(layout.column_ND[layout.columns]) if ctx.needs_input_grad[1] else None
+        anchors = list(zip(layout.anchors, values_N, grads_N, strict=True))
+        row_ND, column_ND = layout.row.all_ND, layout.column.all_ND
+        to_row_BD = torch.zeros_like(row_ND[layout.rows]) if ctx.needs_input_grad[0] else None
+        to_column_BD = torch.zeros_like(column_ND[layout.columns]) if ctx.needs_input_grad[1] else None
         scalars = [(torch.zeros_like(g), torch.zeros_like(g)) for g in grads_B]
         for piece in layout.pieces():
             sim_RC = next(kept) if layout.chunk is None else layout.similarities(piece)
             own = layout.is_own(piece)
             to_sim_RC: Tensor | None = None
-            for dim, side, here, is_own, span, (to_reference_B, to_tau_B) in zip(
+            for dim, (table, value_N, grad_N), here, is_own, span, (to_reference_B, to_tau_B) in zip(
                 (1, 0), anchors, (piece.rows, piece.columns), own, spans, scalars, strict=False
             ):
-                pull = pull_back_block(sim_RC, piece.first_pair, side, here, dim, layout.pairwise)
+                pull = pull_back_block(sim_RC, piece.first_pair, table, value_N, grad_N, here, dim, layout.pairwise)
                 to_sim_RC = pull.sim_RC if to_sim_RC is None else to_sim_RC.add_(pull.sim_RC)
                 if is_own:
                     to_reference_B[_within(span, here)] += pull.reference
                     to_tau_B[_within(span, here)] += pull.tau
             assert to_sim_RC is not None
             if own[0] and to_row_BD is not None:
-                to_row_BD[_within(layout.rows, piece.rows)] += to_sim_RC @ layout.column_ND[piece.columns]
+                to_row_BD[_within(layout.rows, piece.rows)] += to_sim_RC @ column_ND[piece.columns]
             if own[1] and to_column_BD is not None:
-                to_column_BD.addmm_(to_sim_RC.T, layout.row_ND[piece.rows])
+                to_column_BD.addmm_(to_sim_RC.T, row_ND[piece.rows])
         flat = [t for pair in scalars for t in pair]
         return to_row_BD, to_column_BD, *flat, *([None] * (4 - len(flat))), None
 
@@ -299,12 +304,6 @@ def _gather_columns(columns_B: Sequence[Tensor], spread: bool) -> list[Tensor]:
     return [c.contiguous() for c in distributed.gather_rows(torch.stack(list(columns_B), dim=1)).clone().unbind(1)]
 
 
-def _gather_sides(sides: Sequence[Side], spread: bool) -> list[Side]:
-    """The same of all ranks."""
-    tensors = iter(_gather_columns([t for side in sides for t in (side.value, side.mean) if t is not None], spread))
-    return [Side(next(tensors), None if side.mean is None else next(tensors)) for side in sides]
-
-
 @dataclass(frozen=True)
 class Reduced:
     """``log_mean_B`` carries the gradient; the ``_N`` values are all ranks', detached."""
@@ -312,29 +311,6 @@ class Reduced:
     log_mean_B: Tensor
     log_mean_N: Tensor
     mean_exponent_N: Tensor | None
-
-
-def blocks_of_rank(rows: slice, count: int) -> tuple[Tile, ...]:
-    """The parts of the N x N matrix that this rank's rows or columns have a share in; on one rank it is one block."""
-    before, after = slice(0, rows.start), slice(rows.stop, count)
-    remote = [part for part in (before, after) if part.stop > part.start]
-    own = Tile(rows, rows, first_pair=0)
-    return own, *(Tile(rows, part) for part in remote), *(Tile(part, rows) for part in remote)
-
-
-@dataclass(frozen=True)
-class Table:
-    """One modality's embeddings: this rank's with gradient, all ranks' without; and its anchors' scalars."""
-
-    local_BD: Tensor
-    all_ND: Tensor
-    reference_B: Tensor
-    reference_N: Tensor
-    tau_B: Tensor
-    tau_N: Tensor
-
-    def anchors(self) -> Anchors:
-        return Anchors(self.reference_N, self.tau_N)
 
 
 def reduce_batch(
@@ -348,22 +324,14 @@ def reduce_batch(
     with_mean: bool = False,
 ) -> Reductions:
     """Values of this rank's row anchors (and column anchors) over all other pairs of the batch."""
-    layout = Layout(
-        row_ND=row.all_ND,
-        column_ND=column.all_ND,
-        rows=rows,
-        columns=rows,
-        blocks=blocks_of_rank(rows, row.all_ND.shape[0]),
-        row_anchors=row.anchors(),
-        column_anchors=column.anchors() if columns_are_anchors else None,
-        pairwise=pairwise,
-        chunk=chunk,
-        with_mean=with_mean,
-        spread=True,
-    )
-    reference_B, tau_B = (column.reference_B, column.tau_B) if columns_are_anchors else (None, None)
-    scalars = row.reference_B, row.tau_B, reference_B, tau_B
-    return Reductions(*_ReducePairs.apply(row.local_BD, column.local_BD, *scalars, layout))
+    # the parts of the N x N matrix that this rank's rows or columns have a share in; on one rank it is one block
+    around = (slice(0, rows.start), slice(rows.stop, row.all_ND.shape[0]))
+    remote = [part for part in around if part.stop > part.start]
+    own = Tile(rows, rows, first_pair=0)
+    blocks = own, *(Tile(rows, part) for part in remote), *(Tile(part, rows) for part in remote)
+    return Layout(
+        row, column, rows, rows, blocks, columns_are_anchors, pairwise, chunk, with_mean, spread=True
+    ).reduce()
 
 
 def log_mean_exp_of_batch(
@@ -378,11 +346,6 @@ def log_mean_exp_of_batch(
     return of_rows, Reduced(both.column_value_B - log_count, both.column_value_N - log_count, both.column_mean_N)
 
 
-def sum_softplus_of_batch(row: Table, column: Table, rows: slice, chunk: int | None) -> Tensor:
-    """sum over j != i of log(1 + exp(x_ij)), SigLIP's negatives, for this rank's rows."""
-    return reduce_batch(row, column, rows, columns_are_anchors=False, pairwise=Sigmoid(), chunk=chunk).row_value_B
-
-
 def log_mean_exp(
     anchor_BD: Tensor,
     other_MD: Tensor,
@@ -394,25 +357,13 @@ def log_mean_exp(
     first_pair: int | None = None,
 ) -> Tensor:
     """log of the mean of exp(x_ij) over others that every rank holds, such as prototypes; gradients to all inputs.
-
-    Anchor k's own positive is other ``first_pair`` + k, and is left out of the mean; None: it is not among them.
-    """
+    Anchor k's own positive is other ``first_pair`` + k, and is left out of the mean; None: it is not among them."""
     rows, columns = slice(0, anchor_BD.shape[0]), slice(0, other_MD.shape[0])
-    layout = Layout(
-        row_ND=anchor_BD.detach(),
-        column_ND=other_MD.detach(),
-        rows=rows,
-        columns=columns,
-        blocks=(Tile(rows, columns, first_pair),),
-        row_anchors=Anchors(reference_B.detach(), tau_B.detach()),
-        column_anchors=None,
-        pairwise=pairwise,
-        chunk=chunk,
-        with_mean=False,
-        spread=False,
-    )
-    reduced = Reductions(*_ReducePairs.apply(anchor_BD, other_MD, reference_B, tau_B, None, None, layout))
-    return reduced.row_value_B - math.log(columns.stop - (first_pair is not None))
+    scalars = reference_B, reference_B.detach(), tau_B, tau_B.detach()
+    row, column = (Table(table, table.detach(), *scalars) for table in (anchor_BD, other_MD))  # only rows are anchors
+    blocks = (Tile(rows, columns, first_pair),)
+    layout = Layout(row, column, rows, columns, blocks, False, pairwise, chunk, with_mean=False, spread=False)
+    return layout.reduce().row_value_B - math.log(columns.stop - (first_pair is not None))
 
 
 @torch.no_grad()
@@ -427,11 +378,9 @@ def gradient_to_others(
     chunk: int | None = None,
     first_pair: int | None = None,
 ) -> Tensor:
-    """The gradient to the others alone, in one pass over the rows: the prototype update in closed form.
-
-    ``to_value`` maps the log-means of the anchors at hand, and which they are, to the gradient that reaches them;
-    ``first_pair`` as in ``log_mean_exp``.
-    """
+    """The gradient to the others alone, in one pass over the rows: the prototype update in closed form.  ``to_value``
+    maps the log-means of the anchors at hand, and which they are, to the gradient that reaches them; ``first_pair`` as
+    in ``log_mean_exp``."""
     assert not isinstance(pairwise, Sigmoid), "prototypes stand for a mean of exponentials"
     total_MD = torch.zeros_like(other_MD)
     block = Tile(slice(0, anchor_ND.shape[0]), slice(0, other_MD.shape[0]), first_pair)

@@ -43,9 +43,7 @@ def bounded_exp(log_weight: Tensor, guard: float) -> Tensor:
 
 
 def raise_stale(alpha: Tensor, log_total: Tensor, guard: float) -> Tensor:
-    """alpha, raised where exp(log_total - alpha), the anchor's weight, would pass exp(guard).
-
-    With the exact alpha a weight is at most (n - 1) / (B - 1); far beyond, the normalizer is stale.  The shift carries
-    no gradient, so alpha's own stays what it was.
-    """
+    """alpha, raised where exp(log_total - alpha), the anchor's weight, would pass exp(guard).  With the exact alpha a
+    weight is at most (n - 1) / (B - 1); far beyond, the normalizer is stale.  The shift carries no gradient, so alpha's
+    own stays what it was."""
     return alpha + (log_total - guard - alpha).detach().clamp(min=0.0)

@@ -1,7 +1,6 @@
 """Normalizers: the batch's own mean, a moving average per sample, those that keep the newest embeddings (rolling
 prototypes, which learn on, and XBM's queue, which is part of the loss), and AmorLIP's, which a net predicts.  NeuCLIP's
-prototypes are in prototypes.py.
-"""
+prototypes are in prototypes.py."""
 
 # B: anchors on this rank   N: anchors on all ranks   M: rows kept   D: width
 
@@ -36,10 +35,8 @@ class BatchMeanNormalizer(nn.Module):
 
 
 class MovingAverageNormalizer(nn.Module):
-    """alpha_i = log u_i, the new u of NeuCLIP eq. (3), so that the gradient is eq. (4) and tau's eq. (13).
-
-    In eval mode u is what is remembered; a row never seen has only its batch to go by.  SCENT differs in gamma alone,
-    which is a sample's own.
+    """alpha_i = log u_i, the new u of NeuCLIP eq. (3), so that the gradient is eq. (4) and tau's eq. (13).  In eval
+    mode u is what is remembered; a row never seen has only its batch to go by.  SCENT's gamma is a sample's own.
 
     ``shared``: u_i <- (1 - gamma) u_i + gamma (g1_i + g2_i) / 2 is kept, the same in the tables of both directions, and
     each divides by (1 - gamma) u_i + gamma g_i of its own.  Where images and texts have ids of their own, a pair's g
@@ -90,10 +87,8 @@ def put_on_top(rows_MD: Tensor, newest_ND: Tensor) -> None:
 
 
 class NewestRows(nn.Module):
-    """Keeps the newest embeddings, newest first, so that the batch's own are at the top in their order.
-
-    They need no sample ids and, as all ranks hold all gathered embeddings, no communication.
-    """
+    """Keeps the newest embeddings, newest first, so that the batch's own are at the top in their order.  They need no
+    sample ids and, as all ranks hold all gathered embeddings, no communication."""
 
     def __init__(self, places: int) -> None:
         super().__init__()
@@ -110,10 +105,8 @@ class NewestRows(nn.Module):
 
 
 class RollingNormalizer(NewestRows):
-    """NeuCLIP's prototypes, renewed in every step: the batch's embeddings take the places of the oldest.
-
-    Until all places are taken it is a queue.
-    """
+    """NeuCLIP's prototypes, renewed in every step: the batch's embeddings take the places of the oldest.  Until all
+    places are taken it is a queue."""
 
     prototypes_MD: Tensor
     accumulator_MD: Tensor
@@ -156,11 +149,9 @@ class RollingNormalizer(NewestRows):
 
 
 class BatchAndQueueNormalizer(NewestRows):
-    """log(epsilon + mean over the batch's negatives and the queue), as BatchMean has it of the batch alone.
-
-    The queue holds the batches before this one, so an anchor's own positive is not in it; it carries no gradient, the
-    anchor does.  In eval mode the queue stays as it is.
-    """
+    """log(epsilon + mean over the batch's negatives and the queue), as BatchMean has it of the batch alone.  The queue
+    holds the batches before this one, so an anchor's own positive is not in it; it carries no gradient, the anchor
+    does.  In eval mode the queue stays as it is."""
 
     queue_MD: Tensor
 
@@ -199,11 +190,9 @@ def blend_share(config: Amortized, epoch: float) -> float:
 
 
 class AmortizedNormalizer(nn.Module):
-    """alpha_i = log lambda_i - s_ii / tau - log(number of negatives), lambda without gradient.
-
-    So exp(log_total - alpha) is AmorLIP's sum over lambda, and alpha's gradient its -s_ii / tau.  In eval mode lambda
-    is the net's answer, which does not look at the batch.
-    """
+    """alpha_i = log lambda_i - s_ii / tau - log(number of negatives), lambda without gradient.  So exp(log_total -
+    alpha) is AmorLIP's sum over lambda, and alpha's gradient its -s_ii / tau.  In eval mode lambda is the net's answer,
+    which does not look at the batch."""
 
     counters = ("steps",)
 

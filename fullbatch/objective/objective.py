@@ -5,68 +5,40 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable
-from dataclasses import dataclass, fields, is_dataclass
+from collections.abc import Hashable
+from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from fullbatch import distributed
-from fullbatch.config.axes import (
-    RAW,
-    Amortized,
-    BatchMean,
-    NoNormalizer,
-    PerSample,
-    Predicted,
-    RawSimilarity,
-    RobustPositives,
-    Sigmoid,
-    VarianceCovariance,
-)
+from fullbatch.config import axes
 from fullbatch.config.checks import is_whole
 from fullbatch.config.methods import AXES, Method, method_with
-from fullbatch.models.execution import being_recorded
+from fullbatch.models.two_towers import being_recorded
 from fullbatch.objective import advice
 from fullbatch.objective.kernel import Reduced, Table, log_mean_exp_of_batch
 from fullbatch.objective.loss import Metrics, Summary, direction_loss, raw_positive
-from fullbatch.objective.normalizers import AmortizedNormalizer, MovingAverageNormalizer, NewestRows, RollingNormalizer
+from fullbatch.objective.normalizers import MovingAverageNormalizer, RollingNormalizer
 from fullbatch.objective.other_losses import PositiveWeights, cycle_consistency, sigmoid_loss, variance_covariance
-from fullbatch.objective.parts import Context, check_context, fingerprint, make_normalizers, make_temperatures, settled
-from fullbatch.objective.per_sample import PerSampleTable
-from fullbatch.objective.prototypes import MlpNormalizer, PrototypeNormalizer
+from fullbatch.objective.parts import Context, check_context, fingerprint, make_normalizers, make_temperatures
+from fullbatch.objective.prototypes import PrototypeNormalizer
 from fullbatch.objective.step import DIRECTIONS, Batch, Direction, Progress, Rows, gather_batch
-from fullbatch.objective.temperature import AnchorTemperature, GlobalTemperature, PredictedTemperature
+from fullbatch.objective.temperature import AnchorTemperature, GlobalTemperature
 
 # Reading a number off a GPU makes the host wait, so checks that need it run on every call on the CPU, and elsewhere
 # on the first calls and then this often.
 CHECK_EVERY = 256
 
-HAS_REPLAY_KEY = (
-    PerSampleTable, PrototypeNormalizer, NewestRows, MlpNormalizer, AmortizedNormalizer, PredictedTemperature,
-)  # fmt: skip
-
 
 @dataclass(frozen=True)
 class Output:
-    """loss      call ``.backward()`` on it; its gradient is the method's estimator, its value estimates the full loss
-    metrics   detached numbers that are equal on all ranks; tensors stay on the device until you read them
-    """
+    """What an objective makes of a batch."""
 
+    # call ``.backward()`` on it; its gradient is the method's estimator, its value estimates the full loss
     loss: Tensor
-    metrics: Metrics
-
-
-def at_least_float32(fn: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    """What ``.half()`` or ``.to(torch.bfloat16)`` does to a model, but for state that would not survive it."""
-
-    def move(tensor: Tensor) -> Tensor:
-        moved = fn(tensor)
-        narrowed = moved.is_floating_point() and moved.dtype.itemsize < min(4, tensor.dtype.itemsize)
-        return tensor.to(moved.device) if narrowed else moved
-
-    return move
+    metrics: Metrics  # detached numbers that are equal on all ranks; tensors stay on the device until you read them
 
 
 class Objective(nn.Module):
@@ -77,20 +49,28 @@ class Objective(nn.Module):
     def __init__(self, method: Method, context: Context) -> None:
         super().__init__()
         check_context(method, context)
-        method = settled(method, context)
+        if isinstance(method.temperature, axes.RobustGlobal):  # which may leave its budget open
+            method = replace(method, temperature=method.temperature.for_samples(context.num_samples))
         self.method, self.context = method, context
         self.step, self.samples_seen, self.epoch_set = 0, 0, -1
         self.temperatures = nn.ModuleDict(make_temperatures(method, context))
         self.normalizers = nn.ModuleDict(make_normalizers(method, context))
         pairwise = method.pairwise
-        self.bias = nn.Parameter(torch.tensor(float(pairwise.bias))) if isinstance(pairwise, Sigmoid) else None
-        self.positives = PositiveWeights(pairwise) if isinstance(pairwise, RobustPositives) else None
+        self.bias = nn.Parameter(torch.tensor(float(pairwise.bias))) if isinstance(pairwise, axes.Sigmoid) else None
+        self.positives = PositiveWeights(pairwise) if isinstance(pairwise, axes.RobustPositives) else None
         self._notices = advice.Notices(method)
-        if context.num_samples is not None and not isinstance(method.normalizer, (BatchMean, Amortized)):
+        if context.num_samples is not None and not isinstance(method.normalizer, (axes.BatchMean, axes.Amortized)):
             self._notices.warn_if_rho_unreachable(context.num_samples, "the data set")
 
     def _apply(self, fn: Any, recurse: bool = True) -> Objective:
-        return super()._apply(at_least_float32(fn), recurse)  # type: ignore[no-untyped-call, no-any-return]
+        """What ``.half()`` or ``.to(torch.bfloat16)`` does to a model, but for state that would not survive it."""
+
+        def move(tensor: Tensor) -> Tensor:
+            moved: Tensor = fn(tensor)
+            narrowed = moved.is_floating_point() and moved.dtype.itemsize < min(4, tensor.dtype.itemsize)
+            return tensor.to(moved.device) if narrowed else moved
+
+        return super()._apply(move, recurse)  # type: ignore[no-untyped-call, no-any-return]
 
     # -- state ------------------------------------------------------------------------------------------------------
 
@@ -128,15 +108,14 @@ class Objective(nn.Module):
     # -- recorded steps ---------------------------------------------------------------------------------------------
 
     def replay_key(self) -> tuple[Hashable, ...] | None:
-        """What besides tensors decides what the next training step does; the epoch first, if it matters.
-
-        Two steps with equal keys run the same kernels on the same memory, so the one may be recorded and replayed for
-        the other.  None: the next step must be run plainly.
-        """
+        """What besides tensors decides what the next training step does; the epoch first, if it matters.  Two steps
+        with equal keys run the same kernels on the same memory, so the one may be recorded and replayed for the other.
+        None: the next step must be run plainly."""
         progress = Progress(self.step, self.epoch, self.context.seed, training=True)
         if self._looks_now():
             return None
-        parts = [module.replay_key(progress) for module in self.modules() if isinstance(module, HAS_REPLAY_KEY)]
+        others = [module for module in self.modules() if module is not self]
+        parts = [module.replay_key(progress) for module in others if hasattr(module, "replay_key")]  # type: ignore[operator]
         return None if None in parts else (self.epoch if self.method.needs_epochs else 0, *parts)
 
     def replayed(self, metrics: Metrics) -> None:
@@ -148,20 +127,18 @@ class Objective(nn.Module):
     def forward(
         self, image_embeddings: Tensor, text_embeddings: Tensor, sample_ids: advice.SampleIds | None = None
     ) -> Output:
-        """``image_embeddings`` and ``text_embeddings`` are unit rows; row i of both is a pair.
-
-        ``sample_ids`` (one tensor, or a pair for images and texts) are needed by methods with per-sample memory only.
-        In eval mode no state changes.
-        """
+        """``image_embeddings`` and ``text_embeddings`` are unit rows; row i of both is a pair.  ``sample_ids`` (one
+        tensor, or a pair for images and texts) are needed by methods with per-sample memory only.  In eval mode no
+        state changes."""
         progress = Progress(self.step, self.epoch, self.context.seed, self.training)
         on_cpu = not isinstance(image_embeddings, Tensor) or image_embeddings.device.type == "cpu"
         look = on_cpu or self._looks_now()
         batch = self._take_batch(image_embeddings, text_embeddings, sample_ids, look)
         with torch.autocast(batch.positive_B.device.type, enabled=False):
             match self.method.pairwise:
-                case Sigmoid():
+                case axes.Sigmoid():
                     output = self._sigmoid(batch, progress)
-                case VarianceCovariance() as config:
+                case axes.VarianceCovariance() as config:
                     output = _simple_output(variance_covariance(batch, config), batch, progress)
                 case _:
                     output = self._contrast(batch, progress)
@@ -183,10 +160,8 @@ class Objective(nn.Module):
         self, image_embeddings: Tensor, text_embeddings: Tensor, sample_ids: advice.SampleIds | None = None
     ) -> tuple[Tensor, Tensor]:
         """What the method now believes log(epsilon + g_i(data set)) is, for these images and these texts as anchors.
-
-        Nothing changes.  A method without memory (BatchMean) can only answer from the rows it is given.
-        """
-        if isinstance(self.method.normalizer, NoNormalizer):
+        Nothing changes.  A method without memory (BatchMean) can only answer from the rows it is given."""
+        if isinstance(self.method.normalizer, axes.NoNormalizer):
             raise ValueError("This method (SigLIP, VICReg) has no normalizer to ask for.")
         progress = Progress(self.step, self.epoch, self.context.seed, training=False)
         batch = self._take_batch(image_embeddings, text_embeddings, sample_ids, look=True)
@@ -244,7 +219,7 @@ class Objective(nn.Module):
             estimate = self.normalizers[direction.name](direction, progress)
             part = direction_loss(direction, estimate, scale.times_temperature)
             value = part.loss + (math.log(estimate.negatives or direction.negatives) if scale.log_of_sum else 0.0)
-            if isinstance(self.method.pairwise, RawSimilarity):
+            if isinstance(self.method.pairwise, axes.RawSimilarity):
                 value = value + raw_positive(direction, scale.times_temperature)
             penalty = temperature.rho(progress) * direction.factor_B.mean()
             penalty = penalty * (1.0 if scale.rho_terms == "each" else 0.5)
@@ -256,7 +231,7 @@ class Objective(nn.Module):
         positive_term = self.positives(batch, progress) if self.positives is not None else None
         if positive_term is not None:
             loss = loss + positive_term
-        elif isinstance(self.method.pairwise, RawSimilarity):
+        elif isinstance(self.method.pairwise, axes.RawSimilarity):
             positive_term = -2.0 * batch.positive_B.mean()  # in the loss already, on the loss's own scale
         metrics = summary.metrics(batch, positive_term)
         metrics["epoch"] = float(progress.epoch)
@@ -272,7 +247,7 @@ class Objective(nn.Module):
 
     def _directions(self, batch: Batch, progress: Progress) -> list[Direction]:
         """Both directions; their kernel runs once, since they share the similarity matrix."""
-        raw = isinstance(self.method.pairwise, RAW)
+        raw = isinstance(self.method.pairwise, axes.RAW)
         reference_B = torch.zeros_like(batch.positive_B) if raw else batch.positive_B
         reference_N = torch.zeros_like(batch.positive_N) if raw else batch.positive_N
 
@@ -312,7 +287,7 @@ class Objective(nn.Module):
         options: dict[str, Any] = {
             "pairwise": self.method.pairwise,
             "chunk": self.context.chunk,
-            "with_mean": isinstance(self.method.temperature, (PerSample, Predicted)),
+            "with_mean": isinstance(self.method.temperature, (axes.PerSample, axes.Predicted)),
         }
         image, text = tables
         across = list(log_mean_exp_of_batch(image, text, batch.rows, **options))

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.nn.functional import logsigmoid
 
 from fullbatch import distributed
-from fullbatch.config.axes import CycleConsistency, RobustPositives, VarianceCovariance
-from fullbatch.objective.kernel import Table, sum_softplus_of_batch
+from fullbatch.config.axes import CycleConsistency, RobustPositives, Sigmoid, VarianceCovariance
+from fullbatch.objective.kernel import Table, reduce_batch
 from fullbatch.objective.log_domain import log_moving_average
 from fullbatch.objective.step import Batch, Progress, Rows
 
@@ -29,11 +29,9 @@ def _gram(first: Rows, second: Rows) -> Tensor:
 
 
 def cycle_consistency(batch: Batch, config: CycleConsistency) -> Tensor:
-    """CyCLIP: in_modal/N sum_ij (image_i.image_j - text_i.text_j)^2 + cross_modal/N sum_ij (s_ij - s_ji)^2.
-
-    With the Gram matrices A = image^T image, B = text^T text, C = image^T text the sums are |A|^2 + |B|^2 - 2|C|^2 and
-    2<A, B> - 2<C, C^T>.
-    """
+    """CyCLIP: in_modal/N sum_ij (image_i.image_j - text_i.text_j)^2 + cross_modal/N sum_ij (s_ij - s_ji)^2.  With the
+    Gram matrices A = image^T image, B = text^T text, C = image^T text the sums are |A|^2 + |B|^2 - 2|C|^2 and 2<A, B> -
+    2<C, C^T>."""
     a_DD, b_DD, c_DD = (
         _gram(*pair) for pair in ((batch.image, batch.image), (batch.text, batch.text), (batch.image, batch.text))
     )
@@ -59,17 +57,15 @@ def variance_covariance(batch: Batch, config: VarianceCovariance) -> Tensor:
 
 
 def sigmoid_loss(batch: Batch, tau_B: Tensor, tau_N: Tensor, bias: Tensor, chunk: int | None) -> Tensor:
-    """mean_i of -log sigmoid(s_ii / tau + b) + sum_{j != i} softplus(s_ij / tau + b).
-
-    In the kernel's terms the bias is a reference: (s - r) / tau with r = -b tau.
-    """
+    """mean_i of -log sigmoid(s_ii / tau + b) + sum_{j != i} softplus(s_ij / tau + b).  In the kernel's terms the bias
+    is a reference: (s - r) / tau with r = -b tau."""
     reference_B, reference_N = -bias * tau_B, -bias.detach() * tau_N
     image, text = (
         Table(side.local_BD, side.all_ND, reference_B, reference_N, tau_B, tau_N) for side in (batch.image, batch.text)
     )
-    negatives_B = sum_softplus_of_batch(image, text, batch.rows, chunk)
+    negatives = reduce_batch(image, text, batch.rows, columns_are_anchors=False, pairwise=Sigmoid(), chunk=chunk)
     positives_B = -logsigmoid(batch.positive_B / tau_B + bias)
-    return torch.mean(positives_B + negatives_B)
+    return torch.mean(positives_B + negatives.row_value_B)
 
 
 class PositiveWeights(nn.Module):

@@ -4,39 +4,18 @@ from __future__ import annotations
 
 import os
 import zlib
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 import torch
 from torch import nn
 from typing_extensions import assert_never
 
-from fullbatch.config.axes import (
-    Amortized,
-    BatchAndQueue,
-    BatchMean,
-    Constant,
-    LearnedScale,
-    Mlp,
-    MovingAverage,
-    NoNormalizer,
-    PerSample,
-    Predicted,
-    Prototypes,
-    RobustGlobal,
-    Rolling,
-    Scent,
-)
+from fullbatch.config import axes
 from fullbatch.config.checks import is_number, is_whole
 from fullbatch.config.methods import Method
+from fullbatch.objective import normalizers
 from fullbatch.objective.fitted_net import build_seeded
-from fullbatch.objective.normalizers import (
-    AmortizedNormalizer,
-    BatchAndQueueNormalizer,
-    BatchMeanNormalizer,
-    MovingAverageNormalizer,
-    RollingNormalizer,
-)
 from fullbatch.objective.per_sample import TableOptions
 from fullbatch.objective.prototypes import MlpNormalizer, PrototypeNormalizer
 from fullbatch.objective.step import DIRECTIONS
@@ -83,20 +62,13 @@ def check_context(method: Method, context: Context) -> None:
         raise ValueError(f"dataset must be a text that names the data, or None, got {context.dataset!r}.")
 
 
-def settled(method: Method, context: Context) -> Method:
-    """The method with what it leaves open chosen from its surroundings."""
-    if isinstance(method.temperature, RobustGlobal):
-        return replace(method, temperature=method.temperature.for_samples(context.num_samples))
-    return method
-
-
 def make_temperatures(method: Method, context: Context) -> dict[str, nn.Module]:
     match method.temperature:
-        case Constant() | LearnedScale() | RobustGlobal() as config:
+        case axes.Constant() | axes.LearnedScale() | axes.RobustGlobal() as config:
             return {"both": GlobalTemperature(config)}
-        case PerSample() as config:
+        case axes.PerSample() as config:
             return {name: PerSampleTemperature(config, _table(context), name) for name in DIRECTIONS}
-        case Predicted() as config:
+        case axes.Predicted() as config:
             assert context.width is not None
             return {
                 name: build_seeded(partial(PredictedTemperature, config, context.width, name), context.seed + tag)
@@ -107,7 +79,7 @@ def make_temperatures(method: Method, context: Context) -> dict[str, nn.Module]:
 
 
 def make_normalizers(method: Method, context: Context) -> dict[str, nn.Module]:
-    if isinstance(method.normalizer, NoNormalizer):
+    if isinstance(method.normalizer, axes.NoNormalizer):
         return {}
     return {name: _make_normalizer(method, context, name) for name in DIRECTIONS}
 
@@ -115,21 +87,21 @@ def make_normalizers(method: Method, context: Context) -> dict[str, nn.Module]:
 def _make_normalizer(method: Method, context: Context, name: str) -> nn.Module:
     width = context.width or 0
     match method.normalizer:
-        case BatchMean() as config:
-            return BatchMeanNormalizer(config)
-        case BatchAndQueue() as config:
-            return BatchAndQueueNormalizer(config, method.pairwise, width, context.chunk)
-        case MovingAverage() | Scent() as config:
-            return MovingAverageNormalizer(config, _table(context), name)
-        case Prototypes() as config:
+        case axes.BatchMean() as config:
+            return normalizers.BatchMeanNormalizer(config)
+        case axes.BatchAndQueue() as config:
+            return normalizers.BatchAndQueueNormalizer(config, method.pairwise, width, context.chunk)
+        case axes.MovingAverage() | axes.Scent() as config:
+            return normalizers.MovingAverageNormalizer(config, _table(context), name)
+        case axes.Prototypes() as config:
             return PrototypeNormalizer(config, method.pairwise, width, context.chunk)
-        case Rolling() as config:
-            return RollingNormalizer(config, method.pairwise, width, context.chunk)
-        case Mlp() as config:
+        case axes.Rolling() as config:
+            return normalizers.RollingNormalizer(config, method.pairwise, width, context.chunk)
+        case axes.Mlp() as config:
             return MlpNormalizer(config, method.pairwise, width, name)
-        case Amortized() as config:
-            return AmortizedNormalizer(config, width, name)
-        case NoNormalizer():
+        case axes.Amortized() as config:
+            return normalizers.AmortizedNormalizer(config, width, name)
+        case axes.NoNormalizer():
             raise AssertionError("nothing to make")
         case _ as unknown:
             assert_never(unknown)

@@ -1,12 +1,6 @@
-"""A value per sample: the table that moving averages and per-sample temperatures are kept in.
-
-The table only gets and puts rows; what a row means is its owner's affair.  Where it lies is a choice:
-
-    "rank"      a buffer on each rank's device: no waiting for the host, one copy a rank
-    "node"      one copy a node in shared host memory
-    a folder    one memory-mapped file a node
-    "auto"      "rank" up to 256 MB a table, "node" beyond
-"""
+"""A value per sample: the table that moving averages and per-sample temperatures are kept in; it gets and puts rows.
+It lies on each rank's device ("rank": no waiting for the host), once a node in shared host memory ("node") or in a
+memory-mapped file (a folder); "auto" is "rank" up to 256 MB a table, "node" beyond."""
 
 # N: rows on all ranks
 
@@ -157,8 +151,7 @@ def round_stochastically(values_N: Tensor, group_N: Tensor, progress: Progress) 
     return torch.where(torch.isfinite(exact_N), rounded_N, exact_N).to(torch.float16)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# the same id more than once in a batch: one id, one value
+# -- the same id more than once in a batch: one id, one value ----------------------------------------------------------
 
 
 def same_id_groups(ids_N: Tensor) -> Tensor:
@@ -179,8 +172,7 @@ def log_mean_within(log_N: Tensor, group_N: Tensor) -> Tensor:
     return mean_within(torch.exp(log_N - peak_N), group_N).log() + peak_N
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# one mapping that all ranks of a node share: nameless in memory, or a file in a folder, both scratch space
+# -- one mapping that all ranks of a node share: nameless in memory, or a file in a folder, both scratch space ---------
 
 
 def map_shared(place: str, name: str, count: int, dtype: torch.dtype, owner: object) -> Tensor:

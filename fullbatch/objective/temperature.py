@@ -12,15 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
-from fullbatch.config.axes import (
-    Constant,
-    LearnedScale,
-    PerSample,
-    Predicted,
-    RobustGlobal,
-    rho_of_direction,
-    temperature_bounds,
-)
+from fullbatch.config import axes
 from fullbatch.distributed import average_gradient
 from fullbatch.objective.log_domain import bounded_exp
 from fullbatch.objective.per_sample import PerSampleTable, TableOptions, mean_within, same_id_groups
@@ -59,10 +51,10 @@ class GlobalTemperature(AnchorTemperature):
 
     log_temperature: nn.Parameter | None
 
-    def __init__(self, config: Constant | LearnedScale | RobustGlobal) -> None:
+    def __init__(self, config: axes.Constant | axes.LearnedScale | axes.RobustGlobal) -> None:
         super().__init__()
         self.config = config
-        learned = not isinstance(config, Constant)
+        learned = not isinstance(config, axes.Constant)
         start = torch.tensor(math.log(config.temperature))
         self.log_temperature = nn.Parameter(start) if learned else None
 
@@ -77,10 +69,10 @@ class GlobalTemperature(AnchorTemperature):
         return self
 
     def read(self, anchor: Rows, other: Rows, batch: Batch, progress: Progress) -> tuple[Tensor, Tensor]:
-        if self.log_temperature is None or isinstance(self.config, Constant):
+        if self.log_temperature is None or isinstance(self.config, axes.Constant):
             tau = anchor.all_ND.new_full((), self.config.temperature)
         else:
-            low, high = (math.log(bound) for bound in temperature_bounds(self.config))
+            low, high = (math.log(bound) for bound in axes.temperature_bounds(self.config))
             if progress.training:
                 with torch.no_grad():
                     self.log_temperature.clamp_(low, high)
@@ -90,19 +82,19 @@ class GlobalTemperature(AnchorTemperature):
 
     def factor(self, tau_B: Tensor) -> Tensor:
         """With half its gradient there, the whole of it inside g counts twice."""
-        released = isinstance(self.config, RobustGlobal) and self.config.rule == "released"
+        released = isinstance(self.config, axes.RobustGlobal) and self.config.rule == "released"
         return torch.lerp(tau_B.detach(), tau_B, 0.5) if released else tau_B
 
     def rho(self, progress: Progress) -> float:
-        return self.config.rho_at(progress.epoch) if isinstance(self.config, RobustGlobal) else 0.0
+        return self.config.rho_at(progress.epoch) if isinstance(self.config, axes.RobustGlobal) else 0.0
 
 
 class PerSampleTemperature(AnchorTemperature):
     """iSogCLR's tau_i.  A step's encoder gradient uses the tau_i it found; the move below shows from the next on."""
 
-    def __init__(self, config: PerSample, table: TableOptions, name: str) -> None:
+    def __init__(self, config: axes.PerSample, table: TableOptions, name: str) -> None:
         super().__init__()
-        self.config, self.rho_value = config, rho_of_direction(config, name)
+        self.config, self.rho_value = config, axes.rho_of_direction(config, name)
         self.tau = PerSampleTable(table, f"{name}.tau")
         wide = replace(table, dtype=torch.promote_types(table.dtype, torch.float32))  # moments can be tiny
         self.first = PerSampleTable(wide, f"{name}.tau_first_moment")
@@ -125,7 +117,7 @@ class PerSampleTemperature(AnchorTemperature):
             gradient_N = gradient_N.clamp(-self.config.clip, self.config.clip)
         gradient_N = mean_within(gradient_N, group_N)
         move_N = self._move(gradient_N, ids_N, group_N, progress) * self.config.temperature_lr
-        tau_N = (direction.tau_N - move_N).clamp(*temperature_bounds(self.config))
+        tau_N = (direction.tau_N - move_N).clamp(*axes.temperature_bounds(self.config))
         self.tau.put(ids_N, tau_N, group_N, progress)
         return None
 
@@ -150,9 +142,9 @@ class PerSampleTemperature(AnchorTemperature):
 class PredictedTemperature(AnchorTemperature):
     """TempNet.  Every rank predicts for all ranks' anchors, so its gradient is the same everywhere."""
 
-    def __init__(self, config: Predicted, width: int, name: str) -> None:
+    def __init__(self, config: axes.Predicted, width: int, name: str) -> None:
         super().__init__()
-        self.config, self.rho_value = config, rho_of_direction(config, name)
+        self.config, self.rho_value = config, axes.rho_of_direction(config, name)
         self.tag = 1 if name == "image" else 2
         self.projection = nn.Linear(width, width)
         self.centers_CD = nn.Parameter(torch.zeros(config.centers, width))
@@ -190,17 +182,14 @@ class PredictedTemperature(AnchorTemperature):
 
     def read(self, anchor: Rows, other: Rows, batch: Batch, progress: Progress) -> tuple[Tensor, Tensor]:
         if not self.started and progress.training:
-            self._start_from(other.all_ND)
+            # the centers are the first batch of the other modality, over again where it has fewer rows
+            rows = torch.arange(self.config.centers, device=other.all_ND.device) % other.all_ND.shape[0]
+            with torch.no_grad():
+                self.centers_CD.copy_(other.all_ND[rows])
+            self.started = True
         self._predicted_N = self.predict(anchor.all_ND, progress)
         tau_N = self._predicted_N.detach()
         return tau_N[batch.rows], tau_N
-
-    def _start_from(self, other_ND: Tensor) -> None:
-        """Centers are the first batch of the other modality, over again where it has fewer rows."""
-        rows = torch.arange(self.config.centers, device=other_ND.device) % other_ND.shape[0]
-        with torch.no_grad():
-            self.centers_CD.copy_(other_ND[rows])
-        self.started = True
 
     def learn(self, direction: Direction, alpha_N: Tensor, progress: Progress) -> Tensor | None:
         """mean_i stopgrad(d tau_i) tau_i, whose gradient trains the net."""

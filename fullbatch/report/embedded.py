@@ -23,13 +23,13 @@ from fullbatch.config.messages import plain
 from fullbatch.config.model import Model
 from fullbatch.config.run import RunConfig
 from fullbatch.data.images import EvalTransform, decode
-from fullbatch.data.loader import EvaluationBatches, Part, SamplePool, load, open_pool
+from fullbatch.data.loader import EvaluationBatches, SamplePool, load, open_pool
 from fullbatch.data.sample import BadSample, RawSample
+from fullbatch.data.sources import Share
 from fullbatch.finetuning.record import BASE, TUNED
 from fullbatch.loading import load_trained
 from fullbatch.models.build import build_model
-from fullbatch.models.execution import in_precision
-from fullbatch.models.two_towers import TwoTowers
+from fullbatch.models.two_towers import TwoTowers, in_precision
 from fullbatch.report.collect import RunData
 from fullbatch.report.markup import Child, Html, node, quoted
 from fullbatch.training.run_folder import Folder
@@ -119,7 +119,7 @@ class RunModel:
         if len(pool) > most:
             ids = sorted(random.Random(0).sample(ids, most))
         transform = EvalTransform(self.model.image_size, self.config.data.max_pixels)
-        part = SamplePool([Part(pool, ids)])
+        part = SamplePool([Share(pool, ids)])
         batches = EvaluationBatches(part, self.config.evaluation.eval_batch, transform, self.model.tokenize)
         workers = self.config.data.workers if len(ids) > _MANY else 0
         precision = self.config.training.precision

@@ -24,10 +24,8 @@ _ELEMENTS_AT_ONCE = 2**24  # of a chunk's rows or similarities
 
 def batch_losses(image_KBD: Tensor, text_KBD: Tensor, tau: float) -> Tensor:
     """L_con of each batch (the paper's section 3, with tau): the mean over its rows, the sum over both directions.
-
-    That is twice openclip's loss.  Rows never seen (not finite) are left out, and the negatives seen stand for all
-    B - 1; a batch with fewer than two rows seen has the loss -inf: nothing is known of it.
-    """
+    That is twice openclip's loss.  Rows never seen (not finite) are left out, and the negatives seen stand for all B -
+    1; a batch with fewer than two rows seen has the loss -inf: nothing is known of it."""
     size = image_KBD.shape[1]
     seen_KB = image_KBD.isfinite().all(-1) & text_KBD.isfinite().all(-1)
     dtype = torch.promote_types(image_KBD.dtype, torch.float32)
@@ -58,21 +56,16 @@ def losses_at(image_PD: Tensor, text_PD: Tensor, places_KB: Ints, tau: float) ->
 
 
 def drawn_batches(places: int, batch_size: int, drawn: int, seed: int) -> Ints:
-    """``drawn`` random batches (K, B) of range(places).
-
-    Cut from random permutations, as many as it takes: no sample is twice in a batch, nor in two batches before all
-    that fill whole batches have been in one.
-    """
+    """``drawn`` random batches (K, B) of range(places).  Cut from random permutations, as many as it takes: no sample
+    is twice in a batch, nor in two batches before all that fill whole batches have been in one."""
     rng, whole = np.random.default_rng(seed % 2**64), places // batch_size
     rounds = [rng.permutation(places)[: whole * batch_size] for _ in range(-(-drawn // whole))]
     return np.concatenate(rounds).reshape(-1, batch_size)[:drawn]
 
 
 def batches_of_partition(places: int, batch_size: int, drawn: int, group: int) -> Ints:
-    """Algorithm 7's S_B: the batches (K, B) of group number ``group`` of the epoch's partition, ``drawn`` in each.
-
-    The places stand in uniform order already, so the partition is consecutive.  The last group may be smaller.
-    """
+    """Algorithm 7's S_B: the batches (K, B) of group number ``group`` of the epoch's partition, ``drawn`` in each.  The
+    places stand in uniform order already, so the partition is consecutive.  The last group may be smaller."""
     whole = places // batch_size
     batches = np.arange(whole * batch_size).reshape(whole, batch_size)
     return batches[group * drawn : (group + 1) * drawn]

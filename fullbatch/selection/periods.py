@@ -1,9 +1,7 @@
-"""A run's batches in periods with a plan each, and where the plans lie.
-
-A plan says which places of an epoch's order make up each batch of its period: an array (batches, B) in a file, written
-once and read by every rank and every data worker.  What is drawn at a place, sample, crop and caption, is the order's
-affair and stays as it is; so a plan that rearranges an epoch shows the same samples in the same crops.
-"""
+"""A run's batches in periods with a plan each, and where the plans lie.  A plan says which places of an epoch's order
+make up each batch of its period: an array (batches, B) in a file, written once and read by every rank and every data
+worker.  What is drawn at a place, sample, crop and caption, is the order's affair and stays as it is; so a plan that
+rearranges an epoch shows the same samples in the same crops."""
 
 # L: batches of a period   B: rows of a batch, on all ranks   W: whole batches of an epoch
 
@@ -21,7 +19,7 @@ from typing import IO, Any
 import numpy as np
 from typing_extensions import assert_never
 
-from fullbatch.config.selection import Selection
+from fullbatch.config.training import Selection
 from fullbatch.data.order import Ints, PeriodPlan
 
 log = logging.getLogger("fullbatch")
@@ -29,28 +27,20 @@ log = logging.getLogger("fullbatch")
 
 @dataclass(frozen=True)
 class Period:
-    """batches   the numbers they have in the run
-    epoch     in whose order their places lie
-    first     how many whole batches of that epoch lie before the period's own
-    """
-
     number: int
-    batches: range
-    epoch: int
-    first: int
+    batches: range  # the numbers they have in the run
+    epoch: int  # in whose order their places lie
+    first: int  # how many whole batches of that epoch lie before the period's own
 
 
 @dataclass(frozen=True)
 class Periods:
-    """whole   batches of a uniform epoch, W
-
-    Spectral: a period is an epoch, or a stretch of one, and rearranges its own places.  Ordered: a period draws from
+    """Spectral: a period is an epoch, or a stretch of one, and rearranges its own places.  Ordered: a period draws from
     the whole data set, each in an order of its own, so that a sample that comes again is cropped anew; averaged, it
-    looks at ``drawn_batches`` of an epoch's partition at a time and drops the others.
-    """
+    looks at ``drawn_batches`` of an epoch's partition at a time and drops the others."""
 
     selection: Selection
-    whole: int
+    whole: int  # batches of a uniform epoch, W
 
     @property
     def length(self) -> int:
@@ -99,9 +89,7 @@ class Periods:
 
 @dataclass(frozen=True)
 class Plans:
-    """folder   where they lie"""
-
-    folder: Path
+    folder: Path  # where they lie
     periods: Periods
     batch_size: int
     _last: dict[int, PeriodPlan] = field(default_factory=dict, repr=False, compare=False)  # read last, by its number
@@ -131,18 +119,17 @@ class Plans:
         replace_file(self.path(number), lambda file: np.save(file, places_LB, allow_pickle=False))
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# files
-
-
 def replace_file(path: Path, write: Callable[[IO[bytes]], object]) -> None:
     """Whole or not at all, and on the disk when this returns, with its name."""
     unfinished = path.with_name(f".{path.name}.{os.getpid()}")  # a name that ``Folder.sweep`` knows
-    with unfinished.open("wb") as file:
-        write(file)
-        file.flush()
-        os.fsync(file.fileno())
-    unfinished.replace(path)
+    try:
+        with unfinished.open("wb") as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+        unfinished.replace(path)
+    finally:
+        unfinished.unlink(missing_ok=True)
     folder = os.open(path.parent, os.O_RDONLY)
     try:
         os.fsync(folder)

@@ -1,8 +1,6 @@
-"""What planners do: from a snapshot of the embeddings to the batches of a period, a piece at a time.
-
-A piece of a plan is a function of the snapshot and of what its task says, so it can be made again, anywhere: on another
-number of planners, or after a kill.
-"""
+"""What planners do: from a snapshot of the embeddings to the batches of a period, a piece at a time.  A piece of a plan
+is a function of the snapshot and of what its task says, so it can be made again, anywhere: on another number of
+planners, or after a kill."""
 
 # n: samples   P: places of a piece   L: batches of a piece   K: batches looked at   B: rows of a batch   D: width
 
@@ -26,7 +24,7 @@ import numpy.typing as npt
 import torch
 from typing_extensions import assert_never
 
-from fullbatch.config.selection import Selection
+from fullbatch.config.training import Selection
 from fullbatch.data.order import Ints, Order, key_of
 from fullbatch.selection.ordered import batches_of_partition, drawn_batches, hardest, losses_at
 from fullbatch.selection.periods import Period, Periods
@@ -38,33 +36,21 @@ _PURPOSE = 6  # tells a planner's draws from those of orders and crops
 
 @dataclass(frozen=True)
 class Task:
-    """snapshot   the table's file
-    places_KB  of the epoch, as they stand in uniform order: what there is to choose from
-    ids_P      the samples there
-    kept       batches to choose, those of largest loss; None: rearrange them all
-    piece      which part of the period's plan it is
-    """
-
-    snapshot: Path
-    places_KB: Ints
-    ids_P: Ints
-    kept: int | None
+    snapshot: Path  # the table's file
+    places_KB: Ints  # of the epoch, as they stand in uniform order: what there is to choose from
+    ids_P: Ints  # the samples there
+    kept: int | None  # batches to choose, those of largest loss; None: rearrange them all
     tau: float
     seed: int
-    piece: int
+    piece: int  # which part of the period's plan it is
 
 
 @dataclass(frozen=True)
 class Piece:
-    """losses_L    of the batches chosen, by the snapshot; only of those it knows something of
-    uniform_L   of as many that were not chosen, but stood there in uniform order
-    seconds     that it took
-    """
-
     places_LB: Ints
-    losses_L: Floats
-    uniform_L: Floats
-    seconds: float
+    losses_L: Floats  # of the batches chosen, by the snapshot; only of those it knows something of
+    uniform_L: Floats  # of as many that were not chosen, but stood there in uniform order
+    seconds: float  # that it took
 
 
 def tasks_of(period: Period, periods: Periods, order: Order, batch_size: int, snapshot: Path, tau: float) -> list[Task]:
@@ -114,10 +100,6 @@ def planned(task: Task) -> Piece:
     places_LB = task.places_KB.reshape(-1)[chosen_LB]
     known = losses_L[np.isfinite(losses_L)], uniform_L[np.isfinite(uniform_L)]
     return Piece(places_LB, *known, seconds=time.monotonic() - start)
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# processes
 
 
 class Planners:

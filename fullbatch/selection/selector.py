@@ -1,19 +1,14 @@
 """Batches that go by the embeddings: period after period a plan, made beside training from a snapshot of them.
 
-At the start of period s the embeddings are written down, and the plan of period s + 1 (s, if training is to wait for
-it) is made from that snapshot by other processes.  RUN/batches/ holds
-
-  snapshot-000002.npy, .json    the embeddings at the start of period 2, and the temperature; until its plan
-                                is written
-  period-000003.npy             which places make up each batch of period 3; as long as a checkpoint may need it
-  losses.jsonl                  a line a plan: how large the losses of its batches are, beside those of uniform ones
+At the start of period s the embeddings are written down (snapshot-s.npy; the temperature in its .json), and the plan of
+period s + 1 (s, if training is to wait for it) is made from that by other processes (period-NUMBER.npy).
 
 So a run can be killed at any moment: a plan is a function of its snapshot, the one or the other is on the disk before a
 checkpoint is written that needs it (``settle``), and whatever lies after the checkpoint that a run goes on from is made
 again.  Training waits for a copy of the embeddings, not for the disk.
 """
 
-# n: samples   L: batches of a period   B: rows of a batch, on all ranks   D: width
+# n: samples   L: batches of a period   B: rows of a batch on this rank   N: on all ranks   D: width
 
 from __future__ import annotations
 
@@ -29,34 +24,34 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch import Tensor
+from torch.nn.functional import normalize
 
 from fullbatch import distributed
 from fullbatch.data.order import Order
+from fullbatch.objective.objective import Objective
 from fullbatch.selection.periods import Period, Plans, numbered, read_lines, replace_file
 from fullbatch.selection.planning import Floats, Piece, Planners, tasks_of
 
 log = logging.getLogger("fullbatch")
 
+ASKED = 256  # samples whose mean temperature stands for all, where samples have their own
 BINS = 40  # of a histogram of losses
 
 
 @dataclass
 class Selector:
     """What a trainer knows of a selection: it takes its batches by ``ranges``, calls ``settle`` before it saves, logs
-    ``costs``, and at the end calls ``close``.
+    ``costs``, and at the end calls ``close``."""
 
-    plans     where they are written, and what periods there are
-    embeddings    of all samples as they are now, (n, 2, D); plans go by them.  Every rank calls it
-    temperature   given the embeddings, likewise
-    oldest    the first batch that a run which goes on from the oldest checkpoint would read; None: there is none
-    """
-
-    plans: Plans
+    plans: Plans  # where they are written, and what periods there are
     order: Order
     planners: Planners
+    # of all samples as they are now, (n, 2, D); plans go by them.  Every rank calls it
     embeddings: Callable[[], Tensor]
-    temperature: Callable[[Tensor], float]
+    temperature: Callable[[Tensor], float]  # given the embeddings, likewise
+    # the first batch that a run which goes on from the oldest checkpoint would read; None: there is none
     oldest: Callable[[], int | None]
     _started: dict[int, list[Callable[[], Piece]]] = field(default_factory=dict)
     _costs: dict[str, float] = field(default_factory=dict)
@@ -71,10 +66,8 @@ class Selector:
         self._hand = ThreadPoolExecutor(1, thread_name_prefix="snapshot")
 
     def ranges(self, batches: range) -> Iterator[range]:
-        """These batches of the run, period by period, each when its plan is there and the one before has been read.
-
-        A range must be asked for when all steps on the batches before it are done: embeddings are looked at then.
-        """
+        """These batches of the run, period by period, each when its plan is there and the one before has been read.  A
+        range must be asked for when all steps on the batches before it are done: embeddings are looked at then."""
         if self.first_rank:
             self.planners.start_processes()
         with self._stalled():
@@ -247,3 +240,40 @@ def loss_histograms(own_L: Floats, uniform_L: Floats) -> dict[str, Any]:
         "counts": np.histogram(own_L, edges)[0].tolist(),
         "uniform_counts": np.histogram(uniform_L, edges)[0].tolist(),
     }
+
+
+# -- what a selection goes by: embeddings and a temperature; the table needs no extra pass -----------------------------
+
+
+class EmbeddingTable:
+    """Image and text embedding of each sample; NaN: not met yet.  The same on every rank.  float32 by default: a
+    selection is no continuous function of it, and runs on one and on two ranks, whose embeddings differ in the last
+    digits, would part ways more often by float16's steps.  ``put`` runs in the step and may be recorded in a CUDA
+    graph: it waits for no number."""
+
+    def __init__(self, samples: int, width: int, device: torch.device, dtype: torch.dtype = torch.float32) -> None:
+        self.rows_n2D = torch.full((samples, 2, width), torch.nan, dtype=dtype, device=device)
+
+    @torch.no_grad()
+    def put(self, ids_B: Tensor, image_BD: Tensor, text_BD: Tensor) -> None:
+        """All ranks' rows, in the order that one rank alone would have them in."""
+        rows_N2D = distributed.gather_rows(torch.stack([image_BD, text_BD], dim=1).to(self.rows_n2D.dtype))
+        self.rows_n2D.index_copy_(0, distributed.gather_rows(ids_B), rows_N2D)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"rows": self.rows_n2D}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if state["rows"].shape != self.rows_n2D.shape:
+            raise KeyError(f"it has the shape {tuple(state['rows'].shape)}, not {tuple(self.rows_n2D.shape)}")
+        self.rows_n2D.copy_(state["rows"])
+
+
+def mean_temperature(objective: Objective, rows_n2D: Tensor) -> float:
+    """Over some of the samples whose embeddings are known, of both directions.  Every rank must ask."""
+    known_n = rows_n2D.isfinite().flatten(1).all(1).nonzero()[:, 0]
+    if not len(known_n):
+        return 1.0  # and nothing to use it on
+    ids = known_n[:: max(1, len(known_n) // ASKED)]
+    image_BD, text_BD = normalize(rows_n2D[ids].float(), dim=-1).unbind(1)
+    return float(torch.cat(objective.anchor_temperatures(image_BD, text_BD, ids)).double().mean())

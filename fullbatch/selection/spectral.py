@@ -5,10 +5,9 @@ Contrastive Loss" (Cho et al. 2023).
               log(1 + (B - 1) exp((u_i.v_j - u_i.v_i) / tau)) + log(1 + (B - 1) exp((v_i.u_j - v_i.u_i) / tau))
 
 The weights of a batch's pairs, over B (B - 1), bound its loss from below, by Jensen's inequality; so batches that cut
-little weight of the graph are batches of large loss.  The paper has no tau; the authors' code has.  First the epoch is
-cut into blocks of some batches each, since the eigenvectors cost the cube of a block's size: a block takes 0.13 s at
-1280 rows and 7 s at 5120, on one core, so an epoch costs its samples times the square of a block.  Larger blocks make
-harder batches.  (Lanczos was tried for large ones: faster on some tables, slower or not converging on others.)
+little weight of the graph are batches of large loss.  The paper has no tau; the authors' code has.  The epoch is cut
+into blocks first, since the eigenvectors cost the cube of a block's size: 0.13 s at 1280 rows, 7 s at 5120, on one
+core.  Larger blocks make harder batches.  (Lanczos was tried: faster on some tables, slower on others, or no end.)
 
 What the paper leaves open:
 
@@ -155,22 +154,19 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# clusters of equal size
+# -- clusters of equal size --------------------------------------------------------------------------------------------
 
 
 def even_assignment(cost_Nk: Floats, capacity: int) -> Ints:
     """The centre of each row: exactly ``capacity`` rows a centre, at the least total cost.
 
-    With ``capacity`` copies of each centre this is the minimum-weight matching of Algorithm 3, and the Hungarian method
-    would solve it (``scipy.optimize.linear_sum_assignment``).  But the copies of a centre are all alike, so it is a
-    transport problem with few sinks, and paths between the k centres are all there is to look for: five times as fast
-    at 1280 rows and 40 centres, ninety at 5120 (``benchmarks/selection.py``), and as exact.
+    That is the minimum-weight matching of Algorithm 3.  The Hungarian method would solve it with ``capacity`` copies of
+    each centre, but these are all alike, so paths between the k centres are all there is to look for: five times as
+    fast at 1280 rows and 40 centres, ninety at 5120 (``benchmarks/selection.py``), and as exact.
 
-    Starts from every row at its nearest centre, which is the best there is when sizes are free, and takes rows away
-    from crowded centres one by one, each time along the cheapest chain of moves that ends where there is room
-    (successive shortest paths): after every chain the assignment is the cheapest one of its sizes.
-    Of equal costs the earlier centre and the earlier row win, so the result depends on nothing but the arguments.
+    From every row at its nearest centre, rows leave crowded centres one by one, each time along the cheapest chain of
+    moves that ends where there is room: after every chain the assignment is the cheapest one of its sizes (successive
+    shortest paths).  Of equal costs the earlier centre and the earlier row win.
     """
     rows, centres = cost_Nk.shape
     assert rows == centres * capacity, "centres times capacity must be the number of rows"

@@ -17,14 +17,10 @@ LINE_EVERY = 10.0  # seconds
 
 
 def words_of(line: dict[str, Any]) -> str:
-    words = [f"loss {line['loss']:.4f}"]
-    if "tau" in line:
-        words.append(f"τ {line['tau']:.4f}")
-    words.append(f"lr {line['lr']:.2e}")
-    words.append(f"{line['samples_per_second']:,.0f} samples/s")
-    if "gpu_gib" in line:
-        words.append(f"{line['gpu_gib']:.1f} GiB")
-    return "  ".join(words)
+    tau = f"τ {line['tau']:.4f}" if "tau" in line else ""
+    memory = f"{line['gpu_gib']:.1f} GiB" if "gpu_gib" in line else ""
+    speed = f"{line['samples_per_second']:,.0f} samples/s"
+    return "  ".join(filter(None, (f"loss {line['loss']:.4f}", tau, f"lr {line['lr']:.2e}", speed, memory)))
 
 
 def print_line(console: Console, text: str, style: str | None = None) -> None:

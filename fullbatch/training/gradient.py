@@ -24,9 +24,9 @@ from fullbatch.config.training import Precision
 from fullbatch.data.loader import LoadedBatch
 from fullbatch.data.order import key_of
 from fullbatch.distributed import towers
-from fullbatch.models.execution import being_recorded, in_precision
+from fullbatch.models.two_towers import being_recorded, in_precision
 from fullbatch.objective.objective import Objective, Output
-from fullbatch.selection.embeddings import EmbeddingTable
+from fullbatch.selection.selector import EmbeddingTable
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,7 @@
-"""A whole training step as a CUDA graph: at a small batch a GPU waits for the host to launch kernels one by one; a
-recorded step launches them all at once.
-
-What a step does is recorded once and replayed as long as nothing but tensors decides it: the objective says so with a
-key (``Objective.replay_key``), which changes with the epoch and is None where the step must be run plainly (NeuCLIP's
-restarts, the checks every few steps).  Counters that Python keeps move on at each replay as they moved in the recorded
-step.
-"""
+"""A whole training step as a CUDA graph, for batches so small that a GPU waits for the host to launch kernels.  A step
+is recorded once and replayed as long as nothing but tensors decides what it does: the objective says so with a key
+(``Objective.replay_key``); None: the step must be run plainly (NeuCLIP's restarts, the checks every few steps).
+Counters that Python keeps move on at each replay as they moved in the recorded step."""
 
 from __future__ import annotations
 

@@ -9,11 +9,8 @@ from typing import Any
 
 
 class Interruption:
-    """A context in which the first signal only sets ``signal``.
-
-    One within another keeps the signal to itself if that is why it was left; else what it was in had ended by itself,
-    and the signal is for the one around it.
-    """
+    """A context in which the first signal only sets ``signal``.  One within another keeps the signal to itself if that
+    is why it was left; else what it was in had ended by itself, and the signal is for the one around it."""
 
     def __init__(self) -> None:
         self.signal: int | None = None

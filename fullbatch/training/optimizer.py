@@ -1,9 +1,10 @@
-"""Optimizers: one for the encoders, by name, and one for what the objective itself learns."""
+"""Optimizers: one for the encoders, by name, and one for what the objective learns; and an average of the weights."""
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from fnmatch import fnmatch
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fullbatch.config.optimization import Optimizer, Schedule
+from fullbatch.distributed import towers
 from fullbatch.objective.prototypes import PrototypeNormalizer
 from fullbatch.objective.temperature import PredictedTemperature
 from fullbatch.training.layerwise import Lars, NovoGrad
@@ -26,11 +28,9 @@ Groups = list[dict[str, Any]]
 
 
 def split_parameters(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
-    """The trainable parameters in two lists: those that decay, those that do not.
-
-    Gains, biases and other tensors of fewer than two dimensions do not, nor what the model or a part of it lists in
-    ``no_weight_decay()``, as timm and open_clip do: position and class embeddings.
-    """
+    """The trainable parameters in two lists: those that decay, those that do not.  Gains, biases and other tensors of
+    fewer than two dimensions do not, nor what the model or a part of it lists in ``no_weight_decay()``, as timm and
+    open_clip do: position and class embeddings."""
     patterns = set[str]()
     for prefix, module in model.named_modules():
         listing = getattr(module, "no_weight_decay", None)
@@ -115,11 +115,9 @@ def make_optimizer(model: nn.Module, config: Optimizer, device: torch.device | s
 
 
 def make_temperature_optimizer(objective: nn.Module, config: Optimizer) -> torch.optim.Optimizer | None:
-    """AdamW without decay for what the objective learns; None if it learns nothing.
-
-    The groups say what they hold in ``group["learns"]``: "temperature" (log tau, SigLIP's bias), "temperature_net"
-    (TempNet), "prototypes" (NeuCLIP's Algorithm 3, at the method's own ``prototype_lr``).
-    """
+    """AdamW without decay for what the objective learns; None if it learns nothing.  The groups say what they hold in
+    ``group["learns"]``: "temperature" (log tau, SigLIP's bias), "temperature_net" (TempNet), "prototypes" (NeuCLIP's
+    Algorithm 3, at the method's own ``prototype_lr``)."""
     modules = list(objective.modules())
     nets = [p for module in modules if isinstance(module, PredictedTemperature) for p in module.parameters()]
     normalizers = [module for module in modules if isinstance(module, PrototypeNormalizer)]
@@ -149,14 +147,10 @@ def set_learning_rates(
     step: int,
     temperature: float | None = None,
 ) -> float:
-    """Give every group the rate of step ``step`` and return the encoders'.
-
-    ``temperature`` is tau now, or lately: see ``temperature_learning_rate``.
-
-    In a recovery the rate is 0: an optimizer gathers its moments and moves nothing.  What describes the frozen model
-    rather than being part of it, NeuCLIP's prototypes and TempNet's net, learns on at its peak rate: it is new, and
-    settles in this stage as the tables do.
-    """
+    """Give every group the rate of step ``step`` and return the encoders'.  ``temperature`` is tau now, or lately: see
+    ``temperature_learning_rate``.  In a recovery the rate is 0: an optimizer gathers its moments and moves nothing.
+    What describes the frozen model rather than being part of it, NeuCLIP's prototypes and TempNet's net, learns on at
+    its peak rate: it is new, and settles in this stage as the tables do."""
     frozen, trained = stages.recovers(step), stages.trained(step)
     clock = (trained, stages.training, stages.steps_per_epoch)
     rate = 0.0 if frozen else learning_rate(schedule, config.lr, *clock)
@@ -186,11 +180,49 @@ def _set_rate(group: dict[str, Any], rate: float) -> None:
 
 def clip_gradients(parameters: Iterable[Tensor], max_norm: float | None) -> Tensor:
     """The norm of the whole gradient, as it was; gradients are scaled to ``max_norm`` if longer.  The host waits not.
-
-    With gradients that are not finite the norm is not finite either, and they stay broken: look at it when you log.
-    """
+    With gradients that are not finite the norm is not finite either, and they stay broken: look at it when you log."""
     parameters = list(parameters)
     if max_norm is not None:
         return torch.nn.utils.clip_grad_norm_(parameters, max_norm)
     gradients = [p.grad for p in parameters if p.grad is not None]
     return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients))) if gradients else torch.zeros(())
+
+
+class WeightAverage:
+    """w_bar <- decay w_bar + (1 - decay) w, of the weights that learn; decay is smaller in the first steps."""
+
+    def __init__(self, model: nn.Module, decay: float) -> None:
+        self.model, self.decay = model, decay
+        self.weights = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        self.averages = {name: p.detach().clone() for name, p in self.weights.items()}
+
+    @torch.no_grad()
+    def update(self, step: int) -> None:
+        """After step number ``step`` (the first is 1)."""
+        decay = min(self.decay, (1 + step) / (10 + step))
+        torch._foreach_lerp_(list(self.averages.values()), list(self.weights.values()), 1.0 - decay)
+
+    @torch.no_grad()
+    def swap(self) -> None:
+        for name, weight in self.weights.items():
+            kept = weight.detach().clone()
+            weight.copy_(self.averages[name])
+            self.averages[name].copy_(kept)
+        towers.forget_gathered(self.model)
+
+    @contextmanager
+    def in_use(self) -> Iterator[None]:
+        """The model holds the averages meanwhile."""
+        self.swap()
+        try:
+            yield
+        finally:
+            self.swap()
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return {name: towers.whole(average) for name, average in self.averages.items()}
+
+    @torch.no_grad()
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        for name, average in self.averages.items():
+            towers.fill(average, state[name])

@@ -1,17 +1,4 @@
-"""What a run leaves behind.
-
-runs/NAME/
-  config.yaml        the whole config; `fullbatch train --config` takes it
-  environment.json   versions, machine, command
-  metrics.jsonl      a line every few steps, and a line an evaluation and an audit
-  log.txt            warnings, samples that could not be read
-  results.json       the last evaluation, and what the run cost
-  model/             the model's design and tokenizer, without weights
-  batches/           which samples meet in a batch, where that is planned; see selection/selector.py
-  checkpoints/       step-000000100/ ...
-  tensorboard/
-  .lock              held by the process that trains here
-"""
+"""What a run leaves behind, file by file as docs/reference/run-folder.md has it; one process at a time works there."""
 
 from __future__ import annotations
 
@@ -38,6 +25,7 @@ from fullbatch.config.messages import without_password
 from fullbatch.config.run import RunConfig
 from fullbatch.config.tree import from_dict, read_yaml, to_dict, write_yaml
 from fullbatch.selection.periods import read_lines as read_lines
+from fullbatch.selection.periods import replace_file
 from fullbatch.training import checkpoint
 from fullbatch.training.interruption import Abandoned
 
@@ -131,8 +119,7 @@ class Folder:
             return {}
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# one process at a time
+# -- one process at a time ---------------------------------------------------------------------------------------------
 
 LOCK = ".lock"
 _LOOK_EVERY = 0.1  # seconds between looks whether the folder is free
@@ -141,11 +128,9 @@ _held: set[tuple[Path, int, int]] = set()  # folder, process and thread, for a l
 
 @contextmanager
 def alone_in(run: Path, given_up: Callable[[], bool] = lambda: False) -> Iterator[None]:
-    """Wait until no other process is at work in the folder: one that lost its parent may still be saving.
-
-    ``given_up`` is asked while it waits, for the other may never end; then ``Abandoned`` is raised.  The lock dies with
-    its process, and data workers do not inherit it.  A file system without locks has to do without.
-    """
+    """Wait until no other process is at work in the folder: one that lost its parent may still be saving.  ``given_up``
+    is asked while it waits, for the other may never end; then ``Abandoned`` is raised.  The lock dies with its process,
+    and data workers do not inherit it.  A file system without locks has to do without."""
     run.mkdir(parents=True, exist_ok=True)
     while (lock := _lock(run)) is None:
         if given_up():
@@ -243,15 +228,8 @@ def check_same_run(before: RunConfig, now: RunConfig) -> None:
 
 def replace_text(path: Path, text: str) -> None:
     """The new text or the old one, never a part, also after a power cut."""
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with checkpoint.told_if_full(path):
-            unfinished.write_text(text, encoding="utf-8")
-            checkpoint.sync(unfinished)
-            unfinished.replace(path)
-            checkpoint.sync(path.parent)
-    finally:
-        unfinished.unlink(missing_ok=True)
+    with checkpoint.told_if_full(path):
+        replace_file(path, lambda file: file.write(text.encode()))
 
 
 def environment() -> dict[str, Any]:
@@ -259,10 +237,8 @@ def environment() -> dict[str, Any]:
 
     versions = {}
     for package in ("fullbatch", "torch", "torchvision", "open_clip_torch", "timm", "transformers", "numpy", "pillow"):
-        try:
+        with suppress(PackageNotFoundError):
             versions[package] = version(package)
-        except PackageNotFoundError:
-            continue
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     return {
         "command": [without_password(argument) for argument in sys.argv],
@@ -316,7 +292,8 @@ class Metrics:
         self._note(line, kind)
         if kind in (EVALUATION, AUDIT):
             line = {**line, "kind": kind}
-        line = {key: value if _is_plain(value) else None for key, value in line.items()}
+        # JSON has no nan and no infinity
+        line = {key: None if isinstance(v, float) and not math.isfinite(v) else v for key, v in line.items()}
         with checkpoint.told_if_full(self._path):
             self._file.write(json.dumps(line) + "\n")
             self._file.flush()
@@ -337,11 +314,6 @@ class Metrics:
                     sink.close()
         if self._wandb is not None:
             self._wandb.finish()
-
-
-def _is_plain(value: Any) -> bool:
-    """JSON has no nan and no infinity."""
-    return not isinstance(value, float) or math.isfinite(value)
 
 
 def forget_after(path: Path, step: int) -> list[dict[str, Any]]:
@@ -388,16 +360,11 @@ def _wandb(config: RunConfig, name: str) -> Any:
 
 @dataclass(frozen=True)
 class Best:
-    """The best evaluation so far, as the lines of metrics.jsonl say it: what a resumed run needs to know.
+    """The best evaluation so far, as the lines of metrics.jsonl say it: what a resumed run needs to know."""
 
-    step     of the best evaluation; None: there was none
-    score    its number; None where somebody else judges
-    waited   evaluations since then
-    """
-
-    step: int | None = None
-    score: float | None = None
-    waited: int = 0
+    step: int | None = None  # of the best evaluation; None: there was none
+    score: float | None = None  # its number; None where somebody else judges
+    waited: int = 0  # evaluations since then
 
     def after(self, line: Mapping[str, Any]) -> Best:
         """Once this evaluation was written down."""

@@ -21,10 +21,8 @@ def _steps(steps: int | None, epochs: float | None, steps_per_epoch: int) -> int
 
 
 def phases(schedule: Schedule, total_steps: int, steps_per_epoch: int) -> tuple[int, int, int]:
-    """Steps of the warm-up, the descent and the cool-down; a run too short for them is refused.
-
-    ALBEF's clock fits into any run: what does not fit of its warm-up is left out.
-    """
+    """Steps of the warm-up, the descent and the cool-down; a run too short for them is refused.  ALBEF's clock fits
+    into any run: what does not fit of its warm-up is left out."""
     if schedule.clock == "albef":
         ticks = schedule.warmup_epochs or 0.0
         warmup = min(round(ticks * ALBEF_TICK), steps_per_epoch, total_steps)
@@ -105,11 +103,9 @@ def temperature_learning_rate(
     steps_per_epoch: int,
     temperature: float | None = None,
 ) -> float:
-    """The rate of log tau: the encoders' path, scaled to its own peak.
-
-    ``temperature`` is tau now, needed for ``temperature_lr_drop_below`` only (reading it off a GPU makes the host
-    wait, so an old value, such as the last one logged, is fine).
-    """
+    """The rate of log tau: the encoders' path, scaled to its own peak.  ``temperature`` is tau now, needed for
+    ``temperature_lr_drop_below`` only (reading it off a GPU makes the host wait, so an old value, such as the last one
+    logged, is fine)."""
     share = temperature_peak(optimizer) / optimizer.lr
     rate = share * learning_rate(schedule, optimizer.lr, step, total_steps, steps_per_epoch)
     below = optimizer.temperature_lr_drop_below

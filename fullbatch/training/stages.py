@@ -1,8 +1,5 @@
-"""The steps of a run: those of the recovery, with frozen weights, then those that train.
-
-Both read one stream of batches, so that the second stage goes on in the data's order, and epochs count on, where the
-first one ended.
-"""
+"""The steps of a run: those of the recovery, with frozen weights, then those that train.  Both read one stream of
+batches, so that the second stage goes on in the data's order, and epochs count on, where the first one ended."""
 
 from __future__ import annotations
 
@@ -25,18 +22,11 @@ RECOVERY, TUNING, TRAINING = "recovery", "tuning", "training"
 
 @dataclass(frozen=True)
 class Stages:
-    """per_epoch   batches an epoch
-    training    steps that move the weights
-    recovery    steps before them that do not
-    joined      batches that a step of the recovery takes together, all of one epoch: no sample is there twice
-    apart       batches of a training step, each with its own loss, whose gradients it averages
-    """
-
-    per_epoch: int
-    training: int
-    recovery: int = 0
-    joined: int = 1
-    apart: int = 1
+    per_epoch: int  # batches an epoch
+    training: int  # steps that move the weights
+    recovery: int = 0  # steps before them that do not
+    joined: int = 1  # batches that a step of the recovery takes together, all of one epoch: no sample is there twice
+    apart: int = 1  # batches of a training step, each with its own loss, whose gradients it averages
 
     @classmethod
     def of(cls, config: RunConfig, per_epoch: int) -> Stages:
@@ -153,10 +143,8 @@ def statistics_kept(model: nn.Module) -> Iterator[None]:
 
 
 def cost_of(lines: Iterable[Mapping[str, Any]], devices: int) -> dict[str, Any]:
-    """What a run has cost, stage by stage: seconds, and device-hours over all ranks (TuneCLIP, Tables 16-18).
-
-    From the lines of metrics.jsonl.  Training counts its seconds on over the stages, measuring is not in them.
-    """
+    """What a run has cost, stage by stage: seconds, and device-hours over all ranks (TuneCLIP, Tables 16-18).  From the
+    lines of metrics.jsonl.  Training counts its seconds on over the stages, measuring is not in them."""
     lines, stages = list(lines), list[dict[str, Any]]()
     steps, samples, seconds = 0, 0, 0.0
 

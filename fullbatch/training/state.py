@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from fullbatch.distributed import towers
 from fullbatch.objective.objective import Objective
-from fullbatch.selection.embeddings import EmbeddingTable
-from fullbatch.training.average import WeightAverage
+from fullbatch.selection.selector import EmbeddingTable
+from fullbatch.training.optimizer import WeightAverage
 
 
 @dataclass

@@ -1,16 +1,14 @@
-"""The training loop: read a batch, compute the gradient, step, log, save, audit, evaluate.
-
-A batch comes here in four hops: ``Order.ids`` says which samples (where batches are planned, by the plan's places),
-``__getitem__`` of ``TrainingBatches`` or ``InMemoryBatches`` makes the batch, ``read_ahead`` has that done in other
-processes and moves it to the device, ``Stages.stream`` joins those of one step.
-"""
+"""The training loop: read a batch, compute the gradient, step, log, save, audit, evaluate.  A batch comes here in four
+hops: ``Order.ids`` says which samples (where batches are planned, by the plan's places), ``__getitem__`` of
+``TrainingBatches`` or ``InMemoryBatches`` makes the batch, ``read_ahead`` has that done in other processes and moves it
+to the device, ``Stages.stream`` joins those of one step."""
 
 from __future__ import annotations
 
 import logging
 import math
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -57,40 +55,32 @@ class Auditor(Protocol):
 
 @dataclass(frozen=True)
 class Hooks:
-    """Every rank calls each of them at the same step.  None: there is nothing to do.
+    """Every rank calls each of them at the same step.  None: there is nothing to do."""
 
-    evaluate          measures the model after so many seconds of training, for a line of the log, in which it may be
-                      marked as the best so far (BEST), or the run as to end here (ENDED)
-    auditor           measures the normalizers now and then
-    selector          plans which samples meet in a batch; None: the order's neighbours do
-    abandoned         asked now and then: whether to leave the run where it stands, at once
-    fresh_objective   makes one without memory, for a recovery that does not carry it over
-    """
-
+    # measures the model after so many seconds of training, for a line of the log, in which it may be marked as the best
+    # so far (BEST), or the run as to end here (ENDED)
     evaluate: Callable[[float], Mapping[str, Any]] | None = None
-    auditor: Auditor | None = None
-    selector: Selector | None = None
+    auditor: Auditor | None = None  # measures the normalizers now and then
+    selector: Selector | None = None  # plans which samples meet in a batch; None: the order's neighbours do
+    # asked now and then: whether to leave the run where it stands, at once
     abandoned: Callable[[], bool] = lambda: False
+    # makes one without memory, for a recovery that does not carry it over
     fresh_objective: Callable[[], Objective] | None = None
 
 
 @dataclass
 class Trainer:
-    """model     as wrapped for the ranks; ``state.model`` is the bare one
-    command   that goes on with such a run
-    """
-
     config: RunConfig
     folder: Folder
     batches: TrainingBatches | InMemoryBatches
     stages: Stages
     device: torch.device
-    model: nn.Module
+    model: nn.Module  # as wrapped for the ranks; ``state.model`` is the bare one
     state: TrainingState
     metrics: Metrics
     display: Display
     hooks: Hooks = Hooks()
-    command: str = "train"
+    command: str = "train"  # that goes on with such a run
 
     def __post_init__(self) -> None:
         training = self.config.training
@@ -123,7 +113,9 @@ class Trainer:
                 self.end_early()
                 return
             self.stopwatch.restart(self.metrics.seconds)
-            batches = self._stream()
+            source = self.batches, position.step, self.config.data.workers, self.device
+            selector = self.hooks.selector  # of a plan's batches each comes when the plan is there
+            batches = self.stages.stream(*source) if selector is None else self.stages.stream(*source, selector.ranges)
             try:
                 for batch in batches:
                     line = self.train_step(batch)
@@ -142,15 +134,9 @@ class Trainer:
                 raise WorkerDied(f"{error} Go on with: {self.go_on}") from None
             finally:
                 batches.close()  # ends the workers
-                if self.hooks.selector is not None:
-                    self.hooks.selector.close()
+                if selector is not None:
+                    selector.close()
                 self.writer.finish_quietly()
-
-    def _stream(self) -> Generator[LoadedBatch, None, None]:
-        """A batch a step, from where the run stands to its end; of a plan's batches each when the plan is there."""
-        source = self.batches, self.state.position.step, self.config.data.workers, self.device
-        selector = self.hooks.selector
-        return self.stages.stream(*source) if selector is None else self.stages.stream(*source, selector.ranges)
 
     @property
     def go_on(self) -> str:
@@ -387,10 +373,8 @@ class Trainer:
 
 
 class Stopwatch:
-    """How long a run has trained: wall-clock without what only measures, continued when the run is resumed.
-
-    Starts at ``seconds``, what the run had trained before, for work on ``device``.
-    """
+    """How long a run has trained: wall-clock without what only measures, continued when the run is resumed.  Starts at
+    ``seconds``, what the run had trained before, for work on ``device``."""
 
     def __init__(self, seconds: float = 0.0, device: torch.device = torch.device("cpu")) -> None:
         self._since = time.monotonic() - seconds
@@ -405,10 +389,8 @@ class Stopwatch:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Evaluations and audits do not count, so that equal times are equal times of training.
-
-        Each side waits for its own: steps that a GPU still has to do count, and what was measured does not.
-        """
+        """Evaluations and audits do not count, so that equal times are equal times of training.  Each side waits for
+        its own: steps that a GPU still has to do count, and what was measured does not."""
         self._finish()
         before = self.seconds
         try:

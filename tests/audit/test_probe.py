@@ -216,7 +216,7 @@ def test_the_chosen_samples_are_distinct_and_spread(tmp_path):
 
     def chosen(seed):
         batches = replace(parts.batches, order=replace(parts.batches.order, seed=seed))
-        return Probe(AuditPlan(1, 5, 20), embedder, batches, parts.state.objective).samples.ids
+        return Probe(AuditPlan(1, 5, 20), embedder, batches, parts.state.objective).samples.ids.tolist()
 
     probes = [chosen(seed) for seed in (0, 0, 1)]
     assert len(set(probes[0])) == 20 and probes[0] == probes[1] != probes[2]

@@ -5,7 +5,7 @@ import pickle
 import pytest
 
 from fullbatch.config.data import Source
-from fullbatch.data.image_folders import CocoCaptions, ImageFolder
+from fullbatch.data.sample import CocoCaptions, ImageFolder
 from fullbatch.data.sources import open_source
 from tests.data.making import jpeg, png, read_all, write_coco, write_images
 

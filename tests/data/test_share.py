@@ -8,7 +8,7 @@ import torch
 from fullbatch.audit import Options
 from fullbatch.audit.finished_run import audit_run
 from fullbatch.config.data import Data
-from fullbatch.config.selection import Selection
+from fullbatch.config.training import Selection
 from fullbatch.data.images import EvalTransform
 from fullbatch.data.in_memory import decoded_key
 from fullbatch.data.loader import open_pool

@@ -1,7 +1,7 @@
 import pytest
 
 from fullbatch.config.data import BUILTIN, Source
-from fullbatch.data.image_folders import CocoCaptions, ImageFolder
+from fullbatch.data.sample import CocoCaptions, ImageFolder
 from fullbatch.data.sources import builtin_path, expand_braces, expand_pattern, open_source
 from fullbatch.data.table_files import CsvTable, ParquetTable
 from fullbatch.data.tar_shards import TarShards

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from fullbatch.data import sample, tar_index, tar_shards
+from fullbatch.data import sample, tar_shards
 from fullbatch.data.sample import BadSample
 from fullbatch.data.tar_shards import TarShards
 from tests.data.making import captioned, jpeg, png, read_all, write_members, write_shard
@@ -195,8 +195,8 @@ def test_the_index_is_built_once_and_again_when_the_shard_changes(tmp_path, monk
     path = write_shard(tmp_path / "a.tar", captioned(3))
     first = opened(path)
     built = []
-    build = tar_index.build_index
-    monkeypatch.setattr(tar_index, "build_index", lambda *a: built.append(a) or build(*a))
+    build = tar_shards.build_index
+    monkeypatch.setattr(tar_shards, "build_index", lambda *a: built.append(a) or build(*a))
     assert opened(path).fingerprint == first.fingerprint and not built
     write_shard(path, captioned(4))
     assert len(opened(path)) == 4 and len(built) == 1
@@ -210,8 +210,8 @@ def test_a_damaged_index_is_built_again_and_never_believed(tmp_path, monkeypatch
     paths = [str(write_shard(tmp_path / f"{name}.tar", captioned(3))) for name in "ab"]
     whole = read_all(TarShards(paths))
     built = []
-    build = tar_index.build_index
-    monkeypatch.setattr(tar_index, "build_index", lambda *a: built.append(a) or build(*a))
+    build = tar_shards.build_index
+    monkeypatch.setattr(tar_shards, "build_index", lambda *a: built.append(a) or build(*a))
     for file in sorted(cache.glob("*.npy")):
         raw = file.read_bytes()
         for damaged in (raw[:-60] + b"\7" + raw[-59:], raw[:-1], raw + b"x", raw[:-4], b""):

@@ -18,7 +18,7 @@ import torch
 
 from fullbatch.cli import main
 from fullbatch.config.tree import write_yaml
-from fullbatch.data.tar_index import cache_folder
+from fullbatch.data.tar_shards import cache_folder
 from fullbatch.training import checkpoint
 from fullbatch.training.run_folder import Folder, alone_in, replace_text
 from fullbatch.training_run import train
@@ -333,7 +333,7 @@ def no_room(*_):
 
 def test_a_full_disk_leaves_no_part_of_a_file(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("old")
-    monkeypatch.setattr(checkpoint, "sync", no_room)
+    monkeypatch.setattr(os, "fsync", no_room)
     with pytest.raises(OSError, match=f"The disk is full: {tmp_path / 'file'} could not be written"):
         replace_text(tmp_path / "file", "new")
     assert [path.name for path in tmp_path.iterdir()] == ["file"] and (tmp_path / "file").read_text() == "old"

@@ -15,14 +15,13 @@ import fullbatch as fb
 from fullbatch.assembly import assemble, periods_of
 from fullbatch.config.optimization import Recovery
 from fullbatch.config.run import RunConfig
-from fullbatch.config.selection import Selection
+from fullbatch.config.training import Selection
 from fullbatch.data.loader import TrainingBatches
 from fullbatch.data.order import Order
 from fullbatch.distributed import World
-from fullbatch.selection.embeddings import EmbeddingTable
 from fullbatch.selection.periods import Periods, Plans, numbered
 from fullbatch.selection.planning import Planners
-from fullbatch.selection.selector import Selector
+from fullbatch.selection.selector import EmbeddingTable, Selector
 from fullbatch.training import checkpoint
 from fullbatch.training.gradient import GradientRule
 from fullbatch.training.stages import joined

@@ -24,7 +24,7 @@ from fullbatch.models.saved import export
 from fullbatch.report.collect import read_run
 from fullbatch.report.curves import run_charts
 from fullbatch.training import checkpoint
-from fullbatch.training.average import WeightAverage
+from fullbatch.training.optimizer import WeightAverage
 from fullbatch.training.run_folder import Folder
 from fullbatch.training.trainer import Diverged
 from fullbatch.training_run import train

@@ -13,7 +13,7 @@ from fullbatch.config.data import Views
 from fullbatch.config.methods import ObjectiveConfig
 from fullbatch.config.model import Model
 from fullbatch.config.optimization import Optimizer, Schedule
-from fullbatch.config.selection import Selection
+from fullbatch.config.training import Selection
 from fullbatch.loading import export_run, load_trained
 from fullbatch.models.timm_towers import TwoViews
 from fullbatch.training_run import train
