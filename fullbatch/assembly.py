@@ -51,13 +51,9 @@ Batches = TrainingBatches | InMemoryBatches
 
 @dataclass(frozen=True)
 class Parts:
-    """model     the bare towers
-    wrapped   the towers as the ranks call them
-    """
-
     device: torch.device
-    model: TwoTowers
-    wrapped: nn.Module
+    model: TwoTowers  # the bare towers
+    wrapped: nn.Module  # the towers as the ranks call them
     batches: Batches
     stages: Stages
     state: TrainingState
@@ -231,10 +227,6 @@ def make_state(
         table=EmbeddingTable(len(pool), model.width, device, dtype) if config.selection.keeps_table else None,
     )
     return state, wrapped
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# what measures and what selects
 
 
 def make_embedder(

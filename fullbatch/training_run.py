@@ -44,29 +44,20 @@ log = logging.getLogger("fullbatch")
 
 @dataclass(frozen=True)
 class Trained:
-    """folder    the run's folder
-    results   as in results.json: the step, and the numbers of each task
-    """
-
-    folder: Path
-    results: Mapping[str, Any]
+    folder: Path  # of the run
+    results: Mapping[str, Any]  # as in results.json: the step, and the numbers of each task
 
 
 @dataclass(frozen=True)
 class Evaluated:
     """What a watch is shown, while the model still holds the weights that were measured: the averaged ones where there
-    is an average.
-
-    seconds   of training so far
-    say       a line for the terminal, above the bar
-    keep      called on the first rank: this is the best so far, so that its checkpoint stays
-    """
+    is an average."""
 
     parts: Parts
     measured: Measured
-    seconds: float
-    say: Callable[[str], None] = lambda text: None
-    keep: Callable[[], None] = lambda: None
+    seconds: float  # of training so far
+    say: Callable[[str], None] = lambda text: None  # a line for the terminal, above the bar
+    keep: Callable[[], None] = lambda: None  # called on the first rank: the best so far, so that its checkpoint stays
 
     @property
     def step(self) -> int:

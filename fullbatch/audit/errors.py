@@ -14,10 +14,9 @@ judged on the same anchors, with one small epsilon for all methods:
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,52 +55,7 @@ PIECE = 1024  # anchors a rank asks about at a time: an objective compares the r
 READABLE = 1e-3  # the least share of an estimate that is taken to be told apart from the constant in it
 
 
-@dataclass(frozen=True)
-class Errors:
-    """Of one direction, or of both together.
-
-    error   mean over the anchors of (estimate - exact)^2, in logs; bias: mean of estimate - exact
-    None: the method has no such estimate, or none yet
-    """
-
-    normalizer_error: float | None
-    normalizer_bias: float | None
-    in_use_error: float | None
-    in_use_bias: float | None
-    batch_error: float | None
-    batch_bias: float | None
-
-
-@dataclass(frozen=True)
-class AuditNumbers:
-    """tau          mean over the anchors and directions; errors at different temperatures do not compare
-    total        both directions together: the mean of ``image`` and ``text``
-    anchors      how many were asked
-    samples      of the data set that the exact value is taken over
-    batch        rows of a batch, as in training
-    unseen       anchors that the moving average has not met yet: left out of ``normalizer``; in use they start as
-                 their batch says
-    unreadable   share of the estimates that are hardly more than the constant the method adds (see ``without``)
-    """
-
-    tau: float
-    tau_min: float
-    tau_max: float
-    total: Errors
-    image: Errors
-    text: Errors
-    anchors: int
-    samples: int
-    batch: int
-    unseen: int
-    unreadable: float
-
-    def as_dict(self) -> dict[str, Any]:
-        """Flat, as in audit.json and metrics.jsonl."""
-        values = dataclasses.asdict(self)
-        by_direction, total = {name: values.pop(name) for name in DIRECTIONS}, values.pop("total")
-        del values["batch"]  # what the run's config says
-        return {**values, **total, "by_direction": by_direction}
+ERRORS = tuple(f"{estimate}_{what}" for estimate in ("normalizer", "in_use", "batch") for what in ("error", "bias"))
 
 
 @torch.no_grad()
@@ -116,13 +70,22 @@ def normalizer_audit(
     *,
     epsilon: float = EPSILON,
     chunk: int | None = None,
-) -> AuditNumbers:
+) -> dict[str, Any]:
     """Judge what ``objective`` believes by the embeddings of the whole data set; nothing of it changes.
 
     ``image_nD`` and ``text_nD`` are unit rows, embedded by the model the objective was trained with, the same on every
     rank and on the objective's device; ``ids`` their sample ids (None for methods that keep nothing per sample).
     ``anchors`` are row numbers, or how many to draw at random.  ``batch_size`` is that of training, over all ranks.
     ``generator`` is on the CPU, in the same state on every rank.  The ranks share the work.
+
+    The numbers, as in audit.json: of each estimate the error, the mean over the anchors of (estimate - exact)^2 in
+    logs, and the bias, that of estimate - exact; None: the method has no such estimate, or none yet.
+
+    tau          mean over the anchors and directions; errors at different temperatures do not compare
+    samples      of the data set that the exact value is taken over
+    unseen       anchors that the moving average has not met yet: left out of ``normalizer``; in use they start as
+                 their batch says
+    unreadable   share of the estimates that are hardly more than the constant the method adds (see ``without``)
     """
     check_shapes(image_nD, text_nD, objective.context.width)
     for name, rows_nD in (("image_embeddings", image_nD), ("text_embeddings", text_nD)):
@@ -150,27 +113,24 @@ def normalizer_audit(
         image_nD, text_nD, rows_A, taus, batch, generator, pairwise=pairwise, negatives=method.negatives
     )
     believed = _beliefs(objective, *asked, taus, log_batch, batch, epsilon)
-    image = _errors(exact(image_nD, text_nD, taus[0]), log_add(log_batch[0], epsilon), believed[0])
-    text = _errors(exact(text_nD, image_nD, taus[1]), log_add(log_batch[1], epsilon), believed[1])
+    exact_2A = exact(image_nD, text_nD, taus[0]), exact(text_nD, image_nD, taus[1])
+    by_direction = {}
+    for name, exact_A, log_batch_A, belief in zip(DIRECTIONS, exact_2A, log_batch, believed, strict=True):
+        estimates = (belief.known_A, belief.in_use_A, log_add(log_batch_A, epsilon))
+        values = [value for estimate_A in estimates for value in _error(estimate_A, exact_A)]
+        by_direction[name] = dict(zip(ERRORS, values, strict=True))
     tau_2A = torch.stack(taus).double()
-    return AuditNumbers(
-        tau=float(tau_2A.mean()),
-        tau_min=float(tau_2A.min()),
-        tau_max=float(tau_2A.max()),
-        total=mean_errors([image, text]),
-        image=image,
-        text=text,
-        anchors=rows_A.shape[0],
-        samples=count,
-        batch=batch,
-        unseen=max(0 if belief.known_A is None else int(belief.known_A.isnan().sum()) for belief in believed),
-        unreadable=float(torch.stack([belief.unreadable_A for belief in believed]).float().mean()),
-    )
-
-
-def _errors(exact_A: Tensor, batch_A: Tensor, belief: _Belief) -> Errors:
-    known, in_use, batch = (_error(estimate_A, exact_A) for estimate_A in (belief.known_A, belief.in_use_A, batch_A))
-    return Errors(*known, *in_use, *batch)
+    return {
+        "tau": float(tau_2A.mean()),
+        "tau_min": float(tau_2A.min()),
+        "tau_max": float(tau_2A.max()),
+        "anchors": rows_A.shape[0],
+        "samples": count,
+        "unseen": max(0 if belief.known_A is None else int(belief.known_A.isnan().sum()) for belief in believed),
+        "unreadable": float(torch.stack([belief.unreadable_A for belief in believed]).float().mean()),
+        **mean_errors(list(by_direction.values())),
+        "by_direction": by_direction,
+    }
 
 
 def _error(estimate_A: Tensor | None, exact_A: Tensor) -> tuple[float | None, float | None]:
@@ -181,10 +141,10 @@ def _error(estimate_A: Tensor | None, exact_A: Tensor) -> tuple[float | None, fl
     return float(gap_A.square().mean()), float(gap_A.mean())
 
 
-def mean_errors(several: Sequence[Errors]) -> Errors:
+def mean_errors(several: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
     """Number by number; None where one of them has none."""
-    numbers = {field.name: [getattr(errors, field.name) for errors in several] for field in dataclasses.fields(Errors)}
-    return Errors(**{name: None if None in values else statistics.fmean(values) for name, values in numbers.items()})
+    numbers = {name: [errors[name] for errors in several] for name in ERRORS}
+    return {name: None if None in values else statistics.fmean(values) for name, values in numbers.items()}
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -193,16 +153,11 @@ def mean_errors(several: Sequence[Errors]) -> Errors:
 
 @dataclass(frozen=True)
 class _Belief:
-    """One direction's estimates of log(epsilon + g_i(data set)).
+    """One direction's estimates of log(epsilon + g_i(data set))."""
 
-    known_A        what the method remembers or predicts; None: it has no normalizer; nan: nothing to remember yet
-    in_use_A       what a step on the anchor's batch would divide by
-    unreadable_A   where ``known_A`` is hardly more than the constant the method adds
-    """
-
-    known_A: Tensor | None
-    in_use_A: Tensor | None
-    unreadable_A: Tensor
+    known_A: Tensor | None  # what the method remembers or predicts; None: no normalizer; nan: nothing to remember yet
+    in_use_A: Tensor | None  # what a step on the anchor's batch would divide by
+    unreadable_A: Tensor  # where ``known_A`` is hardly more than the constant the method adds
 
 
 @dataclass(frozen=True)

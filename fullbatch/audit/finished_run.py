@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import time
 import warnings
@@ -17,7 +16,7 @@ import torch
 from fullbatch import distributed
 from fullbatch.assembly import UncroppedBatches, build_objective, changed, make_embedder, pick_device
 from fullbatch.audit import Options
-from fullbatch.audit.errors import EPSILON, AuditNumbers, mean_errors, normalizer_audit
+from fullbatch.audit.errors import EPSILON, mean_errors, normalizer_audit
 from fullbatch.config.axes import NoNormalizer
 from fullbatch.config.data import Data
 from fullbatch.config.run import RunConfig
@@ -36,48 +35,9 @@ KEPT = 4 << 30  # bytes of a rank's decoded images that are kept for the next ch
 
 
 @dataclass(frozen=True)
-class Audited:
-    """One checkpoint's numbers and what they cost, in seconds; ``batch_losses`` where they were asked for."""
-
-    step: int
-    samples_seen: int
-    numbers: AuditNumbers
-    embedding: float
-    normalizers: float
-    batch_losses: Mapping[str, Any] | None = None
-
-    def as_dict(self) -> dict[str, Any]:
-        cost = {"embedding_seconds": self.embedding, "normalizer_seconds": self.normalizers}
-        whole = {**cost, "seconds": self.embedding + self.normalizers}
-        losses = {} if self.batch_losses is None else {"batch_losses": self.batch_losses}
-        return {"step": self.step, "samples_seen": self.samples_seen, **self.numbers.as_dict(), **whole, **losses}
-
-
-@dataclass(frozen=True)
 class Audit:
-    """method   and ``has_normalizer``: whether there was anything but the batch's own estimate to measure
-    checkpoints   oldest first
-    """
-
-    folder: Path
-    method: str
-    has_normalizer: bool
-    batch_size: int
-    seed: int
-    checkpoints: tuple[Audited, ...]
-
-    def mean(self) -> dict[str, Any]:
-        """Over the checkpoints, number by number."""
-        audits = [audited.numbers for audited in self.checkpoints]
-        tau = sum(numbers.tau for numbers in audits) / len(audits)
-        return {"tau": tau, **dataclasses.asdict(mean_errors([numbers.total for numbers in audits]))}
-
-    def as_dict(self) -> dict[str, Any]:
-        numbers, own = self.checkpoints[0].numbers, {**vars(self)}
-        del own["folder"]
-        audits = [audited.as_dict() for audited in self.checkpoints]
-        sizes = {"anchors": numbers.anchors, "samples": numbers.samples, "epsilon": EPSILON}
-        return {**own, **sizes, "checkpoints": audits, "mean": self.mean()}
+    folder: Path  # of the run
+    results: Mapping[str, Any]  # as in audit.json
 
 
 def audit_run(run: Path, options: Options = Options(), say: Callable[[str], None] = lambda text: None) -> Audit:
@@ -119,18 +79,25 @@ def audit_run(run: Path, options: Options = Options(), say: Callable[[str], None
                 objective.load_state_dict(saved["objective"])
                 step = saved["position"]["step"]
             audited = _audit(objective, embedder, images, config, options, step)
-            say(
-                f"step {step}: embedding {audited.embedding:.1f} s, exact normalizers {audited.normalizers:.1f} s "
-                f"({audited.numbers.samples:,} samples, {audited.numbers.anchors:,} anchors)"
-            )
+            embedding, exact = audited["embedding_seconds"], audited["normalizer_seconds"]
+            sizes = f"{audited['samples']:,} samples, {audited['anchors']:,} anchors"
+            say(f"step {step}: embedding {embedding:.1f} s, exact normalizers {exact:.1f} s ({sizes})")
             audits.append(audited)
-        has_normalizer = not isinstance(objective.method.normalizer, NoNormalizer)
-        method, batch_size = config.objective.method, config.training.batch_size
-        audit = Audit(folder.path, method, has_normalizer, batch_size, options.seed, tuple(audits))
+        results = {
+            "method": config.objective.method,
+            "has_normalizer": not isinstance(objective.method.normalizer, NoNormalizer),
+            "batch_size": config.training.batch_size,
+            "seed": options.seed,
+            "anchors": audits[0]["anchors"],
+            "samples": audits[0]["samples"],
+            "epsilon": EPSILON,
+            "checkpoints": audits,  # oldest first
+            "mean": {"tau": sum(audited["tau"] for audited in audits) / len(audits), **mean_errors(audits)},
+        }
         if world.rank == 0:
-            replace_text(folder.path / "audit.json", json.dumps(audit.as_dict(), indent=1))
+            replace_text(folder.path / "audit.json", json.dumps(results, indent=1))
         distributed.host_barrier()
-    return audit
+    return Audit(folder.path, results)
 
 
 def _chosen(run: Path, wanted: str | None) -> tuple[Folder, list[Path]]:
@@ -186,7 +153,8 @@ def _check_same_data(trained_on: str, data: Data, pool: SamplePool, folder: Fold
 
 def _audit(
     objective: Objective, embedder: Embedder, images: UncroppedBatches, config: RunConfig, options: Options, step: int
-) -> Audited:
+) -> dict[str, Any]:
+    """One checkpoint's numbers and what they cost."""
     batch_size, seed, start = config.training.batch_size, options.seed, time.monotonic()
     tables = embedder.tables(images)
     if len(tables.ids_n) < 2:
@@ -198,11 +166,13 @@ def _audit(
     numbers = normalizer_audit(
         objective, tables.image_nD, tables.text_nD, tables.ids_n, options.anchors, batch_size, generator
     )
-    seconds = time.monotonic() - embedded
-    losses = None
+    ended = time.monotonic()
+    cost = {"embedding_seconds": embedded - start, "normalizer_seconds": ended - embedded, "seconds": ended - start}
+    audited = {"step": step, "samples_seen": step * batch_size, **numbers, **cost}
     if options.batch_losses:
-        losses = _batch_losses(tables, batch_size, config.selection.block_batches, numbers.tau, seed)
-    return Audited(step, step * batch_size, numbers, embedded - start, seconds, losses)
+        blocks = config.selection.block_batches
+        audited["batch_losses"] = _batch_losses(tables, batch_size, blocks, numbers["tau"], seed)
+    return audited
 
 
 def _batch_losses(tables: Tables, batch_size: int, block_batches: int, tau: float, seed: int) -> dict[str, Any]:

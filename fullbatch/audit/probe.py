@@ -42,14 +42,9 @@ ON_DEVICE = 512 << 20  # bytes of a rank's part of the probe that may stay on a 
 
 @dataclass(frozen=True)
 class AuditPlan:
-    """every    steps between audits
-    anchors  that are asked about
-    samples  of the data set that stand for it
-    """
-
-    every: int | Fraction
-    anchors: int
-    samples: int
+    every: int | Fraction  # steps between audits
+    anchors: int  # that are asked about
+    samples: int  # of the data set that stand for it
 
     def due(self, step: int) -> bool:
         """After this many steps; where ``every`` is no whole number, at the first step beyond each multiple."""
@@ -111,9 +106,8 @@ class Probe:
             generator = torch.Generator().manual_seed(self.seed)
             anchors, size = self.plan.anchors, self.batches.batch_size
             numbers = normalizer_audit(self.objective, tables.image_nD, tables.text_nD, ids, anchors, size, generator)
-        line = numbers.as_dict()
-        del line["by_direction"]
-        return {**line, "seconds": time.monotonic() - start}
+        del numbers["by_direction"]
+        return {**numbers, "seconds": time.monotonic() - start}
 
     def _read(self) -> Iterable[LoadedBatch]:
         embedder = self.embedder

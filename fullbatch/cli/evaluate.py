@@ -163,8 +163,7 @@ def _check_output(output: Path) -> None:
 def _open(options: _Evaluate) -> _Opened:
     """By what lies at the path, else by open_clip's name."""
     from fullbatch.config.model import Model
-    from fullbatch.finetuning.base import is_run, open_model
-    from fullbatch.loading import load_trained
+    from fullbatch.loading import is_run, load_trained, open_model
     from fullbatch.training import checkpoint
 
     path, name = Path(options.model), {"model": options.model}
@@ -184,10 +183,6 @@ def _open(options: _Evaluate) -> _Opened:
     return _Opened(opened.model, name, RunConfig.of(evaluate=()), None)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# fullbatch export
-
-
 @dataclass(frozen=True)
 class _Export:
     """Write a trained model for other programs."""
@@ -203,16 +198,12 @@ class _Export:
 def export(arguments: list[str]) -> int:
     options = tyro.cli(_Export, args=arguments, prog="fullbatch export")
     from fullbatch.config.model import Model
-    from fullbatch.finetuning.base import open_model
     from fullbatch.finetuning.record import FILE, result_of
-    from fullbatch.loading import export_run
+    from fullbatch.loading import export_run, open_model
     from fullbatch.models.saved import EXPORTED
-    from fullbatch.models.saved import export as write
 
     if options.run.is_file() or (options.run / EXPORTED).is_file():
-        opened = open_model(Model(str(options.run)))
-        start = opened.temperature, opened.bias
-        print(write(opened.model, options.output, options.format, *start, options.overwrite))
+        print(open_model(Model(str(options.run))).export(options.output, options.format, options.overwrite))
     else:
         if (options.run / FILE).is_file() and (result := result_of(options.run)) is not None:
             note = f"note: this is the last checkpoint of a fine-tuning; what came of it is {result}"

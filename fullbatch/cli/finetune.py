@@ -6,7 +6,6 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,7 +18,7 @@ from fullbatch.config.run import RunConfig
 
 if TYPE_CHECKING:
     from fullbatch.finetuning.finetune import Finetuned
-    from fullbatch.finetuning.interpolation import Curve, Point
+    from fullbatch.finetuning.interpolation import Point
     from fullbatch.finetuning.record import Record
 
 
@@ -58,25 +57,10 @@ def finetune(arguments: list[str]) -> int:
     from fullbatch.cli.printing import print_lines
     from fullbatch.finetuning import finetune as tuning
 
-    metric = (
-        None if chosen.metric is None else _deciding(chosen.metric, tuning.measuring(config).evaluation.evaluate or ())
-    )
-    tuned = tuning.finetune(config, metric, _tolerance(chosen.tolerance), resume)
+    tuned = tuning.finetune(config, chosen.metric, _tolerance(chosen.tolerance), resume)
     if int(os.environ.get("RANK", "0")) == 0:
         print_lines(_finetuned_lines(tuned))
     return 0
-
-
-def _deciding(metric: str, tasks: Sequence[str]) -> str:
-    """ "mean", or the "TASK METRIC" that is meant; a name that no task gives is refused before anything is measured."""
-    from fullbatch.evaluation.metric_names import metric_named, more_is_better
-
-    if metric == "mean":
-        return metric
-    named = metric_named(metric, tasks)
-    if not more_is_better(named):
-        raise ValueError(f"--metric {metric!r}: of a rank less is better; take one of the shares, such as mean_r1.")
-    return named
 
 
 def _tolerance(text: str | None) -> float | None:
@@ -149,10 +133,6 @@ def _change_lines(record: Record) -> list[str]:
     return columns(rows, left=2) if record.changes else []
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# fullbatch interpolate
-
-
 @dataclass(frozen=True, kw_only=True)
 class _Interpolate(Measuring):
     """Measure the models (1 - alpha) base + alpha tuned, and keep the best that lets no task fall (WiSE-FT)."""
@@ -188,8 +168,8 @@ def interpolate(arguments: list[str]) -> int:
     from fullbatch.config.model import Model
     from fullbatch.evaluation.tasks import BUILTIN_TASKS, check_tasks
     from fullbatch.finetuning import interpolation
-    from fullbatch.finetuning.base import open_model, write_model
-    from fullbatch.finetuning.record import check_tolerance
+    from fullbatch.finetuning.record import check_tolerance, deciding
+    from fullbatch.loading import open_model, write_model
     from fullbatch.training.display import Display
 
     ends = _ends(options)
@@ -197,7 +177,7 @@ def interpolate(arguments: list[str]) -> int:
     check_tolerance(ends.tolerance)
     alphas = interpolation.check_alphas(options.alphas or interpolation.ALPHAS)
     tasks = options.tasks or config.evaluation.evaluate or BUILTIN_TASKS["emoji"]
-    ends = replace(ends, metric=_deciding(ends.metric, tasks))
+    ends = replace(ends, metric=deciding(ends.metric, tasks))
     if options.output is not None:
         _require_new(options.output)
     output = options.output or (None if ends.run is None else ends.run / interpolation.INTERPOLATED)
@@ -214,12 +194,13 @@ def interpolate(arguments: list[str]) -> int:
             display.say(f"alpha {point.alpha:g}: {_score(point.score)}")
 
         with display.bars():
-            curve = interpolation.measure_curve(
+            points = interpolation.measure_curve(
                 between, alphas, embedder, tasks, config.evaluation.templates, ends.metric, ends.tolerance, say
             )
         written: str | None = None
-        if output is not None and curve.best.alpha > 0.0:
-            best, folder = between.at(curve.best.alpha), output
+        alpha = interpolation.best_of(points).alpha
+        if output is not None and alpha > 0.0:
+            best, folder = between.at(alpha), output
             distributed.together(lambda: write_model(best, folder) if first else None)
             written = output.name if ends.run is not None and output.parent == ends.run else str(output)
         elif first and output is not None and options.output is None:
@@ -228,9 +209,9 @@ def interpolate(arguments: list[str]) -> int:
         file = None if place is None else place / interpolation.FILE
         if first and file is not None:
             file.parent.mkdir(parents=True, exist_ok=True)
-            interpolation.write_curve(file, curve, ends.base, ends.tuned, ends.metric, ends.tolerance, written)
+            interpolation.write_curve(file, points, ends.base, ends.tuned, ends.metric, ends.tolerance, written)
     if first:
-        print_lines(_curve_lines(curve, ends, output, written, file))
+        print_lines(_curve_lines(points, ends, output, written, file))
     return 0
 
 
@@ -270,20 +251,22 @@ def _ends(options: _Interpolate) -> _Ends:
     return _Ends(str(run / BASE), str(run / TUNED), Folder(run).read_config(), metric, tolerance, run)
 
 
-def _curve_lines(curve: Curve, ends: _Ends, output: Path | None, written: str | None, file: Path | None) -> list[str]:
+def _curve_lines(
+    points: list[Point], ends: _Ends, output: Path | None, written: str | None, file: Path | None
+) -> list[str]:
     from fullbatch.cli.printing import columns
+    from fullbatch.finetuning.interpolation import best_of
 
-    names = list(curve.points[0].values)
+    names, best = list(points[0].values), best_of(points)
     heads = ("alpha", f"score ({ends.metric})", *(f"[{place + 1}]" for place in range(len(names))), "")
     rows: list[tuple[str, ...]] = [heads]
-    for point in curve.points:
+    for point in points:
         values = [_score(point.values.get(name)) for name in names]
         fallen = [str(place + 1) for place, name in enumerate(names) if name.rsplit(" ", 1)[0] in point.regressed]
-        remark = "best" if point is curve.best else f"regressed: {', '.join(fallen)}" if fallen else ""
+        remark = "best" if point is best else f"regressed: {', '.join(fallen)}" if fallen else ""
         rows.append((f"{point.alpha:g}", _score(point.score), *values, remark))
     lines = columns(rows, left=0)
     lines += ["", *(f"[{place + 1}] {name}" for place, name in enumerate(names)), ""]
-    best = curve.best
     if best.alpha == 0.0:
         lines.append(f"Nothing in between is better than the base without letting a task fall: keep {ends.base}.")
     else:

@@ -20,11 +20,13 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import scipy  # ndimage is loaded when it is first used: few runs need it
 from PIL import Image
 
 from fullbatch.data.order import key_of
 
 Floats = npt.NDArray[np.float32]
+Pixels = npt.NDArray[np.uint8]
 
 _FAINT = 1e-4  # of the strongest: what a streak fades to before it is cut, a hundredth of a grey level
 
@@ -131,19 +133,17 @@ def snow(x_NHWC: Floats, draws: Draws) -> Floats:
 
 def spatter(x_NHWC: Floats, draws: Draws) -> Floats:
     """Drops of pale turquoise, lit from one side: the embossed distance from their rims."""
-    from scipy import ndimage  # here, since few runs need it
-
     size = x_NHWC.shape[1]
-    liquid = ndimage.gaussian_filter(draws.normal(0.62, 0.1, size, size), (0, 0.7, 0.7), mode="nearest")
+    liquid = scipy.ndimage.gaussian_filter(draws.normal(0.62, 0.1, size, size), (0, 0.7, 0.7), mode="nearest")
     drops = liquid >= 0.7
-    across = ndimage.generate_binary_structure(3, 1)
+    across = scipy.ndimage.generate_binary_structure(3, 1)
     across[0, 1, 1] = across[2, 1, 1] = False  # within an image
-    rims = drops & ~ndimage.binary_erosion(drops, across, border_value=1)
+    rims = drops & ~scipy.ndimage.binary_erosion(drops, across, border_value=1)
     # images lie 1000 apart, so that none sees another's rims
-    distance = ndimage.distance_transform_edt(~rims, sampling=(1000.0, 1.0, 1.0))
+    distance = scipy.ndimage.distance_transform_edt(~rims, sampling=(1000.0, 1.0, 1.0))
     relief = np.floor(_blurred(np.minimum(distance, 20.0).astype(np.float32)))
     emboss = np.array([[[-2, -1, 0], [-1, 1, 1], [0, 1, 2]]], np.float32)
-    lit = ndimage.correlate(_equalized(relief), emboss, mode="mirror").clip(0.0, 255.0)
+    lit = scipy.ndimage.correlate(_equalized(relief), emboss, mode="mirror").clip(0.0, 255.0)
     water = np.where(drops, np.floor(liquid * 255.0), 0.0) * _blurred(lit)
     water = water / np.maximum(water.max(axis=(1, 2), keepdims=True), 1e-12)
     turquoise = np.array([175, 238, 238], np.float32) / 255.0
@@ -151,9 +151,7 @@ def spatter(x_NHWC: Floats, draws: Draws) -> Floats:
 
 
 def _blurred(field_NSS: Floats) -> Floats:
-    from scipy import ndimage  # here, since few runs need it
-
-    return np.asarray(ndimage.uniform_filter(field_NSS, (0, 3, 3), mode="mirror"), np.float32)
+    return np.asarray(scipy.ndimage.uniform_filter(field_NSS, (0, 3, 3), mode="mirror"), np.float32)
 
 
 def _equalized(level_NSS: Floats) -> Floats:
@@ -169,48 +167,18 @@ def _equalized(level_NSS: Floats) -> Floats:
     return spread.reshape(level_NSS.shape).astype(np.float32)
 
 
-Pixels = npt.NDArray[np.uint8]
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# noise
-
-
-def gaussian_noise(x_NHWC: Floats, draws: Draws) -> Floats:
-    return x_NHWC + draws.normal(0.0, 0.04, *x_NHWC.shape[1:])
-
-
-def shot_noise(x_NHWC: Floats, draws: Draws) -> Floats:
-    """Light counted in 500 quanta."""
-    return np.asarray(draws.poisson(500.0 * x_NHWC) / 500.0, np.float32)
-
-
 def impulse_noise(x_NHWC: Floats, draws: Draws) -> Floats:
     """One value in a hundred becomes 0 or 1."""
     drawn = draws.uniform(0.0, 1.0, *x_NHWC.shape[1:])
     return np.where(drawn < 0.005, 0.0, np.where(drawn < 0.01, 1.0, x_NHWC)).astype(np.float32)
 
 
-def speckle_noise(x_NHWC: Floats, draws: Draws) -> Floats:
-    return x_NHWC + x_NHWC * draws.normal(0.0, 0.06, *x_NHWC.shape[1:])
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# blur
-
-
-def gaussian_blur(x_NHWC: Floats, draws: Draws) -> Floats:
-    return _gaussian(x_NHWC, 0.4)
-
-
 def defocus_blur(x_NHWC: Floats, draws: Draws) -> Floats:
     """A disk of radius 0.3, which is one pixel, its edge softened by a Gaussian of 0.4 over three pixels."""
-    from scipy import ndimage  # here, since few runs need it
-
     side = np.exp(-1.0 / (2.0 * 0.4**2))
     kernel = np.array([side, 1.0, side]) / (1.0 + 2.0 * side)
     for axis in (1, 2):
-        x_NHWC = ndimage.correlate1d(x_NHWC, kernel, axis=axis, mode="mirror")
+        x_NHWC = scipy.ndimage.correlate1d(x_NHWC, kernel, axis=axis, mode="mirror")
     return x_NHWC
 
 
@@ -227,10 +195,6 @@ def glass_blur(x_NHWC: Floats, draws: Draws) -> Floats:
     return _gaussian(shuffled, 0.05)
 
 
-def motion_blur(x_NHWC: Floats, draws: Draws) -> Floats:
-    return streaked(x_NHWC, radius=6, sigma=1, degrees_N=draws.uniform(-45.0, 45.0))
-
-
 def zoom_blur(x_NHWC: Floats, draws: Draws) -> Floats:
     """The mean of the image, twice, and of it enlarged by 1 to 5 %."""
     total_NHWC = 2.0 * x_NHWC
@@ -241,9 +205,7 @@ def zoom_blur(x_NHWC: Floats, draws: Draws) -> Floats:
 
 
 def _gaussian(x_NHWC: Floats, sigma: float) -> Floats:
-    from scipy import ndimage  # here, since few runs need it
-
-    return np.asarray(ndimage.gaussian_filter(x_NHWC, (0, sigma, sigma, 0), mode="nearest"), np.float32)
+    return np.asarray(scipy.ndimage.gaussian_filter(x_NHWC, (0, sigma, sigma, 0), mode="nearest"), np.float32)
 
 
 def _enlarging(size: int, factor: float) -> Floats:
@@ -256,30 +218,11 @@ def _enlarging(size: int, factor: float) -> Floats:
     return np.asarray(weight_OI / weight_OI.sum(axis=1, keepdims=True), np.float32)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# colour
-
-
 def brightness(x_NHWC: Floats, draws: Draws) -> Floats:
     """HSV's value rises by 0.05; hue and saturation stay."""
     value = x_NHWC.max(axis=3, keepdims=True)
     raised = np.minimum(value + 0.05, 1.0)
     return np.asarray(np.where(value > 0.0, x_NHWC * (raised / np.maximum(value, 1e-12)), raised), np.float32)
-
-
-def contrast(x_NHWC: Floats, draws: Draws) -> Floats:
-    mean = x_NHWC.mean(axis=(1, 2), keepdims=True)
-    return np.asarray((x_NHWC - mean) * 0.75 + mean, np.float32)
-
-
-def saturate(x_NHWC: Floats, draws: Draws) -> Floats:
-    """HSV's saturation falls to 0.3 of what it was; hue and value stay."""
-    value = x_NHWC.max(axis=3, keepdims=True)
-    return np.asarray(value - (value - x_NHWC) * 0.3, np.float32)
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# geometry and coding
 
 
 def elastic_transform(x_NHWC: Floats, draws: Draws) -> Floats:
@@ -297,12 +240,10 @@ def elastic_transform(x_NHWC: Floats, draws: Draws) -> Floats:
 
 def _affine(image_HWC: Floats, back_32: npt.NDArray[np.float64]) -> Floats:
     """Bilinear; beyond an edge the image is mirrored, the edge itself not repeated."""
-    from scipy import ndimage  # here, since few runs need it
-
     back_33 = np.eye(3)  # of row, column and channel
     back_33[:2, :2] = back_32[1::-1, ::-1].T
     start = (back_32[2, 1], back_32[2, 0], 0.0)
-    return np.asarray(ndimage.affine_transform(image_HWC, back_33, start, order=1, mode="mirror"))
+    return np.asarray(scipy.ndimage.affine_transform(image_HWC, back_33, start, order=1, mode="mirror"))
 
 
 def pixelate(x_NHWC: Floats, draws: Draws) -> Floats:
@@ -331,18 +272,32 @@ def _by_pillow(x_NHWC: Floats, change: Callable[[Image.Image], Image.Image]) -> 
     return np.asarray(changed / 255.0, np.float32)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-
 Corruption = Callable[[Floats, Draws], Floats]
 
-CORRUPTIONS: tuple[Corruption, ...] = (
-    gaussian_noise, shot_noise, impulse_noise, speckle_noise,
-    defocus_blur, glass_blur, motion_blur, zoom_blur, gaussian_blur,
-    snow, frost, fog, spatter,
-    brightness, contrast, saturate,
-    elastic_transform, pixelate, jpeg_compression,
-)  # fmt: skip
-CORRUPTION_NAMES = tuple(corruption.__name__ for corruption in CORRUPTIONS)
+# By name, those of one line where they stand.  Shot noise is light counted in 500 quanta; saturation falls to 0.3 of
+# what it was, while HSV's hue and value stay.
+_BY_NAME: dict[str, Corruption] = {
+    "gaussian_noise": lambda x_NHWC, draws: x_NHWC + draws.normal(0.0, 0.04, *x_NHWC.shape[1:]),
+    "shot_noise": lambda x_NHWC, draws: draws.poisson(500.0 * x_NHWC) / 500.0,
+    "impulse_noise": impulse_noise,
+    "speckle_noise": lambda x_NHWC, draws: x_NHWC + x_NHWC * draws.normal(0.0, 0.06, *x_NHWC.shape[1:]),
+    "defocus_blur": defocus_blur,
+    "glass_blur": glass_blur,
+    "motion_blur": lambda x_NHWC, draws: streaked(x_NHWC, 6, 1, draws.uniform(-45.0, 45.0)),
+    "zoom_blur": zoom_blur,
+    "gaussian_blur": lambda x_NHWC, draws: _gaussian(x_NHWC, 0.4),
+    "snow": snow,
+    "frost": frost,
+    "fog": fog,
+    "spatter": spatter,
+    "brightness": brightness,
+    "contrast": lambda x_NHWC, draws: (x_NHWC - (mean := x_NHWC.mean(axis=(1, 2), keepdims=True))) * 0.75 + mean,
+    "saturate": lambda x_NHWC, draws: (value := x_NHWC.max(axis=3, keepdims=True)) - (value - x_NHWC) * 0.3,
+    "elastic_transform": elastic_transform,
+    "pixelate": pixelate,
+    "jpeg_compression": jpeg_compression,
+}
+CORRUPTIONS, CORRUPTION_NAMES = tuple(_BY_NAME.values()), tuple(_BY_NAME)
 
 
 def corrupted(images_NHWC: Pixels, ids: Sequence[int], kind: int, seed: int) -> Pixels:

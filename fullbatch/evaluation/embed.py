@@ -34,17 +34,12 @@ log = logging.getLogger("fullbatch")
 
 @dataclass(frozen=True)
 class SourceRows:
-    """What a pass over a source gave for each of its images, in its order; on the host, the same on every rank.
-
-    tables     what was made of each image: its embedding, or whatever the pass was for
-    captions   every caption of each image
-    left_out   the samples that could not be read, and why
-    """
+    """What a pass over a source gave for each of its images, in its order; on the host, the same on every rank."""
 
     ids: Tensor
-    tables: tuple[Tensor, ...]
-    captions: list[tuple[str, ...]]
-    left_out: tuple[str, ...] = ()
+    tables: tuple[Tensor, ...]  # what was made of each image: its embedding, or whatever the pass was for
+    captions: list[tuple[str, ...]]  # every caption of each image
+    left_out: tuple[str, ...] = ()  # the samples that could not be read, and why
 
     @property
     def image_ND(self) -> Tensor:
@@ -65,9 +60,7 @@ class Tables:
 
 @dataclass(frozen=True)
 class Embedder:
-    """How to embed: the model (as wrapped for training), its input, the device.  ``cache`` keeps what ``images`` and
-    ``captions`` return, for a model that does not change; ``watch`` is told the source, the batches done, and their
-    number."""
+    """How to embed: the model (as wrapped for training), its input, the device."""
 
     model: nn.Module
     tokenize: Callable[[list[str]], Tensor]
@@ -77,9 +70,9 @@ class Embedder:
     batch_size: int = 256
     workers: int = 0
     max_pixels: int = 50_000_000
-    cache: EmbeddingCache | None = None
+    cache: EmbeddingCache | None = None  # of what ``images`` and ``captions`` return, for a model that does not change
     views: ViewMaker | None = None  # what stands in for captions, where one encoder sees two views of each image
-    watch: Callable[[str, int, int], None] = lambda source, done, total: None
+    watch: Callable[[str, int, int], None] = lambda source, done, total: None  # is told the batches done, of how many
 
     @torch.no_grad()
     def tables(self, batches: Iterable[LoadedBatch]) -> Tables:
@@ -109,15 +102,7 @@ class Embedder:
         return SourceRows(tensors["ids"], (tensors["image"],), [tuple(of) for of in captions], tuple(left_out))
 
     def _kept(self, make: Callable[[], Kept], *parts: object) -> Kept:
-        """What ``make`` gives, or gave before: the cache has it under a name made of ``parts``."""
-        if self.cache is None:
-            return make()
-        path = self.cache.path(*parts)
-        kept = self.cache.load(path)
-        if kept is None:
-            kept = make()
-            self.cache.save(path, *kept)
-        return kept
+        return make() if self.cache is None else self.cache.kept(make, *parts)
 
     @torch.no_grad()
     def captions(self, captions: list[str]) -> Tensor:
@@ -229,10 +214,6 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
         model.train(mode)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# embeddings kept on disk, under a name made of everything they depend on
-
-
 _VERSION = 1  # part of every name; raise it when images are read or embedded otherwise
 
 
@@ -251,12 +232,8 @@ def fingerprint_of_model(model: TwoTowers) -> str:
 
 @dataclass(frozen=True)
 class EmbeddingCache:
-    """folder   where the files lie
-    model    fingerprint_of_model, with what else all its embeddings depend on
-    """
-
-    folder: Path
-    model: str
+    folder: Path  # where the files lie
+    model: str  # fingerprint_of_model, with what else all its embeddings depend on
 
     @classmethod
     def of(cls, where: str, model: TwoTowers, *settings: object) -> EmbeddingCache | None:
@@ -273,25 +250,23 @@ class EmbeddingCache:
             raise ValueError(f"--cache {where}: the folder cannot be made ({error.strerror}).") from None
         return cls(folder, fingerprint_of(_VERSION, fingerprint_of_model(model), *settings))
 
-    def path(self, *parts: object) -> Path:
-        return self.folder / f"{fingerprint_of(self.model, *parts)}.safetensors"
-
-    def load(self, path: Path) -> Kept | None:
-        """The tensors and texts under a name; None unless every rank has them whole."""
+    def kept(self, make: Callable[[], Kept], *parts: object) -> Kept:
+        """What ``make`` gives, or gave before, under a name made of ``parts``.  A file appears there when it is
+        complete, and counts when every rank has it whole."""
         from safetensors import SafetensorError, safe_open
-
-        kept: Kept | None = None
-        with suppress(OSError, SafetensorError, KeyError, ValueError), safe_open(path, "pt") as opened:
-            texts: list[list[str]] = json.loads((opened.metadata() or {})["texts"])
-            kept = {name: opened.get_tensor(name) for name in opened.keys()}, texts  # noqa: SIM118
-        (lacking,) = distributed.any_rank(kept is None)
-        return None if lacking else kept
-
-    def save(self, path: Path, tensors: dict[str, Tensor], texts: list[list[str]]) -> None:
-        """All or nothing: a file appears under its name when it is complete."""
         from safetensors.torch import save
 
+        path = self.folder / f"{fingerprint_of(self.model, *parts)}.safetensors"
+        before: Kept | None = None
+        with suppress(OSError, SafetensorError, KeyError, ValueError), safe_open(path, "pt") as opened:
+            texts: list[list[str]] = json.loads((opened.metadata() or {})["texts"])
+            before = {name: opened.get_tensor(name) for name in opened.keys()}, texts  # noqa: SIM118
+        (lacking,) = distributed.any_rank(before is None)
+        if before is not None and not lacking:
+            return before
+        tensors, texts = make()
         if distributed.is_node_leader():
             raw = save({name: tensor.contiguous() for name, tensor in tensors.items()}, {"texts": json.dumps(texts)})
             keep_in_cache(path, lambda file: file.write(raw), "Embeddings")
         distributed.host_barrier()
+        return tensors, texts

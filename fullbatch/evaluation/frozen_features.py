@@ -36,14 +36,13 @@ class Labelled:
 def labelled_features(task: str, train: Source, test: Source, embedder: Embedder) -> tuple[Labelled, Labelled]:
     """Both sets on the embedder's device; classes are those of the training set."""
 
-    def walk(source: Source) -> SourceRows:
-        return embedder.walk(source, lambda batch: (embedder.feature_rows(batch.images).float(),))
-
     def labelled(walked: SourceRows) -> Labelled:
         labels_N = torch.tensor([number[of_image[0]] for of_image in walked.captions], device=embedder.device)
         return Labelled(walked.tables[0].to(embedder.device), labels_N, classes, walked.left_out)
 
-    trained, tested = walk(train), walk(test)
+    trained, tested = (
+        embedder.walk(source, lambda batch: (embedder.feature_rows(batch.images).float(),)) for source in (train, test)
+    )
     classes = tuple(sorted({of_image[0] for of_image in trained.captions}))
     if len(classes) < 2:
         raise ValueError(f"The task {task!r} has one class ({classes[0]!r}): any model would be right.")
@@ -53,20 +52,10 @@ def labelled_features(task: str, train: Source, test: Source, embedder: Embedder
     return labelled(trained), labelled(tested)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# nearest neighbours
-
-
 def neighbours(task: str, train: Labelled, test: Labelled) -> Result:
     """``accuracy`` weighs the 200 nearest by exp(cosine / 0.07); ``accuracy_20`` counts the 20 nearest."""
     guess_M, guess_20_M = neighbour_votes(train, test.features_NF)
-    hit_M = guess_M == test.labels_N
-    metrics = {
-        "accuracy": share(hit_M),
-        "accuracy_20": share(guess_20_M == test.labels_N),
-        "mean_per_class": mean_per_class(hit_M.cpu(), test.labels_N.cpu()),
-    }
-    return _result(task, metrics, train, test)
+    return _result(task, guess_M, train, test, {"accuracy_20": share(guess_20_M == test.labels_N)})
 
 
 def neighbour_votes(train: Labelled, features_MF: Tensor) -> tuple[Tensor, Tensor]:
@@ -82,10 +71,6 @@ def neighbour_votes(train: Labelled, features_MF: Tensor) -> tuple[Tensor, Tenso
         weighted.append((weight_Mk[..., None] * is_class_MkC).sum(dim=1).argmax(dim=1))
         counted.append(is_class_MkC[:, :few].sum(dim=1).argmax(dim=1))
     return torch.cat(weighted), torch.cat(counted)
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# the linear classifier
 
 
 @dataclass(frozen=True)
@@ -113,9 +98,8 @@ def linear_probe(task: str, train: Labelled, test: Labelled) -> Result:
             scores[penalty] = share(tried.guesses(train.features_NF[held_N]) == train.labels_N[held_N])
     best = max(scores, key=lambda penalty: scores[penalty], default=PENALTIES[1])
     fitted = fit(train.features_NF, train.labels_N, len(train.classes), best)
-    hit_M = fitted.guesses(test.features_NF) == test.labels_N
-    metrics = {"accuracy": share(hit_M), "mean_per_class": mean_per_class(hit_M.cpu(), test.labels_N.cpu())}
-    return _result(task, metrics, train, test, f"penalty {best:g} on the squared weights, chosen on a tenth of TRAIN")
+    note = f"penalty {best:g} on the squared weights, chosen on a tenth of TRAIN"
+    return _result(task, fitted.guesses(test.features_NF), train, test, {}, note)
 
 
 def fit(features_NF: Tensor, labels_N: Tensor, classes: int, penalty: float) -> Classifier:
@@ -141,9 +125,9 @@ def fit(features_NF: Tensor, labels_N: Tensor, classes: int, penalty: float) -> 
     return Classifier(mean_F, scale_F, weight_CF.detach(), bias_C.detach())
 
 
-def _result(task: str, metrics: dict[str, float], train: Labelled, test: Labelled, *notes: str) -> Result:
-    left_out = train.left_out + test.left_out
-    classes, images = len(train.classes), len(test.labels_N)
-    counts = {"images": images, "training_images": len(train.labels_N), "classes": classes, "left_out": len(left_out)}
-    notes = (*notes, *left_out_note(left_out))
+def _result(task: str, guess_M: Tensor, train: Labelled, test: Labelled, more: dict[str, float], *notes: str) -> Result:
+    hit_M, left_out, classes = guess_M == test.labels_N, train.left_out + test.left_out, len(train.classes)
+    metrics = {"accuracy": share(hit_M), **more, "mean_per_class": mean_per_class(hit_M.cpu(), test.labels_N.cpu())}
+    sizes = {"images": len(test.labels_N), "training_images": len(train.labels_N), "classes": classes}
+    counts, notes = {**sizes, "left_out": len(left_out)}, (*notes, *left_out_note(left_out))
     return Result(task, metrics, "accuracy", 1.0 / classes, classes, counts=counts, notes=notes)

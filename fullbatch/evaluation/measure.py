@@ -8,21 +8,23 @@ import functools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.nn.functional import normalize
-from typing_extensions import assert_never
 
 from fullbatch import distributed
 from fullbatch.config.data import Source
-from fullbatch.evaluation.benchmark_folders import Captioned, Classified, open_benchmark
+from fullbatch.evaluation.benchmark_folders import Captioned, open_benchmark
 from fullbatch.evaluation.datacomp import MainMetric
 from fullbatch.evaluation.embed import Embedder, SourceRows
 from fullbatch.evaluation.result import Result
 from fullbatch.evaluation.retrieval import Answers, Gallery, chance_of_first, own_captions, recalls
+
+Name = TypeVar("Name", str, int)
 
 PLAIN_TEMPLATES = ("{}", "a picture of {}", "an image about {}")
 
@@ -58,7 +60,6 @@ def imagenet_numbers() -> dict[str, int]:
     return numbers | {name: number for number, name in enumerate(ids)}
 
 
-# ---------------------------------------------------------------------------------------------------------------------
 # from predictions to numbers: each metric of DataComp's tasks is one function
 
 
@@ -68,17 +69,18 @@ def share(hit_N: Tensor) -> float:
 
 def mean_per_class(hit_N: Tensor, labels_N: Tensor) -> float:
     """The mean over the classes that occur of the share of their images that are right (balanced accuracy)."""
-    count_C = labels_N.bincount()
-    right_C = labels_N[hit_N].bincount(minlength=len(count_C))
-    there_C = count_C > 0
-    return float(np.mean(right_C[there_C].numpy() / count_C[there_C].numpy()))
+    return float(np.mean(_share_of_groups(hit_N, labels_N)))
 
 
 def worst_group(hit_N: Tensor, groups_N: Tensor) -> float:
     """The least share of right images among the groups that occur, however small."""
+    return float(_share_of_groups(hit_N, groups_N).min())
+
+
+def _share_of_groups(hit_N: Tensor, groups_N: Tensor) -> npt.NDArray[np.float64]:
     _, group_N, count_G = torch.unique(groups_N, return_inverse=True, return_counts=True)
-    right_G = group_N[hit_N].bincount(minlength=len(count_G))
-    return float((right_G.double() / count_G.double()).min())
+    shares_G: npt.NDArray[np.float64] = group_N[hit_N].bincount(minlength=len(count_G)).numpy() / count_G.numpy()
+    return shares_G
 
 
 def macro_f1(predicted_N: Tensor, labels_N: Tensor) -> float:
@@ -97,10 +99,6 @@ def macro_f1_of_guessing(labels_N: Tensor, classes: int) -> float:
     return float(np.mean(2.0 * there_C / (classes * there_C + 1.0)))
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# zero-shot: an image goes to the class whose prompts, embedded and averaged, are nearest
-
-
 FEWEST_FOR_TOP5 = 5  # classes
 _ENTRIES = 1 << 24  # similarities held at a time
 
@@ -114,12 +112,8 @@ def class_embeddings(embedder: Embedder, classes: Sequence[str], templates: Sequ
 
 @dataclass(frozen=True)
 class Guesses:
-    """guess_N   the nearest class; of classes that are equally near the first
-    place_N   how many classes come before the right one, by the same rule
-    """
-
-    guess_N: Tensor
-    place_N: Tensor
+    guess_N: Tensor  # the nearest class; of classes that are equally near the first
+    place_N: Tensor  # how many classes come before the right one, by the same rule
 
     @property
     def hit_N(self) -> Tensor:
@@ -145,10 +139,6 @@ def accuracies(guessed: Guesses, labels_N: Tensor, classes: int) -> dict[str, fl
     if classes >= FEWEST_FOR_TOP5:
         results["accuracy_top5"] = share(guessed.place_N < 5)
     return results | {"mean_per_class": mean_per_class(guessed.hit_N, labels_N)}
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# the measurements
 
 
 EXAMPLES = 8
@@ -215,17 +205,16 @@ def classified(
 
 def _chance(main: MainMetric, labels_N: Tensor, classes: int) -> float:
     """What guessing evenly gives; in each group alike, so that the worst of several small ones is below it."""
-    match main:
-        case "f1_macro":
-            return macro_f1_of_guessing(labels_N, classes)
-        case "worst_group_top5":
-            return min(1.0, 5.0 / classes)
-        case _:
-            return 1.0 / classes
+    if main == "f1_macro":
+        return macro_f1_of_guessing(labels_N, classes)
+    return min(1.0, 5.0 / classes) if main == "worst_group_top5" else 1.0 / classes
 
 
-def class_folders(path: Path) -> Source:
-    return Source(str(path), kind="folder", captions=("folder",))
+def numbered(names: Sequence[Name]) -> tuple[list[Name], Tensor]:
+    """The classes, sorted, and the place of each name among them."""
+    classes = sorted(set(names))
+    place = {name: row for row, name in enumerate(classes)}
+    return classes, torch.tensor([place[name] for name in names])
 
 
 def require_imagenet(path: Path, folders: Iterable[str]) -> None:
@@ -237,13 +226,11 @@ def require_imagenet(path: Path, folders: Iterable[str]) -> None:
         )
 
 
-def imagenet(task: str, path: Path, templates: tuple[str, ...], embedder: Embedder) -> Result:
-    images = embedder.images(class_folders(path))
-    numbers, folders = imagenet_numbers(), [of_image[0] for of_image in images.captions]
-    require_imagenet(path, folders)
-    there = sorted({numbers[folder] for folder in folders})
-    place = {number: row for row, number in enumerate(there)}
-    labels_N = torch.tensor([place[numbers[folder]] for folder in folders])
+def imagenet(task: str, source: Source, templates: tuple[str, ...], embedder: Embedder) -> Result:
+    images = embedder.images(source)
+    folders = [of_image[0] for of_image in images.captions]
+    require_imagenet(Path(source.path), folders)
+    there, labels_N = numbered([imagenet_numbers()[folder] for folder in folders])
     result = classified(task, images, labels_N, [imagenet_names()[n] for n in there], templates, embedder)
     if len(there) == len(imagenet_names()):
         return result
@@ -261,15 +248,11 @@ def benchmark(
 ) -> Result:
     opened = distributed.together(lambda: open_benchmark(path, kind))
     images = embedder.images(opened.samples)
-    match opened:
-        case Captioned():
-            return retrieved(task, images, own_captions([len(of) for of in images.captions]), embedder)
-        case Classified():
-            groups_N = None if opened.groups_NM is None else opened.groups_NM[images.ids, 0]
-            prompts, labels_N = templates or opened.templates or PLAIN_TEMPLATES, opened.labels_N[images.ids]
-            return classified(task, images, labels_N, opened.classes, prompts, embedder, groups_N, main)
-        case _:
-            assert_never(opened)
+    if isinstance(opened, Captioned):
+        return retrieved(task, images, own_captions([len(of) for of in images.captions]), embedder)
+    groups_N = None if opened.groups_NM is None else opened.groups_NM[images.ids, 0]
+    prompts, labels_N = templates or opened.templates or PLAIN_TEMPLATES, opened.labels_N[images.ids]
+    return classified(task, images, labels_N, opened.classes, prompts, embedder, groups_N, main)
 
 
 def left_out_note(left_out: Sequence[str]) -> tuple[str, ...]:

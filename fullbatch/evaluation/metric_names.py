@@ -10,9 +10,8 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
-from fullbatch.config import tasks as kinds
 from fullbatch.config.messages import listed, nearest
 from fullbatch.config.tasks import parse_task
 from fullbatch.data.sample import BadSample, Samples
@@ -20,35 +19,26 @@ from fullbatch.data.sources import open_source
 from fullbatch.evaluation.benchmark_folders import Captioned, Classified, open_benchmark
 from fullbatch.evaluation.corruptions import CORRUPTION_NAMES
 from fullbatch.evaluation.datacomp import ENTRIES, averages
-from fullbatch.evaluation.measure import FEWEST_FOR_TOP5, class_folders
+from fullbatch.evaluation.measure import FEWEST_FOR_TOP5
 
 MOST_READ = 10_000  # samples
 
+log = logging.getLogger("fullbatch")
 
-@dataclass(frozen=True)
-class Counted:
-    """classes   found
-    whole     whether there are no others; counting ends early where enough are found, or samples are too many
-    problem   what was wrong with the first sample that could not be read
-    """
 
+class Counted(NamedTuple):
     classes: int
-    whole: bool
-    problem: str = ""
+    whole: bool  # there are no others; counting ends early where enough are found, or samples are too many
+    problem: str = ""  # with the first sample that could not be read
 
 
 def count_classes(text: str, enough: int) -> Counted:
-    """The classes of a task of classification; ``enough``: there is no need to count further."""
-    match parse_task(text):
-        case kinds.ZeroShot(source) | kinds.Neighbours(source) | kinds.LinearProbe(source):
-            return count(open_source(source), enough)
-        case kinds.ImageNetFolder(path):
-            return count(open_source(class_folders(path)), enough)
-        case kinds.BenchmarkFolder(path):
-            opened = open_benchmark(path)
-            return Counted(len(opened.classes) if isinstance(opened, Classified) else 0, whole=True)
-        case _:
-            return Counted(0, whole=True)
+    """The classes of a task of zero-shot classification; ``enough``: there is no need to count further."""
+    task = parse_task(text)
+    if task.kind != "wds":
+        return count(open_source(task.source), enough)
+    opened = open_benchmark(task.folder)
+    return Counted(len(opened.classes) if isinstance(opened, Classified) else 0, whole=True)
 
 
 def count(
@@ -65,17 +55,10 @@ def count(
             names.add(of(samples.read(place * len(samples) // most).captions))
         except BadSample as error:
             problem = problem or str(error)
-            continue
         if len(names) >= enough:
             return Counted(len(names), False, problem)
     return Counted(len(names), most == len(samples), problem)
 
-
-# ---------------------------------------------------------------------------------------------------------------------
-# names
-
-
-log = logging.getLogger("fullbatch")
 
 # What a kind of task gives, the main number first; a test holds it against what the tasks do give.
 _RANKED = ("r1", "r5", "r10", "median_rank")
@@ -84,16 +67,15 @@ CLASSIFICATION = ("accuracy", "accuracy_top5", "mean_per_class", "f1_macro")
 _FOUND = ("r1", "r5", "median_rank")
 VIEWS = ("mean_r1", *(f"{way}_{name}" for way in ("first_to_second", "second_to_first") for name in _FOUND))
 CORRUPTED = ("mean_r1", "first_to_second_r1", "second_to_first_r1", *(f"r1_{name}" for name in CORRUPTION_NAMES))
-NEIGHBOURS = ("accuracy", "accuracy_20", "mean_per_class")
 LINEAR = ("accuracy", "mean_per_class")
-_METRICS: Mapping[type, tuple[str, ...]] = {
-    kinds.Retrieval: RETRIEVAL,
-    kinds.ZeroShot: CLASSIFICATION,
-    kinds.ImageNetFolder: CLASSIFICATION,
-    kinds.OtherView: VIEWS,
-    kinds.CorruptedViews: CORRUPTED,
-    kinds.Neighbours: NEIGHBOURS,
-    kinds.LinearProbe: LINEAR,
+_METRICS = {
+    "retrieval": RETRIEVAL,
+    "zero_shot": CLASSIFICATION,
+    "imagenet": CLASSIFICATION,
+    "views": VIEWS,
+    "corrupted_views": CORRUPTED,
+    "knn": ("accuracy", "accuracy_20", "mean_per_class"),
+    "linear": LINEAR,
 }
 NOT_METRICS = ("chance", "size")  # numbers of a result that are not
 
@@ -136,17 +118,17 @@ def _has_enough_classes(metric: str) -> bool:
 
 def _names(text: str) -> Iterator[str]:
     task = parse_task(text)
-    if isinstance(task, kinds.DataCompSuite):
-        there = [entry for entry in ENTRIES if entry.find(task.path)]
+    if task.kind == "datacomp":
+        there = [entry for entry in ENTRIES if entry.find(task.folder)]
         made = [average for average in averages(dict.fromkeys([entry.key for entry in there], 0.0)) if average.found]
         made.sort(key=lambda average: average.name != "DataComp average")
         yield from (average_name(average.name, average.found, average.of) for average in made)
         yield from (f"datacomp:{entry.key} {entry.main}" for entry in there)
-    elif isinstance(task, kinds.BenchmarkFolder):
-        names = RETRIEVAL if isinstance(open_benchmark(task.path), Captioned) else CLASSIFICATION
-        yield from (f"{text} {name}" for name in names)
-    else:
-        yield from (f"{text} {name}" for name in _METRICS[type(task)])
+        return
+    names = _METRICS.get(task.kind, CLASSIFICATION)
+    if task.kind == "wds" and isinstance(open_benchmark(task.folder), Captioned):
+        names = RETRIEVAL
+    yield from (f"{text} {name}" for name in names)
 
 
 def average_name(name: str, found: int, of: int) -> str:
@@ -174,16 +156,8 @@ def named_numbers(results: Mapping[str, Any]) -> dict[str, float]:
 
 
 def is_share(metric: str) -> bool:
-    """Shares are shown as per cent; ranks as they are."""
+    """Of shares, which are shown as per cent, more is better; of ranks less."""
     return not metric.endswith("_rank")
-
-
-def more_is_better(metric: str) -> bool:
-    return not metric.endswith("_rank")
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# what is asked for
 
 
 SECONDS = "seconds"
@@ -193,12 +167,8 @@ _MEAN = re.compile(r"mean\s*\((?P<names>.*)\)", re.DOTALL)
 
 @dataclass(frozen=True)
 class Metric:
-    """name    as the plan has it
-    parts   the "TASK METRIC" names whose mean it is; (): the seconds of training
-    """
-
-    name: str
-    parts: tuple[str, ...]
+    name: str  # as the plan has it
+    parts: tuple[str, ...]  # the "TASK METRIC" names whose mean it is; (): the seconds of training
 
     @classmethod
     def parse(cls, text: str, tasks: Sequence[str], where: str = _FIELD) -> Metric:
@@ -217,7 +187,7 @@ class Metric:
         if SECONDS in names:
             raise ValueError(f"{where}: {text!r} mixes seconds with what is measured; name it as a metric of its own.")
         parts = tuple(metric_named(name, tasks, where) for name in names)
-        if len({more_is_better(part) for part in parts}) > 1:
+        if len(set(map(is_share, parts))) > 1:
             raise ValueError(f"{where}: {text!r} mixes ranks, where less is better, with shares, where more is.")
         return cls(text, parts)
 
@@ -234,13 +204,10 @@ class Metric:
         return sum(numbers[part] for part in self.parts) / len(self.parts)
 
     @property
-    def maximise(self) -> bool:
-        return bool(self.parts) and all(map(more_is_better, self.parts))
-
-    @property
     def is_share(self) -> bool:
-        """Shown as per cent."""
         return bool(self.parts) and all(map(is_share, self.parts))
+
+    maximise = is_share
 
     @property
     def worst(self) -> float | None:

@@ -6,7 +6,6 @@ interpolation.json   {"base", "tuned", "metric", "tolerance", "points": [{"alpha
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -18,8 +17,8 @@ from torch import Tensor
 
 from fullbatch.evaluation.embed import Embedder
 from fullbatch.evaluation.tasks import run_tasks
-from fullbatch.finetuning.base import Opened
 from fullbatch.finetuning.record import changes_between, score_of, values_of
+from fullbatch.loading import Opened
 from fullbatch.models.design import Design, OpenClipDesign
 from fullbatch.models.open_clip_towers import START_SCALE
 from fullbatch.training.run_folder import replace_text
@@ -31,28 +30,16 @@ _SCALARS = ("backbone.logit_scale", "backbone.logit_bias")  # of the loss; they 
 
 @dataclass(frozen=True)
 class Point:
-    """alpha      0 is the base, 1 the tuned model
-    regressed  the tasks that fell by more than the tolerance
-    """
-
-    alpha: float
-    values: Mapping[str, float]
+    alpha: float  # 0 is the base, 1 the tuned model
+    values: dict[str, float]
     score: float | None
-    regressed: tuple[str, ...]
+    regressed: tuple[str, ...]  # the tasks that fell by more than the tolerance
 
 
-@dataclass(frozen=True)
-class Curve:
-    """chances   "TASK METRIC" -> what guessing gives"""
-
-    points: tuple[Point, ...]
-    chances: Mapping[str, float]
-
-    @property
-    def best(self) -> Point:
-        """The highest score without a regressed task; of equal ones the nearest to the base, which always qualifies."""
-        safe = [point for point in self.points if point.score is not None and not point.regressed]
-        return max(safe, key=lambda point: (point.score, -point.alpha), default=self.points[0])
+def best_of(points: Sequence[Point]) -> Point:
+    """The highest score without a regressed task; of equal ones the nearest to the base, which always qualifies."""
+    safe = [point for point in points if point.score is not None and not point.regressed]
+    return max(safe, key=lambda point: (point.score, -point.alpha), default=points[0])
 
 
 def check_alphas(alphas: Sequence[float]) -> tuple[float, ...]:
@@ -125,7 +112,7 @@ def _plain_design(design: Design) -> Design:
     """Without the name it goes by, and where its logit scale and bias start."""
     if isinstance(design, OpenClipDesign):
         config = {key: value for key, value in design.config.items() if key not in START_SCALE}
-        return dataclasses.replace(design, name="", config=config)
+        return replace(design, name="", config=config)
     return design
 
 
@@ -138,34 +125,24 @@ def measure_curve(
     metric: str,
     tolerance: float,
     say: Callable[[Point], None] = lambda point: None,
-) -> Curve:
+) -> list[Point]:
     """``embedder`` holds ``between.model`` and keeps no embeddings: the weights under it change."""
     assert embedder.cache is None and embedder.model is between.model and alphas[0] == 0.0
     points: list[Point] = []
-    chances: dict[str, float] = {}
     for alpha in alphas:
         between.at(alpha)
-        measured = run_tasks(tasks, embedder, templates)
-        values = values_of(measured, metric)
+        values = values_of(run_tasks(tasks, embedder, templates), metric)
         base = points[0].values if points else values
-        chances = {f"{result.task} {result.main}": result.chance for result in measured.results}
-        changes = changes_between(base, values, chances, tolerance)
+        changes = changes_between(base, values, {}, tolerance)
         fallen = tuple(dict.fromkeys(change.task for change in changes if change.regressed))
         points.append(Point(alpha, values, score_of(values, metric, base), fallen))
         say(points[-1])
-    return Curve(tuple(points), chances)
+    return points
 
 
 def write_curve(
-    path: Path, curve: Curve, base: str, tuned: str, metric: str, tolerance: float, written: str | None
+    path: Path, points: Sequence[Point], base: str, tuned: str, metric: str, tolerance: float, written: str | None
 ) -> None:
-    points = [asdict(replace(point, values=dict(point.values))) for point in curve.points]
-    content: dict[str, object] = {
-        "base": base,
-        "tuned": tuned,
-        "metric": metric,
-        "tolerance": tolerance,
-        "points": points,
-    }
-    content |= {"best_alpha": curve.best.alpha, "written": written}
+    content = {"base": base, "tuned": tuned, "metric": metric, "tolerance": tolerance}
+    content |= {"points": [asdict(point) for point in points], "best_alpha": best_of(points).alpha, "written": written}
     replace_text(path, json.dumps(content, indent=1) + "\n")

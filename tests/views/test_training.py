@@ -126,7 +126,7 @@ def test_a_run_is_loaded_exported_and_audited(tmp_path):
     run = train(config).folder
     audited = [json.loads(text) for text in (run / "metrics.jsonl").read_text().splitlines() if "anchors" in text]
     assert len(audited) == 2
-    assert len(audit_run(run, Options(anchors=8, device="cpu")).checkpoints) == 1
+    assert len(audit_run(run, Options(anchors=8, device="cpu")).results["checkpoints"]) == 1
     loaded = load_trained(run)
     assert isinstance(loaded.model, TwoViews) and loaded.temperature == 0.1
     path = export_run(run, tmp_path / "views.safetensors", "safetensors")
