@@ -82,10 +82,6 @@ def _temperature(config: RunConfig, model: TwoTowers, parts: Mapping[str, Any]) 
     return logged if math.isfinite(logged) else 0.07
 
 
-def export_run(run: Path, output: Path, format: Format, average: bool = True, overwrite: bool = False) -> Path:
-    return load_trained(run, average).export(output, format, overwrite)
-
-
 def is_run(path: Path) -> bool:
     """A run folder, or one of its checkpoints."""
     return (path / checkpoint.MANIFEST).is_file() or Folder(path).config.is_file()
@@ -168,11 +164,6 @@ def _refuse_bare(name: str) -> None:
 def write_model(opened: Opened, folder: Path) -> None:
     """As `fullbatch export --format safetensors` writes a folder: any command takes it as a model."""
     replace_folder(folder, opened.export)
-
-
-def starting_from(named: Model, folder: Path) -> Model:
-    """The same model with the weights, design and tokenizer that ``write_model`` left in ``folder``."""
-    return replace(named.as_saved_in(folder), tokenizer=None)
 
 
 def replace_folder(folder: Path, write: Callable[[Path], object]) -> None:

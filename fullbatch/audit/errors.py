@@ -100,9 +100,8 @@ def normalizer_audit(
     method, batch, world = objective.method, min(batch_size, count), distributed.world()
     pairwise = Identity() if isinstance(method.normalizer, NoNormalizer) else method.pairwise
     ids_A = None if ids is None else ids.to(rows_A.device)[rows_A]
-    asked = image_nD[rows_A], text_nD[rows_A], ids_A
-    tau_image_A, tau_text_A = _ask(objective.anchor_temperatures, *asked)[0].unbind(dim=1)
-    taus = tau_image_A, tau_text_A
+    tau_A2, _ = _ask(objective.anchor_temperatures, image_nD[rows_A], text_nD[rows_A], ids_A)
+    taus = tau_A2[:, 0], tau_A2[:, 1]
 
     def exact(own_nD: Tensor, other_nD: Tensor, tau_A: Tensor) -> Tensor:
         mine_A, tau_mine_A = (rows.tensor_split(world.size)[world.rank] for rows in (rows_A, tau_A))
@@ -112,13 +111,18 @@ def normalizer_audit(
     log_batch = log_means_of_batches(
         image_nD, text_nD, rows_A, taus, batch, generator, pairwise=pairwise, negatives=method.negatives
     )
-    believed = _beliefs(objective, *asked, taus, log_batch, batch, epsilon)
-    exact_2A = exact(image_nD, text_nD, taus[0]), exact(text_nD, image_nD, taus[1])
+    tables = (image_nD, text_nD), (text_nD, image_nD)
+    sides = [
+        _Side(name, own_nD[rows_A], other_nD[rows_A], ids_A, tau_A, log_batch_A)
+        for name, (own_nD, other_nD), tau_A, log_batch_A in zip(DIRECTIONS, tables, taus, log_batch, strict=True)
+    ]
+    believed = _beliefs(objective, sides, batch, epsilon)
     by_direction = {}
-    for name, exact_A, log_batch_A, belief in zip(DIRECTIONS, exact_2A, log_batch, believed, strict=True):
-        estimates = (belief.known_A, belief.in_use_A, log_add(log_batch_A, epsilon))
+    for side, both_nD, belief in zip(sides, tables, believed, strict=True):
+        exact_A = exact(*both_nD, side.tau_A)
+        estimates = (belief.known_A, belief.in_use_A, log_add(side.log_batch_A, epsilon))
         values = [value for estimate_A in estimates for value in _error(estimate_A, exact_A)]
-        by_direction[name] = dict(zip(ERRORS, values, strict=True))
+        by_direction[side.name] = dict(zip(ERRORS, values, strict=True))
     tau_2A = torch.stack(taus).double()
     return {
         "tau": float(tau_2A.mean()),
@@ -175,34 +179,20 @@ class _Side:
         return references(self.own_AD, self.other_AD, objective.method.pairwise).to(self.tau_A.dtype)
 
 
-def _beliefs(
-    objective: Objective,
-    image_AD: Tensor,
-    text_AD: Tensor,
-    ids_A: Tensor | None,
-    taus: tuple[Tensor, Tensor],
-    log_batch: tuple[Tensor, Tensor],
-    batch: int,
-    epsilon: float,
-) -> list[_Belief]:
-    """Of both directions.  ``log_batch`` is log g_i(batch) of a batch of ``batch`` rows that contains the anchor."""
-    normalizer = objective.method.normalizer
-    sides = [
-        _Side(name, *rows, ids_A, tau_A, log_batch_A)
-        for name, rows, tau_A, log_batch_A in zip(
-            DIRECTIONS, ((image_AD, text_AD), (text_AD, image_AD)), taus, log_batch, strict=True
-        )
-    ]
-    none_A = torch.zeros_like(taus[0], dtype=torch.bool)
+def _beliefs(objective: Objective, sides: Sequence[_Side], batch: int, epsilon: float) -> list[_Belief]:
+    """Of both directions; a batch has ``batch`` rows and contains the anchor."""
+    normalizer, image = objective.method.normalizer, sides[0]
+    none_A = torch.zeros_like(image.tau_A, dtype=torch.bool)
     match normalizer:
         case NoNormalizer():
             return [_Belief(None, None, none_A)] * 2
         case BatchMean():  # it has no memory, and its own epsilon, 1 / (B - 1) for openclip, would mask the error
-            return [_Belief(log_add(log_A, epsilon), log_add(log_A, epsilon), none_A) for log_A in log_batch]
+            seen = [log_add(side.log_batch_A, epsilon) for side in sides]
+            return [_Belief(seen_A, seen_A, none_A) for seen_A in seen]
         case BatchAndQueue():
             return [_with_queue(objective, side, batch, epsilon) for side in sides]
         case MovingAverage() | Scent() | Prototypes() | Rolling() | Mlp() | Amortized():
-            alpha_A2, rows = _ask(objective.log_normalizers, image_AD, text_AD, ids_A)
+            alpha_A2, rows = _ask(objective.log_normalizers, image.own_AD, image.other_AD, image.ids_A)
         case _ as unknown:
             assert_never(unknown)
     beliefs = []

@@ -1,11 +1,8 @@
 """The audit during training: a few fixed anchors against a fixed random part of the data set, every so many steps.
 
-The part stands for the data set, so its "exact" value is itself an estimate: g over S random samples, which has the
-error of a batch of S.  What a batch of B says is therefore judged somewhat too kindly, by a share of about B / S, and
-every other estimate somewhat too harshly; ``fullbatch audit`` measures a checkpoint against the whole data set.
-
-A probe changes nothing in training: the towers are in evaluation mode, no state of the objective moves, and the random
-generators are as they were.
+The "exact" value of a part of S random samples has itself the error of a batch of S.  What a batch of B says is judged
+too kindly, by a share of about B / S, and every other estimate too harshly; ``fullbatch audit`` takes the whole data
+set.  A probe changes nothing in training: neither towers, nor objective, nor random generators.
 """
 
 from __future__ import annotations
@@ -52,12 +49,9 @@ class AuditPlan:
 
 
 def plan_audits(settings: Evaluation, batch_size: int, total_steps: int, num_samples: int) -> AuditPlan | None:
-    """When a run audits itself, and on how much; None: not at all.
-
-    By default up to ten times a run, on as many samples as SHARE of the run's work allows; a run too short for one
-    audit on four batches' worth of samples has none.  It depends on settings and sizes alone, never on a clock, so that
-    a resumed run audits where the first one would have.
-    """
+    """When a run audits itself, and on how much; None: not at all.  By default up to ten times, on as many samples as
+    SHARE of the run's work allows; a run too short for one audit on four batches' worth of samples has none.  Never by
+    a clock, so that a resumed run audits where the first one would have."""
     least, most = min(num_samples, BATCHES * batch_size), min(num_samples, max(MOST, BATCHES * batch_size))
     samples = most if settings.audit_samples is None else min(num_samples, settings.audit_samples)
     every: int | Fraction | None = settings.audit_every
@@ -76,10 +70,8 @@ def plan_audits(settings: Evaluation, batch_size: int, total_steps: int, num_sam
 
 
 class Probe:
-    """Read once, at the first audit, and kept as pixels and tokens: of each rank its share.
-
-    ``batches`` are those of training, whose samples may lie in memory already.
-    """
+    """Read once, at the first audit, and kept as pixels and tokens: of each rank its share.  ``batches`` are those of
+    training, whose samples may lie in memory already."""
 
     def __init__(self, plan: AuditPlan, embedder: Embedder, batches: Batches, objective: Objective) -> None:
         self.plan, self.embedder, self.batches, self.objective = plan, embedder, batches, objective

@@ -7,6 +7,7 @@ import argparse
 import os
 import shutil
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -71,11 +72,11 @@ def _tolerance(text: str | None) -> float | None:
 
 
 def _finetuned_lines(tuned: Finetuned) -> list[str]:
-    """Epoch by epoch, task by task, what it cost, and what to do now."""
+    """What was measured, what it cost, and what to do now."""
     from fullbatch.cli.printing import cost_lines
 
     run, record = tuned.trained.folder, tuned.record
-    lines = [*_epoch_lines(record), "", *_change_lines(record), *cost_lines(tuned.trained.results.get("cost", {})), ""]
+    lines = [*_record_lines(record), *cost_lines(tuned.trained.results.get("cost", {})), ""]
     best = record.best
     if tuned.verdict.outcome == "tuned":
         assert best is not None and best.score is not None and record.base is not None
@@ -86,7 +87,13 @@ def _finetuned_lines(tuned: Finetuned) -> list[str]:
             lines.append(f"{numbers} fell, none by more than the tolerance, {record.tolerance:g}.")
         lines.append(f"Take {tuned.model}.")
     else:
-        lines += [f"THE BASE IS KEPT: {_why_kept(record)}.", *(f"  {reason}" for reason in tuned.verdict.reasons)]
+        scores = [None if epoch is None else epoch.score for epoch in (record.base, best)]
+        why = "the tuned model is no better"
+        if scores[0] is None or scores[1] is None:
+            why = "the tuned model could not be compared with it"
+        elif scores[1] < scores[0] or any(change.regressed for change in record.changes):
+            why = "the tuned model would leave you worse off"
+        lines += [f"THE BASE IS KEPT: {why}.", *(f"  {reason}" for reason in tuned.verdict.reasons)]
         lines.append(f"Take {tuned.model}, which is the model as it was.")
         if best is not None:
             lines.append("Weights between the two often keep what was learned and lose less; measure them with")
@@ -101,36 +108,24 @@ def _finetuned_lines(tuned: Finetuned) -> list[str]:
     ]
 
 
-def _why_kept(record: Record) -> str:
-    base, best = (None if epoch is None else epoch.score for epoch in (record.base, record.best))
-    if base is None or best is None:
-        return "the tuned model could not be compared with it"
-    if best < base or any(change.regressed for change in record.changes):
-        return "the tuned model would leave you worse off"
-    return "the tuned model is no better"
-
-
-def _epoch_lines(record: Record) -> list[str]:
-    lines = [f"epoch      score ({record.metric})"]
-    for epoch in record.epochs:
-        mark = "  best epoch" if epoch.step == record.best_step else "  base" if epoch.epoch == 0 else ""
-        lines.append(f"{epoch.epoch:>5.3g}  {_score(epoch.score):>9}{mark}")
-    return lines
-
-
 def _score(value: float | None) -> str:
     return "none" if value is None else f"{value:.2%}"
 
 
-def _change_lines(record: Record) -> list[str]:
+def _record_lines(record: Record) -> list[str]:
+    """Epoch by epoch, then task by task."""
     from fullbatch.cli.printing import columns
 
+    lines = [f"epoch      score ({record.metric})"]
+    for epoch in record.epochs:
+        mark = "  best epoch" if epoch.step == record.best_step else "  base" if epoch.epoch == 0 else ""
+        lines.append(f"{epoch.epoch:>5.3g}  {_score(epoch.score):>9}{mark}")
     rows: list[tuple[str, ...]] = [("task", "metric", "base", "tuned", "change", "chance", "")]
     for change in record.changes:
         chance = "" if change.chance is None else f"{change.chance:.2%}"
         numbers = (f"{change.base:.2%}", f"{change.tuned:.2%}", f"{100 * change.change:+.2f}")
         rows.append((change.task, change.metric, *numbers, chance, "REGRESSED" if change.regressed else ""))
-    return columns(rows, left=2) if record.changes else []
+    return [*lines, "", *(columns(rows, left=2) if record.changes else [])]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,16 +143,12 @@ class _Interpolate(Measuring):
 
 @dataclass(frozen=True)
 class _Ends:
-    """config   the run's; of two models that are of no run, the defaults
-    run      its folder, if there is one
-    """
-
     base: str
     tuned: str
-    config: RunConfig
+    config: RunConfig  # the run's; of two models that are of no run, the defaults
     metric: str
     tolerance: float
-    run: Path | None
+    run: Path | None  # its folder, if there is one
 
 
 def interpolate(arguments: list[str]) -> int:
@@ -166,7 +157,7 @@ def interpolate(arguments: list[str]) -> int:
     from fullbatch.assembly import make_embedder, pick_device
     from fullbatch.cli.printing import print_lines
     from fullbatch.config.model import Model
-    from fullbatch.evaluation.tasks import BUILTIN_TASKS, check_tasks
+    from fullbatch.evaluation.tasks import BUILTIN_TASKS, check_tasks, run_tasks
     from fullbatch.finetuning import interpolation
     from fullbatch.finetuning.record import check_tolerance, deciding
     from fullbatch.loading import open_model, write_model
@@ -178,8 +169,11 @@ def interpolate(arguments: list[str]) -> int:
     alphas = interpolation.check_alphas(options.alphas or interpolation.ALPHAS)
     tasks = options.tasks or config.evaluation.evaluate or BUILTIN_TASKS["emoji"]
     ends = replace(ends, metric=deciding(ends.metric, tasks))
-    if options.output is not None:
-        _require_new(options.output)
+    if (given := options.output) is not None:
+        if given.exists() and not (given.is_dir() and not any(given.iterdir())):  # it may hold something of the user's
+            raise ValueError(f"--output {given} exists already; name a new folder.")
+        if given.suffix:
+            raise ValueError(f"--output {given} is to be a folder; `fullbatch export FOLDER FILE` then writes a file.")
     output = options.output or (None if ends.run is None else ends.run / interpolation.INTERPOLATED)
     with distributed.ranks(device := pick_device(config)) as world:
         first = world.rank == 0
@@ -190,13 +184,12 @@ def interpolate(arguments: list[str]) -> int:
         display = Display(first, quiet=False)
         embedder = make_embedder(config, model, model, device, display.measured)
 
-        def say(point: Point) -> None:
-            display.say(f"alpha {point.alpha:g}: {_score(point.score)}")
-
+        points: list[Point] = []
         with display.bars():
-            points = interpolation.measure_curve(
-                between, alphas, embedder, tasks, config.evaluation.templates, ends.metric, ends.tolerance, say
-            )
+            measure = partial(run_tasks, tasks, embedder, config.evaluation.templates)
+            for point in interpolation.measure_curve(between, alphas, measure, ends.metric, ends.tolerance):
+                display.say(f"alpha {point.alpha:g}: {_score(point.score)}")
+                points.append(point)
         written: str | None = None
         alpha = interpolation.best_of(points).alpha
         if output is not None and alpha > 0.0:
@@ -213,14 +206,6 @@ def interpolate(arguments: list[str]) -> int:
     if first:
         print_lines(_curve_lines(points, ends, output, written, file))
     return 0
-
-
-def _require_new(output: Path) -> None:
-    """Before the work: a folder that is there may hold something of the user's."""
-    if output.exists() and not (output.is_dir() and not any(output.iterdir())):
-        raise ValueError(f"--output {output} exists already; name a new folder.")
-    if output.suffix:
-        raise ValueError(f"--output {output} is to be a folder; `fullbatch export FOLDER FILE` then writes a file.")
 
 
 def _ends(options: _Interpolate) -> _Ends:

@@ -180,8 +180,10 @@ class Metric:
         text = text.strip()
         if text == SECONDS:
             return cls(text, ())
-        mean = _MEAN.fullmatch(text)
-        names = [text] if mean is None else _split(mean["names"])
+        names = [text]
+        if mean := _MEAN.fullmatch(text):
+            spaced = re.search(r",\s", mean["names"])  # a task may have commas without a space: ?captions=title,alt
+            names = [name.strip() for name in re.split(r",\s+" if spaced else ",", mean["names"])]
         if not all(names):
             raise ValueError(f"{where}: {text!r} has an empty name in it; write mean(A, B).")
         if SECONDS in names:
@@ -244,9 +246,3 @@ def worst_of(metrics: Sequence[Metric]) -> tuple[float, ...] | None:
     """The values of a run that ran away, if each metric has a worst one."""
     worst = [metric.worst for metric in metrics]
     return tuple(value for value in worst if value is not None) if None not in worst else None
-
-
-def _split(names: str) -> list[str]:
-    """At commas with a space after them where there are such, since a task may have others: ?captions=title,alt."""
-    spaced = re.search(r",\s", names) is not None
-    return [name.strip() for name in re.split(r",\s+" if spaced else ",", names)]

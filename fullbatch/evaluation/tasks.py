@@ -19,7 +19,6 @@ from fullbatch.evaluation import measure
 from fullbatch.evaluation.benchmark_folders import open_benchmark
 from fullbatch.evaluation.datacomp import ENTRIES, ArrowPairs, Entry, associations, averages
 from fullbatch.evaluation.embed import Embedder
-from fullbatch.evaluation.frozen_features import labelled_features, linear_probe, neighbours
 from fullbatch.evaluation.metric_names import MOST_READ, count
 from fullbatch.evaluation.result import Gap, Measured, Result
 from fullbatch.evaluation.retrieval import equal_captions, own_captions
@@ -162,8 +161,8 @@ def run_task(text: str, embedder: Embedder, templates: tuple[str, ...] | None = 
             return corrupted_views(text, source, embedder)
         case kind:
             assert task.test is not None, "a suite is many tasks"
-            probe = neighbours if kind == "knn" else linear_probe
-            return probe(text, *labelled_features(text, source, task.test, embedder))
+            probe = measure.neighbours if kind == "knn" else measure.linear_probe
+            return probe(text, *measure.labelled_features(text, source, task.test, embedder))
 
 
 def _pictures(source: Source) -> Source | Samples:
@@ -209,10 +208,8 @@ def _entry_result(task: str, entry: Entry, folder: Path, embedder: Embedder) -> 
         case "mean_r1" if next(folder.rglob("*.arrow"), None) is not None:
             images = embedder.images(distributed.together(lambda: ArrowPairs(folder)))
             result = measure.retrieved(task, images, own_captions([len(of) for of in images.captions]), embedder)
-        case "mean_r1":
-            result = measure.benchmark(task, folder, None, embedder, "retrieval")
-        case _:
-            result = measure.benchmark(task, folder, None, embedder, "classification", entry.main)
+        case main:
+            result = measure.benchmark(task, folder, None, embedder, main)
     if result.counts[counted] == entry.size:
         return result
     note = f"{result.counts[counted]:,} {counted}, where DataComp has {entry.size:,}"

@@ -28,7 +28,7 @@ from fullbatch.finetuning.record import (
     read_record,
     write_record,
 )
-from fullbatch.loading import open_model, settle, starting_from, write_model
+from fullbatch.loading import open_model, settle, write_model
 from fullbatch.training import checkpoint
 from fullbatch.training.display import Display
 from fullbatch.training.run_folder import LOCK, Folder, training_alone_in
@@ -68,25 +68,24 @@ def finetune(
             config = replace(config, run=replace(config.run, name=distributed.from_first_rank(_name(config))))
         folder = Folder.of(config) if resume is None else Folder(Path(resume))
 
-        def lock() -> None:
-            if first:
-                held.enter_context(training_alone_in(folder.path))
+        def prepared() -> Record:
+            """The folder locked, and what is known already."""
+            if resume is None:
+                _require_room(folder)
+            else:
+                _check_resumed(folder, config)
+            held.enter_context(training_alone_in(folder.path))
+            if resume is not None:
+                return _resumed(folder, metric, tolerance)
+            return Record(_named(config.model), metric or MEAN, TOLERANCE if tolerance is None else tolerance)
 
-        if resume is None:
-            distributed.together(lambda: _require_room(folder) if first else None)
-            distributed.together(lock)
-            record = Record(_named(config.model), metric or MEAN, TOLERANCE if tolerance is None else tolerance)
-        else:
-            distributed.together(lambda: _check_resumed(folder, config))
-            distributed.together(lock)
-            resumed = distributed.together(lambda: _resumed(folder, metric, tolerance) if first else None)
-            record = distributed.from_first_rank(resumed)
+        record = distributed.from_first_rank(distributed.together(lambda: prepared() if first else None))
         if not (config.recovery.recovery_epochs or config.recovery.recovery_steps):
             Display(first, config.run.quiet).say("no recovery: the optimizer starts cold")
         with _swept(folder, first):
             if resume is None:
                 distributed.together(lambda: _write_base(config, folder, record) if first else None)
-            config = replace(config, model=starting_from(config.model, folder.path / BASE))
+            config = replace(config, model=replace(config.model.as_saved_in(folder.path / BASE), tokenizer=None))
             recorder = EpochRecorder(folder, config, record)
             trained = train(config, resume, recorder, command="finetune")
         ended = recorder.record.verdict()

@@ -1,22 +1,17 @@
-"""Weights between the base and the tuned model, and what each is worth (WiSE-FT, Wortsman et al. 2022).
-
-interpolation.json   {"base", "tuned", "metric", "tolerance", "points": [{"alpha", "values", "score", "regressed"}],
-                     "best_alpha", "written"}
-"""
+"""Weights between the base and the tuned model, and what each is worth (WiSE-FT, Wortsman et al. 2022)."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from fullbatch.evaluation.embed import Embedder
-from fullbatch.evaluation.tasks import run_tasks
+from fullbatch.evaluation.result import Measured
 from fullbatch.finetuning.record import changes_between, score_of, values_of
 from fullbatch.loading import Opened
 from fullbatch.models.design import Design, OpenClipDesign
@@ -55,7 +50,11 @@ class Between:
 
     def __init__(self, base: Opened, tuned: Opened) -> None:
         self.base, self.tuned = base, tuned
-        self._ends = [_weights(opened) for opened in (base, tuned)]
+        states = [opened.model.state_dict() for opened in (base, tuned)]
+        self._ends = [  # a copy on the host, since the towers are written over
+            {name: value.detach().to("cpu", copy=True) for name, value in state.items() if name not in _SCALARS}
+            for state in states
+        ]
         _require_alike(base.model.design, tuned.model.design, *self._ends)
         self.model = tuned.model
 
@@ -85,12 +84,6 @@ def mix(base: Tensor, tuned: Tensor, alpha: float) -> Tensor:
     return (1.0 - alpha) * base.to(wide) + alpha * tuned.to(wide)
 
 
-def _weights(opened: Opened) -> dict[str, Tensor]:
-    """A copy on the host, since the towers are written over."""
-    state = opened.model.state_dict()
-    return {name: value.detach().to("cpu", copy=True) for name, value in state.items() if name not in _SCALARS}
-
-
 def _require_alike(base: Design, tuned: Design, *weights: Mapping[str, Tensor]) -> None:
     shapes = [{name: tuple(value.shape) for name, value in state.items()} for state in weights]
     differing = [name for name in sorted({*shapes[0], *shapes[1]}) if shapes[0].get(name) != shapes[1].get(name)]
@@ -117,27 +110,18 @@ def _plain_design(design: Design) -> Design:
 
 
 def measure_curve(
-    between: Between,
-    alphas: Sequence[float],
-    embedder: Embedder,
-    tasks: Sequence[str],
-    templates: tuple[str, ...] | None,
-    metric: str,
-    tolerance: float,
-    say: Callable[[Point], None] = lambda point: None,
-) -> list[Point]:
-    """``embedder`` holds ``between.model`` and keeps no embeddings: the weights under it change."""
-    assert embedder.cache is None and embedder.model is between.model and alphas[0] == 0.0
+    between: Between, alphas: Sequence[float], measure: Callable[[], Measured], metric: str, tolerance: float
+) -> Iterator[Point]:
+    """``measure`` looks at ``between.model``, whose weights change, and begins with the base."""
     points: list[Point] = []
     for alpha in alphas:
         between.at(alpha)
-        values = values_of(run_tasks(tasks, embedder, templates), metric)
+        values = values_of(measure(), metric)
         base = points[0].values if points else values
         changes = changes_between(base, values, {}, tolerance)
         fallen = tuple(dict.fromkeys(change.task for change in changes if change.regressed))
         points.append(Point(alpha, values, score_of(values, metric, base), fallen))
-        say(points[-1])
-    return points
+        yield points[-1]
 
 
 def write_curve(

@@ -1,13 +1,7 @@
 """What was measured at the base and after each epoch, and whether the tuned model is better and worse nowhere.
 
-Values go by "TASK METRIC", as in metrics.jsonl; all are shares, and higher is better.
-
-RUN/
-  base/           the model as it was
-  tuned/          the best epoch's, with measured.json: the numbers that these very weights gave
-  finetune.json   {"model", "metric", "tolerance", "epochs": [{"step", "epoch", "values", "score"}], "chances",
-                  "best_step", "tasks": [{"task", "metric", "base", "tuned", "change", "chance", "regressed"}],
-                  "outcome": "tuned", "kept_base" or while it runs null, "result": "tuned" or "base", "reasons", "cost"}
+Values go by "TASK METRIC", as in metrics.jsonl; all are shares, and higher is better.  RUN/finetune.json has them all,
+RUN/tuned/measured.json those that the weights beside it gave.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from sklearn.linear_model import LogisticRegression
 from fullbatch.config.model import Model
 from fullbatch.config.tasks import parse_task
 from fullbatch.distributed import towers
-from fullbatch.evaluation.frozen_features import (
+from fullbatch.evaluation.measure import (
     FEW,
     NEIGHBOURS,
     TEMPERATURE,
@@ -19,7 +19,7 @@ from fullbatch.evaluation.frozen_features import (
     linear_probe,
     neighbour_votes,
 )
-from fullbatch.evaluation.frozen_features import neighbours as neighbour_result
+from fullbatch.evaluation.measure import neighbours as neighbour_result
 from fullbatch.evaluation.tasks import check_tasks, run_task, run_tasks
 from fullbatch.models.build import build_model
 from tests.data.making import png
