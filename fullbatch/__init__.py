@@ -51,17 +51,12 @@ __all__ = [
 ]  # fmt: skip
 
 _MODULES = {  # of the names that are not in fullbatch.config.axes
-    "METHODS": "config.methods",
-    "Method": "config.methods",
-    "Scale": "config.methods",
+    **dict.fromkeys(("METHODS", "Method", "Scale", "settings_of"), "config.methods"),
+    **dict.fromkeys(("Objective", "Output", "make_objective"), "objective.objective"),
     "Context": "objective.parts",
-    "Objective": "objective.objective",
-    "Output": "objective.objective",
     "RunConfig": "config.run",
     "exact_log_normalizers": "audit.exact",
     "finetune": "finetuning.finetune",
-    "make_objective": "objective.objective",
-    "settings_of": "config.methods",
     "train": "training_run",
 }
 

@@ -102,9 +102,15 @@ def open_model(named: Model, image_size: int | None = None, temperature: float |
     if is_run(path):
         if named.tokenizer is not None:
             raise ValueError(f"{named.model} brings its tokenizer; leave --tokenizer out.")
-        loaded = load_trained(path)
-        _check_size(loaded, named, image_size)
-        return loaded
+        opened = load_trained(path)
+        own = {"--image-size": opened.model.image_size, "--context-length": opened.model.context_length}
+        for (flag, size), wanted in zip(own.items(), (image_size, named.context_length), strict=True):
+            if wanted not in (None, size):  # another size is a matter of loading the weights anew
+                raise ValueError(
+                    f"{flag} {wanted}: {named.model} has {size}; leave it out, or fine-tune what `fullbatch export "
+                    f"{named.model} FOLDER --format safetensors` writes."
+                )
+        return opened
     if not is_named:
         _check_exported(path)
         return _built(replace(named, model=DEFAULT_MODEL, pretrained=str(path)), image_size, temperature)
@@ -120,20 +126,6 @@ def _built(named: Model, image_size: int | None, temperature: float | None) -> O
     own = temperature if model.initial_temperature is None else model.initial_temperature
     chosen = require_temperature(model, str(named.pretrained)) if own is None else own
     return Opened(model.eval(), chosen, model.initial_bias)
-
-
-def _check_size(opened: Opened, named: Model, image_size: int | None) -> None:
-    """A run's model has its own size; another one is a matter of loading its weights anew, from an export."""
-    sizes = (
-        ("--image-size", image_size, opened.model.image_size),
-        ("--context-length", named.context_length, opened.model.context_length),
-    )
-    for flag, wanted, own in sizes:
-        if wanted is not None and wanted != own:
-            raise ValueError(
-                f"{flag} {wanted}: {named.model} has {own}; leave it out, or fine-tune what `fullbatch export "
-                f"{named.model} FOLDER --format safetensors` writes."
-            )
 
 
 def _check_exported(path: Path) -> None:

@@ -124,8 +124,9 @@ def train(
             run.trainer(command, abandoned).run()
         finally:
             metrics.close()
-        if first:
-            _add_cost(folder, world.size)
+        if first:  # the cost, beside the numbers of the last evaluation or alone where there was none
+            written, cost = folder.read_results() or {"results": []}, cost_of(read_lines(folder.metrics), world.size)
+            replace_text(folder.results, json.dumps({**written, "cost": cost}, indent=1))
         distributed.host_barrier()
         return Trained(folder.path, folder.read_results())
 
@@ -246,13 +247,6 @@ class _Run:
         return {"metric": name, "step": best.step, "value": best.score, "said": said, "checkpoint": place.as_posix()}
 
 
-def _add_cost(folder: Folder, devices: int) -> None:
-    """To the numbers of the last evaluation, or alone where there was none."""
-    written = folder.read_results() or {"results": []}
-    cost = cost_of(read_lines(folder.metrics), devices)
-    replace_text(folder.results, json.dumps({**written, "cost": cost}, indent=1))
-
-
 def _announce(config: RunConfig, parts: Parts, display: Display) -> None:
     world = distributed.world()
     weights = sum(weight.numel() for weight in parts.model.parameters())
@@ -267,10 +261,8 @@ def _announce(config: RunConfig, parts: Parts, display: Display) -> None:
 
 @contextmanager
 def _run_log() -> Iterator[Callable[[Path | None], None]]:
-    """What is logged is kept until it is said which file is the run's log; None: there is none here.
-
-    The log has it all, down to the name of every bad sample; the terminal only warnings.
-    """
+    """What is logged is kept until it is said which file is the run's log; None: there is none here.  The log has it
+    all, down to the name of every bad sample; the terminal only warnings."""
     handler = MemoryHandler(capacity=10_000, flushLevel=logging.CRITICAL + 1, flushOnClose=False)
     before = log.level
     log.addHandler(handler)

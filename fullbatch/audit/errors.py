@@ -26,18 +26,7 @@ from typing_extensions import assert_never
 
 from fullbatch import distributed
 from fullbatch.audit.exact import checked_anchors, log_means, log_means_of_batches, references
-from fullbatch.config.axes import (
-    Amortized,
-    BatchAndQueue,
-    BatchMean,
-    Identity,
-    Mlp,
-    MovingAverage,
-    NoNormalizer,
-    Prototypes,
-    Rolling,
-    Scent,
-)
+from fullbatch.config import axes
 from fullbatch.config.checks import is_whole
 from fullbatch.objective.advice import check_shapes, check_unit_rows
 from fullbatch.objective.log_domain import log_add, log_or_minus_inf
@@ -98,19 +87,13 @@ def normalizer_audit(
     if rows_A.numel() == 0:
         raise ValueError("An audit needs at least one anchor.")
     method, batch, world = objective.method, min(batch_size, count), distributed.world()
-    pairwise = Identity() if isinstance(method.normalizer, NoNormalizer) else method.pairwise
+    pairwise = axes.Identity() if isinstance(method.normalizer, axes.NoNormalizer) else method.pairwise
     ids_A = None if ids is None else ids.to(rows_A.device)[rows_A]
     tau_A2, _ = _ask(objective.anchor_temperatures, image_nD[rows_A], text_nD[rows_A], ids_A)
     taus = tau_A2[:, 0], tau_A2[:, 1]
 
-    def exact(own_nD: Tensor, other_nD: Tensor, tau_A: Tensor) -> Tensor:
-        mine_A, tau_mine_A = (rows.tensor_split(world.size)[world.rank] for rows in (rows_A, tau_A))
-        log_mean_A = log_means(own_nD, other_nD, mine_A, tau_mine_A, pairwise, negatives=method.negatives, chunk=chunk)
-        return log_add(distributed.gather_uneven(log_mean_A), epsilon)
-
-    log_batch = log_means_of_batches(
-        image_nD, text_nD, rows_A, taus, batch, generator, pairwise=pairwise, negatives=method.negatives
-    )
+    terms: dict[str, Any] = {"pairwise": pairwise, "negatives": method.negatives}
+    log_batch = log_means_of_batches(image_nD, text_nD, rows_A, taus, batch, generator, **terms)
     tables = (image_nD, text_nD), (text_nD, image_nD)
     sides = [
         _Side(name, own_nD[rows_A], other_nD[rows_A], ids_A, tau_A, log_batch_A)
@@ -119,7 +102,9 @@ def normalizer_audit(
     believed = _beliefs(objective, sides, batch, epsilon)
     by_direction = {}
     for side, both_nD, belief in zip(sides, tables, believed, strict=True):
-        exact_A = exact(*both_nD, side.tau_A)
+        mine_A, tau_mine_A = (rows.tensor_split(world.size)[world.rank] for rows in (rows_A, side.tau_A))
+        log_mean_A = log_means(*both_nD, mine_A, tau_mine_A, chunk=chunk, **terms)
+        exact_A = log_add(distributed.gather_uneven(log_mean_A), epsilon)
         estimates = (belief.known_A, belief.in_use_A, log_add(side.log_batch_A, epsilon))
         values = [value for estimate_A in estimates for value in _error(estimate_A, exact_A)]
         by_direction[side.name] = dict(zip(ERRORS, values, strict=True))
@@ -184,24 +169,24 @@ def _beliefs(objective: Objective, sides: Sequence[_Side], batch: int, epsilon: 
     normalizer, image = objective.method.normalizer, sides[0]
     none_A = torch.zeros_like(image.tau_A, dtype=torch.bool)
     match normalizer:
-        case NoNormalizer():
+        case axes.NoNormalizer():
             return [_Belief(None, None, none_A)] * 2
-        case BatchMean():  # it has no memory, and its own epsilon, 1 / (B - 1) for openclip, would mask the error
+        case axes.BatchMean():  # it has no memory, and its own epsilon, 1 / (B - 1) for openclip, would mask the error
             seen = [log_add(side.log_batch_A, epsilon) for side in sides]
             return [_Belief(seen_A, seen_A, none_A) for seen_A in seen]
-        case BatchAndQueue():
+        case axes.BatchAndQueue():
             return [_with_queue(objective, side, batch, epsilon) for side in sides]
-        case MovingAverage() | Scent() | Prototypes() | Rolling() | Mlp() | Amortized():
+        case axes.MovingAverage() | axes.Scent() | axes.Prototypes() | axes.Rolling() | axes.Mlp() | axes.Amortized():
             alpha_A2, rows = _ask(objective.log_normalizers, image.own_AD, image.other_AD, image.ids_A)
         case _ as unknown:
             assert_never(unknown)
     beliefs = []
     for side, alpha_A in zip(sides, alpha_A2.unbind(dim=1), strict=True):
         in_use_A = alpha_A
-        if isinstance(normalizer, Amortized):
+        if isinstance(normalizer, axes.Amortized):
             alpha_A, in_use_A, log_constant_A = _amortized(objective, side, alpha_A, rows, batch)
         else:
-            if isinstance(normalizer, (MovingAverage, Scent)):
+            if isinstance(normalizer, (axes.MovingAverage, axes.Scent)):
                 alpha_A, in_use_A = _moving_average(objective, side)
             log_constant_A = torch.full_like(alpha_A, log_or_minus_inf(normalizer.epsilon))
             if normalizer.epsilon == epsilon:

@@ -19,6 +19,7 @@ from fullbatch.objective.advice import check_shapes, check_unit_rows
 from fullbatch.objective.kernel import exponents, reduce_terms
 from fullbatch.objective.log_domain import log_add
 
+FEWEST_BATCHES = 16  # so that one odd batch does not decide the error of them all
 Temperatures = float | Tensor | tuple[Tensor, Tensor]
 Negatives = Literal["across", "both"]
 
@@ -102,10 +103,8 @@ def log_means(
     negatives: Negatives = "across",
     chunk: int | None = None,
 ) -> Tensor:
-    """log g_i(data set) of one direction: all rows but the anchor's own are its negatives, without epsilon.
-
-    With ``negatives`` "both" the anchors' own modality is a second set of negatives of the same size.
-    """
+    """log g_i(data set) of one direction: all rows but the anchor's own are its negatives, without epsilon.  With
+    ``negatives`` "both" the anchors' own modality is a second set of negatives of the same size."""
     dtype, sets = wide_dtype(anchor_nD), (other_nD,) if negatives == "across" else (other_nD, anchor_nD)
     chunk = chunk or (1024 if anchor_nD.device.type == "cpu" else 8192)
     log_sums = [tau_A[:0]]
@@ -130,9 +129,6 @@ def references(anchor_RD: Tensor, own_RD: Tensor, pairwise: Pairwise) -> Tensor:
     """What a negative's similarity is compared with: the positive's, or 0 where raw similarities are used."""
     positive_R = (anchor_RD * own_RD).sum(1)
     return torch.zeros_like(positive_R) if isinstance(pairwise, RAW) else positive_R
-
-
-FEWEST_BATCHES = 16  # so that one odd batch does not decide the error of them all
 
 
 @torch.no_grad()

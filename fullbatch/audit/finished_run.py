@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +15,13 @@ import numpy as np
 import torch
 
 from fullbatch import distributed
-from fullbatch.assembly import UncroppedBatches, build_objective, changed, make_embedder, pick_device
+from fullbatch.assembly import build_objective, changed, make_embedder, pick_device
 from fullbatch.audit import Options
 from fullbatch.audit.errors import EPSILON, mean_errors, normalizer_audit
 from fullbatch.config.axes import NoNormalizer
 from fullbatch.config.data import Data
 from fullbatch.config.run import RunConfig
-from fullbatch.data.loader import SamplePool, open_pool
+from fullbatch.data.loader import LoadedBatch, SamplePool, open_pool
 from fullbatch.data.sources import open_source
 from fullbatch.evaluation.embed import Embedder, Tables
 from fullbatch.models.build import rebuild_model
@@ -41,10 +42,8 @@ class Audit:
 
 
 def audit_run(run: Path, options: Options = Options(), say: Callable[[str], None] = lambda text: None) -> Audit:
-    """Measure the kept checkpoints of the run in folder ``run`` and write ``audit.json`` there.
-
-    The weights are those that trained, not their average: it is them the normalizers belong to.
-    """
+    """Measure the kept checkpoints of the run in folder ``run`` and write ``audit.json`` there.  The weights are those
+    that trained, not their average: it is them the normalizers belong to."""
     for name, least in (("anchors", 1), ("seed", 0)):
         if getattr(options, name) < least:
             raise ValueError(f"--{name} must be at least {least}, got {getattr(options, name)}.")
@@ -67,7 +66,8 @@ def audit_run(run: Path, options: Options = Options(), say: Callable[[str], None
             objective = build_objective(config, model, pool).to(device)
         embedder = make_embedder(config, model, model, device)
         fits = len(pool) * 3 * embedder.image_size**2 <= KEPT * world.size
-        images = UncroppedBatches(embedder, pool, torch.device("cpu"), kept=fits)
+        read = partial(embedder.uncropped, pool, torch.device("cpu"))
+        images = cache(lambda: list(read())) if fits else read
         if options.anchors > len(pool):
             say(f"--anchors {options.anchors:,} is more than the {len(pool):,} samples: all of them are anchors")
         audits = []
@@ -152,13 +152,18 @@ def _check_same_data(trained_on: str, data: Data, pool: SamplePool, folder: Fold
 
 
 def _audit(
-    objective: Objective, embedder: Embedder, images: UncroppedBatches, config: RunConfig, options: Options, step: int
+    objective: Objective,
+    embedder: Embedder,
+    images: Callable[[], Iterable[LoadedBatch]],
+    config: RunConfig,
+    options: Options,
+    step: int,
 ) -> dict[str, Any]:
     """One checkpoint's numbers and what they cost."""
     batch_size, seed, start = config.training.batch_size, options.seed, time.monotonic()
-    tables = embedder.tables(images)
+    tables = embedder.tables(images())
     if len(tables.ids_n) < 2:
-        raise ValueError(f"Of {len(images.batches.pool):,} samples only {len(tables.ids_n)} can be read.")
+        raise ValueError(f"Of {objective.context.num_samples:,} samples only {len(tables.ids_n)} can be read.")
     if embedder.device.type == "cuda":
         torch.cuda.synchronize(embedder.device)
     embedded = time.monotonic()
@@ -176,10 +181,8 @@ def _audit(
 
 
 def _batch_losses(tables: Tables, batch_size: int, block_batches: int, tau: float, seed: int) -> dict[str, Any]:
-    """By these embeddings, the losses of an epoch's uniform batches, and of the spectral ones of the same samples.
-
-    Figures 3 and 5 of "Mini-Batch Optimization of Contrastive Loss", for a model trained on whatever batches.
-    """
+    """The losses of an epoch's uniform batches, and of the spectral ones of the same samples: figures 3 and 5 of
+    "Mini-Batch Optimization of Contrastive Loss", for a model trained on whatever batches."""
     order_n = torch.from_numpy(np.random.default_rng(seed).permutation(len(tables.ids_n)))
     image_nD, text_nD = (rows_nD.float().cpu()[order_n] for rows_nD in (tables.image_nD, tables.text_nD))
     chosen_n = spectral_order(image_nD, text_nD, batch_size, block_batches, tau, seed)

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from fullbatch import distributed
-from fullbatch.assembly import Batches, UncroppedBatches
+from fullbatch.assembly import Batches
 from fullbatch.audit.errors import normalizer_audit
 from fullbatch.config.training import Evaluation
 from fullbatch.data.in_memory import InMemoryBatches
@@ -75,13 +75,10 @@ class Probe:
 
     def __init__(self, plan: AuditPlan, embedder: Embedder, batches: Batches, objective: Objective) -> None:
         self.plan, self.embedder, self.batches, self.objective = plan, embedder, batches, objective
-        self.seed = batches.order.seed
+        self.due, self.seed = plan.due, batches.order.seed
         ids = np.sort(shuffled(np.arange(plan.samples), len(batches.pool), key_of(self.seed, 3)))
         self.samples = Part(batches.pool, tuple(ids.tolist()))
-        self._uncropped: UncroppedBatches | None = None
-
-    def due(self, step: int) -> bool:
-        return self.plan.due(step)
+        self._uncropped: list[LoadedBatch] | None = None
 
     def audit(self) -> dict[str, Any]:
         """A line for the metrics.  Every rank must call."""
@@ -109,7 +106,7 @@ class Probe:
             share = -(-len(self.samples) // distributed.world().size)
             small = share * 3 * embedder.image_size**2 <= ON_DEVICE
             place, rows = embedder.device if small else torch.device("cpu"), min(embedder.batch_size, share)
-            self._uncropped = UncroppedBatches(embedder, SamplePool([self.samples]), place, kept=True, rows=rows)
+            self._uncropped = list(embedder.uncropped(SamplePool([self.samples]), place, rows))
             for error in (error for batch in self._uncropped for error in batch.bad):
                 log.info("left a bad sample out of the audit: %s", error)
         return self._uncropped

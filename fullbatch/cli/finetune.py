@@ -4,9 +4,10 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import shutil
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -162,11 +163,15 @@ def interpolate(arguments: list[str]) -> int:
     from fullbatch.finetuning.record import check_tolerance, deciding
     from fullbatch.loading import open_model, write_model
     from fullbatch.training.display import Display
+    from fullbatch.training.run_folder import replace_text
 
     ends = _ends(options)
     config = options.over(ends.config)
     check_tolerance(ends.tolerance)
-    alphas = interpolation.check_alphas(options.alphas or interpolation.ALPHAS)
+    for alpha in options.alphas:
+        if not 0.0 <= alpha <= 1.0:
+            raise ValueError(f"--alphas must lie in [0, 1], got {alpha}; 0 is the base, 1 the tuned model.")
+    alphas = sorted({0.0, *(options.alphas or interpolation.ALPHAS)})  # the others are compared with the base
     tasks = options.tasks or config.evaluation.evaluate or BUILTIN_TASKS["emoji"]
     ends = replace(ends, metric=deciding(ends.metric, tasks))
     if (given := options.output) is not None:
@@ -202,7 +207,9 @@ def interpolate(arguments: list[str]) -> int:
         file = None if place is None else place / interpolation.FILE
         if first and file is not None:
             file.parent.mkdir(parents=True, exist_ok=True)
-            interpolation.write_curve(file, points, ends.base, ends.tuned, ends.metric, ends.tolerance, written)
+            judged = {name: getattr(ends, name) for name in ("base", "tuned", "metric", "tolerance")}
+            curve = {"points": [asdict(point) for point in points], "best_alpha": alpha, "written": written}
+            replace_text(file, json.dumps({**judged, **curve}, indent=1) + "\n")
     if first:
         print_lines(_curve_lines(points, ends, output, written, file))
     return 0

@@ -86,9 +86,7 @@ def _start(
 
 def holding_out(config: RunConfig, say: Callable[[str], None] = lambda text: None) -> RunConfig:
     """Where all data is the user's own and nothing says what to measure on: train on a part of it, measure on the rest.
-
-    Not where a source has too few pictures for that, or a great many, nor where less than a batch would be left.
-    """
+    Not where a source has too few pictures for that, or a great many, nor where less than a batch would be left."""
     sources = config.data.sources
     own = all(source.path not in BUILTIN and source.part == "all" for source in sources)
     if config.evaluation.evaluate is not None or config.model.view_tower is not None or not own:

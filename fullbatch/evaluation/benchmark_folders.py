@@ -114,20 +114,15 @@ class Classified:
     groups_NM: Tensor | None
 
 
-@dataclass(frozen=True)
-class Captioned:
-    samples: ShardSamples
-
-
-def open_benchmark(folder: Path, kind: str = "") -> Classified | Captioned:
-    """ValueError where a part is missing or does not fit the others; ``kind`` goes before dataset_type.txt."""
+def open_benchmark(folder: Path, kind: str = "") -> Classified | ShardSamples:
+    """Of captioned images the samples; ``kind`` goes before dataset_type.txt.  ValueError where parts do not fit."""
     if not folder.is_dir():
         raise ValueError(f"There is no folder {str(folder)!r}.")
     shards = _shards(folder)
     written = _lines(folder / _TYPE)[0].lower() if (folder / _TYPE).is_file() else "classification"
     kind = kind or written
     if kind == "retrieval":
-        return Captioned(ShardSamples(folder.name, shards, None))
+        return ShardSamples(folder.name, shards, None)
     if kind != "classification":
         raise ValueError(f"{folder / _TYPE} says {kind!r}; this program knows 'retrieval' and 'classification'.")
     classes = tuple(_lines(folder / _CLASSES, blank=True))

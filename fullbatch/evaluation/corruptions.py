@@ -156,15 +156,13 @@ def _blurred(field_NSS: Floats) -> Floats:
 
 def _equalized(level_NSS: Floats) -> Floats:
     """Whole levels spread over 0 ... 255 so that as many pixels lie below each as its value says."""
-    levels = int(level_NSS.max()) + 1
-    numbers_NSS = level_NSS.astype(np.int64)
-    count, total = len(numbers_NSS), numbers_NSS[0].size
-    flat = numbers_NSS.reshape(count, -1) + levels * np.arange(count)[:, None]
-    below_NL = np.bincount(flat.ravel(), minlength=count * levels).reshape(count, levels).cumsum(axis=1)
-    lowest_N1 = np.take_along_axis(below_NL, (below_NL > 0).argmax(axis=1)[:, None], axis=1)
-    table_NL = np.rint((below_NL - lowest_N1) / np.maximum(total - lowest_N1, 1) * 255.0).clip(0.0, 255.0)
-    spread = np.take_along_axis(table_NL, numbers_NSS.reshape(count, -1), axis=1)
-    return spread.reshape(level_NSS.shape).astype(np.float32)
+    spread = []
+    for level_SS in level_NSS.astype(np.int64):
+        below_L = np.bincount(level_SS.ravel()).cumsum()
+        lowest = below_L[below_L > 0][0]
+        table_L = np.rint((below_L - lowest) / max(level_SS.size - lowest, 1) * 255.0).clip(0.0, 255.0)
+        spread.append(table_L[level_SS])
+    return np.stack(spread).astype(np.float32)
 
 
 def impulse_noise(x_NHWC: Floats, draws: Draws) -> Floats:
@@ -234,16 +232,13 @@ def elastic_transform(x_NHWC: Floats, draws: Draws) -> Floats:
     ones_N31 = np.ones((count, 3, 1))
     # where each pixel comes from: the map back from the moved points
     back_N32 = np.linalg.solve(np.concatenate([moved_N32, ones_N31], axis=2), np.broadcast_to(points_32, (count, 3, 2)))
-    moved = zip(x_NHWC, back_N32, strict=True)
-    return np.stack([_affine(image_HWC, back_32) for image_HWC, back_32 in moved]).astype(np.float32)
-
-
-def _affine(image_HWC: Floats, back_32: npt.NDArray[np.float64]) -> Floats:
-    """Bilinear; beyond an edge the image is mirrored, the edge itself not repeated."""
-    back_33 = np.eye(3)  # of row, column and channel
-    back_33[:2, :2] = back_32[1::-1, ::-1].T
-    start = (back_32[2, 1], back_32[2, 0], 0.0)
-    return np.asarray(scipy.ndimage.affine_transform(image_HWC, back_33, start, order=1, mode="mirror"))
+    moved = []
+    for image_HWC, back_32 in zip(x_NHWC, back_N32, strict=True):  # bilinear; beyond an edge the image is mirrored
+        back_33 = np.eye(3)  # of row, column and channel
+        back_33[:2, :2] = back_32[1::-1, ::-1].T
+        start = (back_32[2, 1], back_32[2, 0], 0.0)
+        moved.append(scipy.ndimage.affine_transform(image_HWC, back_33, start, order=1, mode="mirror"))
+    return np.stack(moved).astype(np.float32)
 
 
 def pixelate(x_NHWC: Floats, draws: Draws) -> Floats:

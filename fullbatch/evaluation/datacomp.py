@@ -21,6 +21,8 @@ from fullbatch.data.table_files import image_of_field, sample_of_row
 from fullbatch.evaluation.embed import Embedder
 from fullbatch.evaluation.result import Average, Result
 
+_PART = re.compile(r"(?:-\d+-of-(\d+))?\.arrow$")  # NAME-00000-of-00002.arrow: one of two files of a table
+_VERSION = re.compile(r"\d+\.\d+\.\d+")
 MainMetric = Literal[
     "accuracy", "mean_per_class", "f1_macro", "worst_group", "worst_group_top5", "mean_r1", "jaccard_10_12"
 ]
@@ -118,16 +120,9 @@ def averages(main_of_key: Mapping[str, float]) -> tuple[Average, ...]:
     return tuple(made)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# tables as Hugging Face's datasets leaves them on a disk: DataComp's download puts Flickr, MSCOCO and WinoGAViL so
-
-
-_PART = re.compile(r"(?:-\d+-of-(\d+))?\.arrow$")  # NAME-00000-of-00002.arrow: one of two files of a table
-_VERSION = re.compile(r"\d+\.\d+\.\d+")
-
-
 class ArrowRows(Samples):
-    """The rows of the test split below a folder, or of the only table there; columns as saved."""
+    """The rows of the test split below a folder, or of the only table there; columns as saved.  Hugging Face's datasets
+    leaves such tables: DataComp's download puts Flickr, MSCOCO and WinoGAViL so."""
 
     def __init__(self, folder: Path, *columns: str) -> None:
         self.files = files_of_test_split(folder)

@@ -30,6 +30,7 @@ from fullbatch.models.execution import in_precision
 from fullbatch.models.two_towers import TwoTowers
 
 log = logging.getLogger("fullbatch")
+_VERSION = 1  # part of the names of kept embeddings; raise it when images are read or embedded otherwise
 
 
 @dataclass(frozen=True)
@@ -88,6 +89,12 @@ class Embedder:
         order = ids_n.argsort()
         return Tables(ids_n[order], image_nD[order], text_nD[order])
 
+    def uncropped(self, pool: SamplePool, place: torch.device, rows: int | None = None) -> Iterable[LoadedBatch]:
+        """A pool's samples with their first captions, for ``tables``; this rank's share, read to ``place``."""
+        transform, rows = EvalTransform(self.image_size, self.max_pixels), rows or self.batch_size
+        batches = EvaluationBatches(pool, rows, transform, self.tokenize, distributed.world(), self.views)
+        return load(batches, range(len(batches)), self.workers, place)
+
     def images(self, source: Source | Samples) -> SourceRows:
         """Every image of a source with all its captions, which are not embedded; on every rank the same."""
         named = source if isinstance(source, Source) else None
@@ -109,21 +116,21 @@ class Embedder:
         """Text embeddings, on every rank the same; captions that are equal are embedded once."""
         distinct = list(dict.fromkeys(captions))
         number = {caption: place for place, caption in enumerate(distinct)}
-        tensors, _ = self._kept(lambda: ({"text": self._distinct(distinct)}, []), "captions", *distinct)
-        return tensors["text"][torch.tensor([number[caption] for caption in captions])]
 
-    def _distinct(self, captions: list[str]) -> Tensor:
-        world, rows = distributed.world(), self.batch_size
-        turns_here = []
-        with _evaluating(self.model):
-            for start in range(0, len(captions), rows * world.size):  # every rank joins in every turn
-                mine = captions[start + world.rank * rows : start + (world.rank + 1) * rows]
-                text_BD = self._embed(None, self.tokenize(mine or [""]).to(self.device))[1]
-                turns_here.append(text_BD[: len(mine)])
-        turns = [distributed.gather_uneven(text_BD).cpu() for text_BD in turns_here]  # a turn has the captions in order
-        text_TD = torch.cat(turns)
-        _check_finite(text_TD, captions, "captions")
-        return text_TD
+        def embedded() -> Kept:
+            world, rows = distributed.world(), self.batch_size
+            turns_here = []
+            with _evaluating(self.model):
+                for start in range(0, len(distinct), rows * world.size):  # every rank joins in every turn
+                    mine = distinct[start + world.rank * rows : start + (world.rank + 1) * rows]
+                    text_BD = self._embed(None, self.tokenize(mine or [""]).to(self.device))[1]
+                    turns_here.append(text_BD[: len(mine)])
+            text_TD = torch.cat([distributed.gather_uneven(text_BD).cpu() for text_BD in turns_here])  # in order
+            _check_finite(text_TD, distinct, "captions")
+            return {"text": text_TD}, []
+
+        tensors, _ = self._kept(embedded, "captions", *distinct)
+        return tensors["text"][torch.tensor([number[caption] for caption in captions])]
 
     @torch.no_grad()
     def walk(self, source: Source | Samples, rows: Callable[[LoadedBatch], tuple[Tensor, ...]]) -> SourceRows:
@@ -212,9 +219,6 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
         yield
     finally:
         model.train(mode)
-
-
-_VERSION = 1  # part of every name; raise it when images are read or embedded otherwise
 
 
 def fingerprint_of_model(model: TwoTowers) -> str:

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from fullbatch import distributed
 from fullbatch.config.data import Source
-from fullbatch.evaluation.benchmark_folders import Captioned, open_benchmark
+from fullbatch.evaluation.benchmark_folders import Classified, open_benchmark
 from fullbatch.evaluation.datacomp import MainMetric
 from fullbatch.evaluation.embed import Embedder, SourceRows
 from fullbatch.evaluation.result import Result
@@ -27,6 +27,10 @@ from fullbatch.evaluation.retrieval import Answers, Gallery, chance_of_first, ow
 
 Name = TypeVar("Name", str, int)
 
+FEWEST_FOR_TOP5 = 5  # classes
+EXAMPLES = 8
+_OTHER_REGION = 5  # FMoW's last: what lies in none of the five; WILDS leaves it out, DataComp does not
+_ENTRIES = 1 << 24  # similarities held at a time
 PLAIN_TEMPLATES = ("{}", "a picture of {}", "an image about {}")
 
 
@@ -100,10 +104,6 @@ def macro_f1_of_guessing(labels_N: Tensor, classes: int) -> float:
     return float(np.mean(2.0 * there_C / (classes * there_C + 1.0)))
 
 
-FEWEST_FOR_TOP5 = 5  # classes
-_ENTRIES = 1 << 24  # similarities held at a time
-
-
 def class_embeddings(embedder: Embedder, classes: Sequence[str], templates: Sequence[str]) -> Tensor:
     """The mean of each class's unit prompt embeddings, made unit again (Radford et al. 2021)."""
     prompts = [prompted(template, name) for name in classes for template in templates]
@@ -140,10 +140,6 @@ def accuracies(guessed: Guesses, labels_N: Tensor, classes: int) -> dict[str, fl
     if classes >= FEWEST_FOR_TOP5:
         results["accuracy_top5"] = share(guessed.place_N < 5)
     return results | {"mean_per_class": mean_per_class(guessed.hit_N, labels_N)}
-
-
-EXAMPLES = 8
-_OTHER_REGION = 5  # FMoW's last: what lies in none of the five; WILDS leaves it out, DataComp does not
 
 
 def retrieved(task: str, images: SourceRows, answers: Answers, embedder: Embedder) -> Result:
@@ -240,8 +236,8 @@ def benchmark(
     """``main`` says what is measured; None: the folder does, and of classes accuracy is what counts."""
     kind = "" if main is None else "retrieval" if main == "mean_r1" else "classification"
     opened = distributed.together(lambda: open_benchmark(path, kind))
-    images = embedder.images(opened.samples)
-    if isinstance(opened, Captioned):
+    images = embedder.images(opened.samples if isinstance(opened, Classified) else opened)
+    if not isinstance(opened, Classified):
         return retrieved(task, images, own_captions([len(of) for of in images.captions]), embedder)
     groups_N = None if opened.groups_NM is None else opened.groups_NM[images.ids, 0]
     prompts, labels_N = templates or opened.templates or PLAIN_TEMPLATES, opened.labels_N[images.ids]

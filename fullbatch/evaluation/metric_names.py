@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -16,12 +16,15 @@ from fullbatch.config.messages import listed, nearest
 from fullbatch.config.tasks import parse_task
 from fullbatch.data.sample import BadSample, Samples
 from fullbatch.data.sources import open_source
-from fullbatch.evaluation.benchmark_folders import Captioned, Classified, open_benchmark
+from fullbatch.evaluation.benchmark_folders import Classified, open_benchmark
 from fullbatch.evaluation.corruptions import CORRUPTION_NAMES
 from fullbatch.evaluation.datacomp import ENTRIES, averages
 from fullbatch.evaluation.measure import FEWEST_FOR_TOP5
 
 MOST_READ = 10_000  # samples
+SECONDS = "seconds"
+_FIELD = "metrics"
+_MEAN = re.compile(r"mean\s*\((?P<names>.*)\)", re.DOTALL)
 
 log = logging.getLogger("fullbatch")
 
@@ -41,18 +44,17 @@ def count_classes(text: str, enough: int) -> Counted:
     return Counted(len(opened.classes) if isinstance(opened, Classified) else 0, whole=True)
 
 
-def count(
-    samples: Samples, enough: int, of: Callable[[tuple[str, ...]], object] = lambda captions: captions[0]
-) -> Counted:
-    """How many different things ``of`` makes of the samples' captions: by default, how many classes there are.  It
-    reads evenly over the samples, since those of one class often lie together."""
+def count(samples: Samples, enough: int, retrieved: bool = False) -> Counted:
+    """How many classes there are, by first captions; of what is ``retrieved``, how many different lists of captions.
+    It reads evenly over the samples, since those of one class often lie together."""
     names: set[object] = set()
     problem = ""
     most = min(len(samples), MOST_READ)
     stride = max(1, most // (4 * enough))
     for place in (place for start in range(stride) for place in range(start, most, stride)):
         try:
-            names.add(of(samples.read(place * len(samples) // most).captions))
+            captions = samples.read(place * len(samples) // most).captions
+            names.add(captions if retrieved else captions[0])
         except BadSample as error:
             problem = problem or str(error)
         if len(names) >= enough:
@@ -126,7 +128,7 @@ def _names(text: str) -> Iterator[str]:
         yield from (f"datacomp:{entry.key} {entry.main}" for entry in there)
         return
     names = _METRICS.get(task.kind, CLASSIFICATION)
-    if task.kind == "wds" and isinstance(open_benchmark(task.folder), Captioned):
+    if task.kind == "wds" and not isinstance(open_benchmark(task.folder), Classified):
         names = RETRIEVAL
     yield from (f"{text} {name}" for name in names)
 
@@ -158,11 +160,6 @@ def named_numbers(results: Mapping[str, Any]) -> dict[str, float]:
 def is_share(metric: str) -> bool:
     """Of shares, which are shown as per cent, more is better; of ranks less."""
     return not metric.endswith("_rank")
-
-
-SECONDS = "seconds"
-_FIELD = "metrics"
-_MEAN = re.compile(r"mean\s*\((?P<names>.*)\)", re.DOTALL)
 
 
 @dataclass(frozen=True)

@@ -16,17 +16,16 @@ from torch import Tensor
 
 from fullbatch import distributed
 
+_ENTRIES = 1 << 24  # similarities held at a time
+
 
 @dataclass(frozen=True)
 class Gallery:
     """Rows to search in, where equal rows get equal similarities.  A matrix product gives them similarities that differ
-    in the last bit, by their place in a block; so each different row is multiplied once.
-
-    place_B   which of rows_UD each row is; None where all differ
-    """
+    in the last bit, by their place in a block; so each different row is multiplied once."""
 
     rows_UD: Tensor
-    place_B: Tensor | None
+    place_B: Tensor | None  # which of rows_UD each row is; None where all differ
 
     @classmethod
     def of(cls, rows_BD: Tensor) -> Gallery:
@@ -41,9 +40,6 @@ class Gallery:
     def similarities(self, anchors_CD: Tensor) -> Tensor:
         sim_CU = anchors_CD @ self.rows_UD.T
         return sim_CU if self.place_B is None else sim_CU[:, self.place_B]
-
-
-_ENTRIES = 1 << 24  # similarities held at a time
 
 
 @dataclass(frozen=True)

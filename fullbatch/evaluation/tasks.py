@@ -74,7 +74,7 @@ def _require(text: str, source: Source, least: int, retrieved: bool = False) -> 
         raise ValueError(f"The task {text!r} has no sample in {source}.")
     if not least:
         return samples
-    counted = count(samples, least, lambda captions: captions if retrieved else captions[0])
+    counted = count(samples, least, retrieved)
     if counted.classes == 0:
         tried = min(len(samples), MOST_READ)
         raise ValueError(

@@ -39,6 +39,7 @@ from fullbatch.evaluation.retrieval import Ranks, own_captions, recalls
 SEED = 0  # of the views and corruptions that all models are measured on
 _MAKER = ViewMaker(Views(), SEED)
 _EPOCHS = [EVALUATION - 1 - kind for kind in range(len(CORRUPTIONS))]  # a corruption's views are drawn apart
+SEVERITIES = 5  # a file of CIFAR-C holds all of them, one after the other; what is measured here is the first
 _KEPT = 1 << 30  # bytes of corrupted images of a source that are kept in the cache folder
 _VERSION = 2  # raise it when corruptions change
 
@@ -141,13 +142,6 @@ def corrupted_squares(images_NHWC: Pixels, ids: list[int], keep: bool) -> Pixels
     return every_KNHWC
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# CIFAR-10-C, CIFAR-100-C and Tiny-ImageNet-C as they are published: a file or a folder for each corruption
-
-
-SEVERITIES = 5  # a file of CIFAR-C holds all of them, one after the other; what is measured here is the first
-
-
 class ArrayImages(Samples):
     """The images of one array file at severity 1; their captions are their numbers."""
 
@@ -176,7 +170,8 @@ class ArrayImages(Samples):
 
 
 def published_corruptions(root: str) -> dict[str, Samples]:
-    """What the folder holds of each corruption, image for image the same; nothing: it is no such folder."""
+    """What a folder of CIFAR-10-C's, CIFAR-100-C's or Tiny-ImageNet-C's layout holds of each corruption, image by image
+    the same; nothing: it is no such folder."""
     folder = Path(root).expanduser()
     samples_of: dict[str, Samples] = {}
     for name in CORRUPTION_NAMES:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -16,7 +14,6 @@ from fullbatch.finetuning.record import changes_between, score_of, values_of
 from fullbatch.loading import Opened
 from fullbatch.models.design import Design, OpenClipDesign
 from fullbatch.models.open_clip_towers import START_SCALE
-from fullbatch.training.run_folder import replace_text
 
 FILE, INTERPOLATED = "interpolation.json", "interpolated"
 ALPHAS = tuple(round(0.1 * tenth, 1) for tenth in range(11))
@@ -35,14 +32,6 @@ def best_of(points: Sequence[Point]) -> Point:
     """The highest score without a regressed task; of equal ones the nearest to the base, which always qualifies."""
     safe = [point for point in points if point.score is not None and not point.regressed]
     return max(safe, key=lambda point: (point.score, -point.alpha), default=points[0])
-
-
-def check_alphas(alphas: Sequence[float]) -> tuple[float, ...]:
-    """Sorted, without repeats, and with 0: what the others are compared with."""
-    for alpha in alphas:
-        if not 0.0 <= alpha <= 1.0:
-            raise ValueError(f"--alphas must lie in [0, 1], got {alpha}; 0 is the base, 1 the tuned model.")
-    return tuple(sorted({0.0, *alphas}))
 
 
 class Between:
@@ -94,19 +83,17 @@ def _require_alike(base: Design, tuned: Design, *weights: Mapping[str, Tensor]) 
             f"in {len(differing)} weights, first {first}: {shapes[0].get(first)} and {shapes[1].get(first)}. "
             "Only a model and what was tuned from it have weights in between."
         )
-    if _plain_design(base) != _plain_design(tuned):
+    plain = [  # without the name it goes by, and where its logit scale and bias start
+        replace(design, name="", config={key: value for key, value in design.config.items() if key not in START_SCALE})
+        if isinstance(design, OpenClipDesign)
+        else design
+        for design in (base, tuned)
+    ]
+    if plain[0] != plain[1]:
         raise ValueError(
             f"The two models have the same weights but another design ({base.name} and {tuned.name}): "
             "their activations or normalisation differ, so that nothing in between means anything."
         )
-
-
-def _plain_design(design: Design) -> Design:
-    """Without the name it goes by, and where its logit scale and bias start."""
-    if isinstance(design, OpenClipDesign):
-        config = {key: value for key, value in design.config.items() if key not in START_SCALE}
-        return replace(design, name="", config=config)
-    return design
 
 
 def measure_curve(
@@ -122,11 +109,3 @@ def measure_curve(
         fallen = tuple(dict.fromkeys(change.task for change in changes if change.regressed))
         points.append(Point(alpha, values, score_of(values, metric, base), fallen))
         yield points[-1]
-
-
-def write_curve(
-    path: Path, points: Sequence[Point], base: str, tuned: str, metric: str, tolerance: float, written: str | None
-) -> None:
-    content = {"base": base, "tuned": tuned, "metric": metric, "tolerance": tolerance}
-    content |= {"points": [asdict(point) for point in points], "best_alpha": best_of(points).alpha, "written": written}
-    replace_text(path, json.dumps(content, indent=1) + "\n")

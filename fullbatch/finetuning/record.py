@@ -27,6 +27,8 @@ from fullbatch.training_run import Evaluated
 
 log = logging.getLogger("fullbatch")
 
+BASE, TUNED = "base", "tuned"  # folders
+FILE, MEASURED = "finetune.json", "measured.json"
 MEAN = "mean"  # of the main metric of every task
 
 
@@ -103,10 +105,6 @@ def changes_between(
             fell = before - after > tolerance + 1e-9  # shares are sums of roundings
             changes.append(Change(task, metric, before, after, after - before, chances.get(name), fell))
     return tuple(changes)
-
-
-BASE, TUNED = "base", "tuned"  # folders
-FILE, MEASURED = "finetune.json", "measured.json"
 
 
 @dataclass(frozen=True)
