@@ -28,14 +28,9 @@ from fullbatch import distributed
 from fullbatch.audit.exact import checked_anchors, log_means, log_means_of_batches, references
 from fullbatch.config import axes
 from fullbatch.config.checks import is_whole
+from fullbatch.objective import normalizers
 from fullbatch.objective.advice import check_shapes, check_unit_rows
 from fullbatch.objective.log_domain import log_add, log_or_minus_inf
-from fullbatch.objective.normalizers import (
-    AmortizedNormalizer,
-    BatchAndQueueNormalizer,
-    MovingAverageNormalizer,
-    blend_share,
-)
 from fullbatch.objective.objective import Objective
 from fullbatch.objective.step import DIRECTIONS, Progress
 
@@ -198,11 +193,8 @@ def _beliefs(objective: Objective, sides: Sequence[_Side], batch: int, epsilon: 
 
 
 def without(log_total: Tensor, log_constant: Tensor) -> Tensor:
-    """log(exp(log_total) - exp(log_constant)), but for a difference below READABLE of the total, READABLE of it.
-
-    An estimate of a sum says nothing of the part beside a constant when it is hardly more, or by its own error less,
-    than the constant; the bound keeps it finite and increasing.
-    """
+    """log(exp(log_total) - exp(log_constant)), but for a difference below READABLE of the total, READABLE of it.  Where
+    a sum is hardly more than a constant in it, an estimate says nothing of the rest; the bound keeps it finite."""
     return log_total + _share_beside(log_total, log_constant).clamp(min=READABLE).log()
 
 
@@ -213,11 +205,8 @@ def _share_beside(log_total: Tensor, log_constant: Tensor) -> Tensor:
 def _ask(
     question: Callable[..., tuple[Tensor, Tensor]], image_AD: Tensor, text_AD: Tensor, ids_A: Tensor | None
 ) -> tuple[Tensor, int]:
-    """Both directions' answers for all anchors, in a column each, and how many rows a question had.
-
-    The ranks share the anchors.  An objective gathers what they ask, so all ask equally often about equally many rows:
-    at the end they begin again with the first.
-    """
+    """Both directions' answers for all anchors, in a column each, and how many rows a question had.  An objective
+    gathers what ranks ask, so all ask equally often about equally many rows: at the end they begin with the first."""
     world, count = distributed.world(), image_AD.shape[0]
     share = min(PIECE, max(2, math.ceil(count / world.size)))
     answers = []
@@ -231,7 +220,7 @@ def _ask(
 def _moving_average(objective: Objective, side: _Side) -> tuple[Tensor, Tensor]:
     """The table's rows, nan where never seen, and what the next step would make of them with this batch."""
     normalizer = objective.normalizers[side.name]
-    assert isinstance(normalizer, MovingAverageNormalizer) and side.ids_A is not None
+    assert isinstance(normalizer, normalizers.MovingAverageNormalizer) and side.ids_A is not None
     log_u_A = normalizer.log_u.get(side.ids_A, side.log_batch_A.dtype)
     log_new_A = log_add(side.log_batch_A, normalizer.config.epsilon)
     now = Progress(objective.step, objective.epoch, objective.context.seed, training=False)
@@ -241,7 +230,7 @@ def _moving_average(objective: Objective, side: _Side) -> tuple[Tensor, Tensor]:
 def _with_queue(objective: Objective, side: _Side, batch: int, epsilon: float) -> _Belief:
     """XBM remembers a queue, and divides by the mean over its batch and the queue."""
     normalizer, tau_A = objective.normalizers[side.name], side.tau_A
-    assert isinstance(normalizer, BatchAndQueueNormalizer)
+    assert isinstance(normalizer, normalizers.BatchAndQueueNormalizer)
     none_A = torch.zeros_like(tau_A, dtype=torch.bool)
     if not normalizer.active:
         return _Belief(None, log_add(side.log_batch_A, epsilon), none_A)
@@ -254,13 +243,9 @@ def _amortized(
     objective: Objective, side: _Side, alpha_A: Tensor, rows: int, batch: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """AmorLIP's lambda is a sum over the B - 1 negatives of a batch plus a little of the positive: known, in use, and
-    the positive's part of both.
-
-    The objective's answer divides it by the negatives of the question, which are not those of training; here it is
-    divided by B - 1.
-    """
+    the positive's part of both.  The objective's answer is divided by the question's negatives, here by B - 1."""
     normalizer, tau_A = objective.normalizers[side.name], side.tau_A
-    assert isinstance(normalizer, AmortizedNormalizer)
+    assert isinstance(normalizer, normalizers.AmortizedNormalizer)
     config, log_count = normalizer.config, math.log(batch - 1)
     alpha_A = alpha_A + math.log(rows - 1) - log_count
     reference_A = side.reference_A(objective)
@@ -268,7 +253,10 @@ def _amortized(
     log_constant_A = (positive_A - reference_A) / tau_A + math.log(config.positive_weight) - log_count
     in_use_A = alpha_A
     if config.divide_by == "target":
-        in_use_A, share = torch.logaddexp(side.log_batch_A, log_constant_A), blend_share(config, objective.epoch)
+        in_use_A, share = (
+            torch.logaddexp(side.log_batch_A, log_constant_A),
+            normalizers.blend_share(config, objective.epoch),
+        )
         if share > 0.0:
             log_previous_A = normalizer.previous(side.own_AD.to(tau_A.dtype)) - reference_A / tau_A - log_count
             in_use_A = torch.logaddexp(log_previous_A + math.log(share), in_use_A + log_or_minus_inf(1.0 - share))

@@ -143,12 +143,9 @@ def log_means_of_batches(
     pairwise: Pairwise,
     negatives: Negatives = "across",
 ) -> tuple[Tensor, Tensor]:
-    """log g_i(batch), without epsilon, of image anchors and of text anchors; the ranks share the work.
-
-    Anchors of a group share their batch, as in training.  B random rows are drawn for a group: an anchor among them has
-    the others as negatives, any other anchor takes the place of the last row.  Either way its batch is a random one of
-    those that contain it.
-    """
+    """log g_i(batch), without epsilon, of image anchors and of text anchors; the ranks share the work.  Anchors of a
+    group share their batch, B random rows: an anchor among them has the others as negatives, any other takes the place
+    of the last row.  Either way its batch is a random one of those that contain it."""
     count, anchors = image_nD.shape[0], rows_A.shape[0]
     size = max(1, min(batch, math.ceil(anchors / FEWEST_BATCHES)))
     groups = list(torch.split(torch.arange(anchors, device=rows_A.device), size))

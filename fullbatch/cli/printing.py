@@ -1,7 +1,5 @@
 """What a model can do, in lines for the terminal: each task's number beside chance, what is missing, a few answers.
-
-Tables are plain columns: names are never cut, however narrow the terminal.
-"""
+Tables are plain columns: names are never cut, however narrow the terminal."""
 
 from __future__ import annotations
 

@@ -49,10 +49,6 @@ class Draws:
     def normal(self, mean: float, deviation: float, *shape: int, what: int = 0) -> Floats:
         return self._each(what, lambda stream, place: stream.normal(mean, deviation, shape))
 
-    def whole(self, low: int, high: int, *shape: int, what: int = 0) -> npt.NDArray[np.int64]:
-        """In [low, high)."""
-        return np.floor(self.uniform(low, high, *shape, what=what)).astype(np.int64).clip(low, high - 1)
-
     def poisson(self, mean_N: Floats, what: int = 0) -> Floats:
         return self._each(what, lambda stream, place: stream.poisson(mean_N[place]))
 
@@ -184,7 +180,7 @@ def glass_blur(x_NHWC: Floats, draws: Draws) -> Floats:
     """From the last pixel to the first, each takes the value of itself or of a neighbour above, left, or both.  It was
     meant as an exchange, but in the code that made CIFAR-10-C the second half has no effect."""
     count, height, width, _ = x_NHWC.shape
-    back_NHW2 = draws.whole(-1, 1, height, width, 2)
+    back_NHW2 = np.floor(draws.uniform(-1.0, 1.0, height, width, 2)).astype(np.int64).clip(-1, 0)
     shuffled, image_N = _gaussian(x_NHWC, 0.05), np.arange(count)
     for row in range(height - 1, 1, -1):
         for column in range(width - 1, 1, -1):
@@ -267,11 +263,9 @@ def _by_pillow(x_NHWC: Floats, change: Callable[[Image.Image], Image.Image]) -> 
     return np.asarray(changed / 255.0, np.float32)
 
 
-Corruption = Callable[[Floats, Draws], Floats]
-
 # By name, those of one line where they stand.  Shot noise is light counted in 500 quanta; saturation falls to 0.3 of
 # what it was, while HSV's hue and value stay.
-_BY_NAME: dict[str, Corruption] = {
+_BY_NAME: dict[str, Callable[[Floats, Draws], Floats]] = {
     "gaussian_noise": lambda x_NHWC, draws: x_NHWC + draws.normal(0.0, 0.04, *x_NHWC.shape[1:]),
     "shot_noise": lambda x_NHWC, draws: draws.poisson(500.0 * x_NHWC) / 500.0,
     "impulse_noise": impulse_noise,

@@ -79,7 +79,6 @@ _METRICS = {
     "knn": ("accuracy", "accuracy_20", "mean_per_class"),
     "linear": LINEAR,
 }
-NOT_METRICS = ("chance", "size")  # numbers of a result that are not
 
 
 def metric_named(asked: str | None, tasks: Sequence[str], flag: str = "--metric") -> str:
@@ -149,7 +148,7 @@ def named_numbers(results: Mapping[str, Any]) -> dict[str, float]:
         f"{result['task']} {name}": float(value)
         for result in results.get("results", ())
         for name, value in result.items()
-        if isinstance(value, (int, float)) and not isinstance(value, bool) and name not in NOT_METRICS
+        if isinstance(value, (int, float)) and not isinstance(value, bool) and name not in ("chance", "size")
     }
     for average in results.get("averages", ()):
         if average["value"] is not None:
@@ -170,8 +169,7 @@ class Metric:
     @classmethod
     def parse(cls, text: str, tasks: Sequence[str], where: str = _FIELD) -> Metric:
         """``METRIC``, ``TASK METRIC``, ``mean(A, B, ...)`` or ``seconds``; ValueError where the tasks do not give it.
-        Where a name has a comma of its own, a space must follow the others.  ``where`` is the field or flag that asks.
-        """
+        Where a name has a comma of its own, a space must follow the others.  ``where`` is the field or flag."""
         if not isinstance(text, str) or not text.strip():
             raise ValueError(f"{where}: a metric must be a name such as accuracy, got {text!r}.")
         text = text.strip()
@@ -209,11 +207,6 @@ class Metric:
     maximise = is_share
 
     @property
-    def worst(self) -> float | None:
-        """What a run that ran away is worth; None where no number is the worst."""
-        return 0.0 if self.is_share else None
-
-    @property
     def short(self) -> str:
         """For tables: without the tasks.
 
@@ -240,6 +233,5 @@ def parse_metrics(texts: Sequence[str], tasks: Sequence[str]) -> tuple[Metric, .
 
 
 def worst_of(metrics: Sequence[Metric]) -> tuple[float, ...] | None:
-    """The values of a run that ran away, if each metric has a worst one."""
-    worst = [metric.worst for metric in metrics]
-    return tuple(value for value in worst if value is not None) if None not in worst else None
+    """The values of a run that ran away; None where a metric is no share, which alone has a worst value."""
+    return (0.0,) * len(metrics) if all(metric.is_share for metric in metrics) else None

@@ -103,12 +103,9 @@ class NearNegatives:
 def near_negatives(
     models: Sequence[tuple[Tensor, Tensor]], groups_N: Tensor, anchors: int, chunk: int | None = None
 ) -> list[NearNegatives]:
-    """What several models make of the likely false negatives of one of them: TuneCLIP's Table 21.
-
-    ``models`` are tables of pictures and captions of the same pairs.  By the first: pictures that fit the caption of
-    another pair best, compared with their own, and their nearest captions.  Rows of one group (equal captions) are no
-    negatives.
-    """
+    """What several models make of the likely false negatives of one of them: TuneCLIP's Table 21.  ``models`` are
+    tables of pictures and captions of the same pairs.  By the first: pictures that fit another pair's caption best,
+    compared with their own, and their nearest captions.  Rows of one group (equal captions) are no negatives."""
     image_ND, text_ND = models[0]
     groups_N, rows = groups_N.to(image_ND.device), chunk or max(1, _ENTRIES // len(image_ND))
 

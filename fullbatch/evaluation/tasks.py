@@ -24,7 +24,6 @@ from fullbatch.evaluation.result import Gap, Measured, Result
 from fullbatch.evaluation.retrieval import equal_captions, own_captions
 from fullbatch.evaluation.view_retrieval import corrupted_views, other_view, published_corruptions
 
-VIEW_TASKS = "take views:SOURCE, corrupted_views:SOURCE, knn:TRAIN|TEST or linear:TRAIN|TEST"
 # What is measured after training on a built-in set, unless the user says otherwise.
 BUILTIN_TASKS = {
     "emoji": (
@@ -91,7 +90,8 @@ def check_captions_unneeded(tasks: Sequence[str]) -> None:
     """For a model of two views, which reads no text: likewise before hours of training."""
     for text in tasks:
         if parse_task(text).kind not in ("views", "corrupted_views", *PROBES):
-            raise ValueError(f"The task {text!r} needs captions, and a model of two views reads none; {VIEW_TASKS}.")
+            others = "take views:SOURCE, corrupted_views:SOURCE, knn:TRAIN|TEST or linear:TRAIN|TEST"
+            raise ValueError(f"The task {text!r} needs captions, and a model of two views reads none; {others}.")
 
 
 def run_tasks(

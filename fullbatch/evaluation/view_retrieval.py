@@ -15,6 +15,8 @@ from __future__ import annotations
 import hashlib
 import io
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -45,7 +47,7 @@ _VERSION = 2  # raise it when corruptions change
 
 
 def other_view(task: str, source: Source, embedder: Embedder) -> Result:
-    walked = embedder.walk(source, lambda batch: _embedded(embedder, batch.images, EVALUATION, batch.ids))
+    walked = embedder.walk(source, partial(_views, embedder, EVALUATION))
     first_ND, second_ND = (table.to(embedder.device) for table in walked.tables)
     count = len(first_ND)
     if count == 1:
@@ -54,9 +56,9 @@ def other_view(task: str, source: Source, embedder: Embedder) -> Result:
     return _result(task, recalls(first_ND, second_ND, partners, names=names, tops=(1, 5)), count, walked)
 
 
-def _embedded(embedder: Embedder, images_BCSS: Tensor, epoch: int, ids_B: Tensor) -> tuple[Tensor, Tensor]:
-    """Both views of each image."""
-    first, second = _MAKER(images_BCSS, epoch, ids_B.cpu().numpy())
+def _views(embedder: Embedder, epoch: int, batch: LoadedBatch) -> tuple[Tensor, Tensor]:
+    """Both views of each image, embedded."""
+    first, second = _MAKER(batch.images, epoch, batch.ids.cpu().numpy())
     return embedder.image_rows(first), embedder.image_rows(second)
 
 
@@ -70,19 +72,17 @@ def corrupted_views(task: str, source: Source, embedder: Embedder) -> Result:
 
     def rows(batch: LoadedBatch) -> tuple[Tensor, Tensor]:
         kinds = zip(_EPOCHS, every_corruption(batch, keep), strict=True)
-        return _hits([_embedded(embedder, images, epoch, batch.ids) for epoch, images in kinds])
+        return _hits([_views(embedder, epoch, replace(batch, images=images)) for epoch, images in kinds])
 
     return _corrupted_result(task, embedder.walk(samples, rows), CORRUPTION_NAMES)
 
 
 def _published_views(task: str, published: Mapping[str, Samples], embedder: Embedder) -> Result:
     """A pass for each corruption; an image that cannot be read in one of them is left out of all."""
-
-    def walk(name: str, samples: Samples) -> SourceRows:
-        epoch = _EPOCHS[CORRUPTION_NAMES.index(name)]
-        return embedder.walk(samples, lambda batch: _embedded(embedder, batch.images, epoch, batch.ids))
-
-    walks = [walk(name, samples) for name, samples in published.items()]
+    walks = []
+    for name, samples in published.items():
+        rows = partial(_views, embedder, _EPOCHS[CORRUPTION_NAMES.index(name)])
+        walks.append(embedder.walk(samples, rows))
     ids_N = (torch.cat([walked.ids for walked in walks]).bincount() == len(walks)).nonzero()[:, 0]
     read = [torch.isin(walked.ids, ids_N) for walked in walks]
     views = [(walked.tables[0][here], walked.tables[1][here]) for walked, here in zip(walks, read, strict=True)]

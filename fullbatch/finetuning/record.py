@@ -29,6 +29,7 @@ log = logging.getLogger("fullbatch")
 
 BASE, TUNED = "base", "tuned"  # folders
 FILE, MEASURED = "finetune.json", "measured.json"
+Values = Mapping[str, float | None]  # by "TASK METRIC"
 MEAN = "mean"  # of the main metric of every task
 
 
@@ -81,7 +82,7 @@ def values_of(measured: Measured, metric: str) -> dict[str, float]:
     return {**values, metric: numbers[metric]}
 
 
-def score_of(values: Mapping[str, float | None], metric: str, base: Mapping[str, float | None]) -> float | None:
+def score_of(values: Values, metric: str, base: Values) -> float | None:
     """The number that decides.  None where a task that the base was measured on has no number: a mean over fewer tasks
     compares with nothing."""
     finite = {name: value for name in base if (value := values.get(name)) is not None and math.isfinite(value)}
@@ -90,12 +91,7 @@ def score_of(values: Mapping[str, float | None], metric: str, base: Mapping[str,
     return sum(finite.values()) / len(finite) if metric == MEAN else finite.get(metric)
 
 
-def changes_between(
-    base: Mapping[str, float | None],
-    tuned: Mapping[str, float | None],
-    chances: Mapping[str, float],
-    tolerance: float,
-) -> tuple[Change, ...]:
+def changes_between(base: Values, tuned: Values, chances: Mapping[str, float], tolerance: float) -> tuple[Change, ...]:
     """Of the values that both have.  A fall of exactly the tolerance is within it."""
     changes = []
     for name, before in base.items():
@@ -111,7 +107,7 @@ def changes_between(
 class Epoch:
     step: int  # of the run, which counts those with frozen weights too
     epoch: float  # passes over the data that have moved the weights; 0 for the base
-    values: Mapping[str, float | None]  # by "TASK METRIC"
+    values: Values
     score: float | None  # the number that decides; None where a task gave none
 
 
