@@ -2,34 +2,13 @@
 
 import os
 
+# ruff: noqa: F403, F405  (the variants of config.axes are named once, in __all__)
 TYPE_CHECKING = False  # typing's own, without importing it: `fullbatch --help` is to be as quick as Python starts
 if TYPE_CHECKING:
     from typing import Any
 
     from fullbatch.audit.exact import exact_log_normalizers
-    from fullbatch.config.axes import (
-        Amortized,
-        BatchAndQueue,
-        BatchMean,
-        Constant,
-        CycleConsistency,
-        Identity,
-        LearnedScale,
-        Mlp,
-        MovingAverage,
-        NoNormalizer,
-        PerSample,
-        Predicted,
-        Prototypes,
-        RawSimilarity,
-        RobustGlobal,
-        RobustPositives,
-        Rolling,
-        Scent,
-        Sigmoid,
-        SquaredHinge,
-        VarianceCovariance,
-    )
+    from fullbatch.config.axes import *
     from fullbatch.config.methods import METHODS, Method, Scale, settings_of
     from fullbatch.config.run import RunConfig
     from fullbatch.finetuning.finetune import finetune
@@ -51,17 +30,12 @@ __all__ = [
 ]  # fmt: skip
 
 _MODULES = {  # of the names that are not in fullbatch.config.axes
-    "METHODS": "config.methods",
-    "Method": "config.methods",
-    "Scale": "config.methods",
+    **dict.fromkeys(("METHODS", "Method", "Scale", "settings_of"), "config.methods"),
+    **dict.fromkeys(("Objective", "Output", "make_objective"), "objective.objective"),
     "Context": "objective.parts",
-    "Objective": "objective.objective",
-    "Output": "objective.objective",
     "RunConfig": "config.run",
     "exact_log_normalizers": "audit.exact",
     "finetune": "finetuning.finetune",
-    "make_objective": "objective.objective",
-    "settings_of": "config.methods",
     "train": "training_run",
 }
 

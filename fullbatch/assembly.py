@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -22,7 +22,7 @@ from fullbatch.config.run import RunConfig
 from fullbatch.config.tree import from_dict, merged, to_dict
 from fullbatch.data.images import EvalTransform, TrainTransform
 from fullbatch.data.in_memory import InMemoryBatches, decode_all, decoded_key, resident
-from fullbatch.data.loader import EvaluationBatches, LoadedBatch, SamplePool, TrainingBatches, load, open_pool
+from fullbatch.data.loader import SamplePool, TrainingBatches, open_pool
 from fullbatch.data.order import Order
 from fullbatch.data.two_views import ViewMaker, no_tokens
 from fullbatch.distributed import towers
@@ -49,23 +49,17 @@ Batches = TrainingBatches | InMemoryBatches
 
 @dataclass(frozen=True)
 class Parts:
-    """model     the bare towers
-    wrapped   the towers as the ranks call them
-    """
-
     device: torch.device
-    model: TwoTowers
-    wrapped: nn.Module
+    model: TwoTowers  # the bare towers
+    wrapped: nn.Module  # the towers as the ranks call them
     batches: Batches
     stages: Stages
     state: TrainingState
 
 
 def assemble(config: RunConfig, device: torch.device, design: Path | None = None) -> Parts:
-    """Everything a run needs; what does not fit together is refused here, before anything is written.
-
-    ``design`` is where a run that goes on wrote its model's design.
-    """
+    """Everything a run needs; what does not fit together is refused here, before anything is written.  ``design`` is
+    where a run that goes on wrote its model's design."""
     if config.training.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
@@ -234,10 +228,6 @@ def make_state(
     return state, wrapped
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# what measures and what selects
-
-
 def make_embedder(
     config: RunConfig,
     model: TwoTowers,
@@ -245,42 +235,9 @@ def make_embedder(
     device: torch.device,
     watch: Callable[[str, int, int], None] = lambda source, done, total: None,
 ) -> Embedder:
-    return Embedder(
-        wrapped,
-        model.tokenize,
-        model.image_size,
-        device,
-        config.training.precision,
-        config.evaluation.eval_batch,
-        config.data.workers,
-        config.data.max_pixels,
-        views=view_maker(config, model),
-        watch=watch,
-    )
-
-
-class UncroppedBatches:
-    """A pool's samples as ``embedder`` wants them, with their first captions; this rank's share.
-
-    They are read to ``place``, anew in each pass, or once if they are to be ``kept``.
-    """
-
-    def __init__(
-        self, embedder: Embedder, pool: SamplePool, place: torch.device, kept: bool = False, rows: int | None = None
-    ) -> None:
-        transform, rows = EvalTransform(embedder.image_size, embedder.max_pixels), rows or embedder.batch_size
-        self.batches = EvaluationBatches(pool, rows, transform, embedder.tokenize, distributed.world(), embedder.views)
-        self.workers, self.place = embedder.workers, place
-        self.kept = list[LoadedBatch]() if kept else None
-
-    def __iter__(self) -> Iterator[LoadedBatch]:
-        if self.kept:
-            return iter(self.kept)
-        read = load(self.batches, range(len(self.batches)), self.workers, self.place)
-        if self.kept is None:
-            return iter(read)
-        self.kept += read
-        return iter(self.kept)
+    views, rows, data = view_maker(config, model), config.evaluation.eval_batch, config.data
+    settings = (config.training.precision, rows, data.workers, data.max_pixels)
+    return Embedder(wrapped, model.tokenize, model.image_size, device, *settings, views=views, watch=watch)
 
 
 def make_selector(config: RunConfig, parts: Parts, folder: Folder, embedder: Embedder) -> Selector | None:
@@ -305,16 +262,14 @@ def make_selector(config: RunConfig, parts: Parts, folder: Folder, embedder: Emb
 
 
 def whole_table(embedder: Embedder, batches: Batches) -> Tensor:
-    """The whole training set embedded by the model as it is now, (n, 2, D); NaN where a sample cannot be read.
-
-    The towers are in evaluation mode, and the random generators are as they were.  Every rank must call.
-    """
+    """The whole training set embedded by the model as it is now, (n, 2, D); NaN where a sample cannot be read.  The
+    towers are in evaluation mode, and the random generators are as they were.  Every rank must call."""
     device, pool = embedder.device, batches.pool
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         if isinstance(batches, InMemoryBatches):
             tables = embedder.tables(batches.chosen(range(len(pool)), embedder.batch_size))
         else:
-            tables = embedder.tables(UncroppedBatches(embedder, pool, device))
+            tables = embedder.tables(embedder.uncropped(pool, device))
     both_m2D = torch.stack([tables.image_nD, tables.text_nD], dim=1).float()
     rows_n2D = torch.full((len(pool), *both_m2D.shape[1:]), torch.nan, device=device)
     return rows_n2D.index_copy_(0, tables.ids_n, both_m2D)

@@ -22,20 +22,9 @@ from fullbatch.evaluation.result import Measured
 from fullbatch.evaluation.tasks import check_captions_unneeded, check_tasks, run_tasks, tasks_of
 from fullbatch.models.saved import check_design, write_design
 from fullbatch.models.timm_towers import TwoViews
-from fullbatch.training import checkpoint
+from fullbatch.training import checkpoint, run_folder
 from fullbatch.training.display import Display
-from fullbatch.training.run_folder import (
-    BEST,
-    ENDED,
-    SCORE,
-    Best,
-    Folder,
-    Metrics,
-    check_same_run,
-    read_lines,
-    replace_text,
-    training_alone_in,
-)
+from fullbatch.training.run_folder import Folder, Metrics, replace_text
 from fullbatch.training.stages import cost_of
 from fullbatch.training.trainer import Hooks, Trainer
 
@@ -44,29 +33,20 @@ log = logging.getLogger("fullbatch")
 
 @dataclass(frozen=True)
 class Trained:
-    """folder    the run's folder
-    results   as in results.json: the step, and the numbers of each task
-    """
-
-    folder: Path
-    results: Mapping[str, Any]
+    folder: Path  # of the run
+    results: Mapping[str, Any]  # as in results.json: the step, and the numbers of each task
 
 
 @dataclass(frozen=True)
 class Evaluated:
     """What a watch is shown, while the model still holds the weights that were measured: the averaged ones where there
-    is an average.
-
-    seconds   of training so far
-    say       a line for the terminal, above the bar
-    keep      called on the first rank: this is the best so far, so that its checkpoint stays
-    """
+    is an average."""
 
     parts: Parts
     measured: Measured
-    seconds: float
-    say: Callable[[str], None] = lambda text: None
-    keep: Callable[[], None] = lambda: None
+    seconds: float  # of training so far
+    say: Callable[[str], None] = lambda text: None  # a line for the terminal, above the bar
+    keep: Callable[[], None] = lambda: None  # called on the first rank: the best so far, so that its checkpoint stays
 
     @property
     def step(self) -> int:
@@ -103,11 +83,11 @@ def train(
 
         def lock() -> None:
             if first:
-                held.enter_context(training_alone_in(folder.path))
+                held.enter_context(run_folder.training_alone_in(folder.path))
                 folder.sweep()
 
         if resume is not None:
-            check_same_run(folder.read_config(), config)
+            run_folder.check_same_run(folder.read_config(), config)
             distributed.together(lock)
         saved = resume is not None and bool(checkpoint.checkpoints(folder.checkpoints))
         design = _design_of(folder) if saved else None
@@ -133,8 +113,12 @@ def train(
             run.trainer(command, abandoned).run()
         finally:
             metrics.close()
-        if first:
-            _add_cost(folder, world.size)
+        if first:  # the cost, beside the numbers of the last evaluation or alone where there was none
+            written, cost = (
+                folder.read_results() or {"results": []},
+                cost_of(run_folder.read_lines(folder.metrics), world.size),
+            )
+            replace_text(folder.results, json.dumps({**written, "cost": cost}, indent=1))
         distributed.host_barrier()
         return Trained(folder.path, folder.read_results())
 
@@ -230,22 +214,22 @@ class _Run:
                 seen = Evaluated(self.parts, measured, seconds, self.display.say, lambda: kept.append(True))
                 ends = bool(distributed.together(lambda: watch(seen)))
         step, before, patience = state.position.step, self.metrics.best, config.evaluation.patience
-        values: dict[str, Any] = {**measured.curves, **({BEST: True} if kept else {})}
+        values: dict[str, Any] = {**measured.curves, **({run_folder.BEST: True} if kept else {})}
         results = {"step": step, **measured.as_dict()}
         if judge is not None and self.parts.stages.trained(step):
-            score = values[SCORE] = judge.of(results, seconds)
+            score = values[run_folder.SCORE] = judge.of(results, seconds)
             if before.beaten_by(score, judge.maximise):
-                values[BEST] = True
-            ends = ends or (patience is not None and BEST not in values and before.waited + 1 >= patience)
+                values[run_folder.BEST] = True
+            ends = ends or (patience is not None and run_folder.BEST not in values and before.waited + 1 >= patience)
             results["best"] = self._best(judge, before.after({"step": step, **values}))
         if distributed.world().rank == 0:
             replace_text(self.folder.results, json.dumps(results, indent=1))
         if ends and step < self.parts.stages.total:
-            values[ENDED] = True
+            values[run_folder.ENDED] = True
         line: Mapping[str, Any] = distributed.from_first_rank(values)
         return line
 
-    def _best(self, judge: Metric, best: Best) -> dict[str, Any] | None:
+    def _best(self, judge: Metric, best: run_folder.Best) -> dict[str, Any] | None:
         """As in results.json; other ranks than the first do not know."""
         if best.step is None:
             return None
@@ -255,31 +239,22 @@ class _Run:
         return {"metric": name, "step": best.step, "value": best.score, "said": said, "checkpoint": place.as_posix()}
 
 
-def _add_cost(folder: Folder, devices: int) -> None:
-    """To the numbers of the last evaluation, or alone where there was none."""
-    written = folder.read_results() or {"results": []}
-    cost = cost_of(read_lines(folder.metrics), devices)
-    replace_text(folder.results, json.dumps({**written, "cost": cost}, indent=1))
-
-
 def _announce(config: RunConfig, parts: Parts, display: Display) -> None:
     world = distributed.world()
     weights = sum(weight.numel() for weight in parts.model.parameters())
     ranks = f" on {world.size} ranks" if world.size > 1 else ""
+    recovered = f" after {parts.stages.recovery:,} with frozen weights" if parts.stages.recovery else ""
     display.say(
         f"{config.objective.method}, {parts.model.design.name}, {weights / 1e6:.1f} M weights, "
         f"{parts.batches.order.num_samples:,} samples, batch {config.training.batch_size}{ranks}, "
-        f"{parts.stages.training:,} steps"
-        + (f" after {parts.stages.recovery:,} with frozen weights" if parts.stages.recovery else "")
+        f"{parts.stages.training:,} steps{recovered}"
     )
 
 
 @contextmanager
 def _run_log() -> Iterator[Callable[[Path | None], None]]:
-    """What is logged is kept until it is said which file is the run's log; None: there is none here.
-
-    The log has it all, down to the name of every bad sample; the terminal only warnings.
-    """
+    """What is logged is kept until it is said which file is the run's log; None: there is none here.  The log has it
+    all, down to the name of every bad sample; the terminal only warnings."""
     handler = MemoryHandler(capacity=10_000, flushLevel=logging.CRITICAL + 1, flushOnClose=False)
     before = log.level
     log.addHandler(handler)

@@ -25,7 +25,7 @@ import torch
 
 from fullbatch.cli import main as fullbatch
 from fullbatch.config.model import Model
-from fullbatch.finetuning.base import Opened, open_model
+from fullbatch.loading import Opened, open_model
 
 TEMPERATURE = 0.0123  # no architecture's own, so that it can only come from the weights
 BIAS = -9.5

@@ -20,7 +20,7 @@ from fullbatch.config.data import Source
 from fullbatch.config.model import Model
 from fullbatch.evaluation.embed import Embedder
 from fullbatch.evaluation.similarities import Distribution, merged_bins, similarity_distributions
-from fullbatch.finetuning.base import open_model
+from fullbatch.loading import open_model
 
 COMPARED = {
     "base": "base",
@@ -38,7 +38,7 @@ def measured(model: Path, data: Path, device: torch.device, workers: int) -> dic
     images = embedder.images(Source(f"{data}/tune-once.tar"))
     text_ND = embedder.captions([of_image[0] for of_image in images.captions])
     found = similarity_distributions(images.image_ND.to(device), text_ND.to(device))
-    return {kind: each for kind in KINDS if (each := getattr(found, kind)) is not None}
+    return {kind: each for kind in KINDS if (each := found.get(kind)) is not None}
 
 
 def as_json(found: dict[str, Distribution]) -> dict[str, Any]:

@@ -1,10 +1,4 @@
-"""How wrong are the normalizers that a run divides by?
-
-exact.py          the true value over a whole data set, and what one random batch says of it
-errors.py         what a method remembers or predicts beside it: ``normalizer_audit``
-probe.py          the same in training, on a fixed part of the data
-finished_run.py   the same of a run folder's checkpoints: ``audit_run``
-"""
+"""How wrong are the normalizers that a run divides by?"""
 
 from dataclasses import dataclass
 from typing import Literal

@@ -14,10 +14,9 @@ judged on the same anchors, with one small epsilon for all methods:
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,27 +26,11 @@ from typing_extensions import assert_never
 
 from fullbatch import distributed
 from fullbatch.audit.exact import checked_anchors, log_means, log_means_of_batches, references
-from fullbatch.config.axes import (
-    Amortized,
-    BatchAndQueue,
-    BatchMean,
-    Identity,
-    Mlp,
-    MovingAverage,
-    NoNormalizer,
-    Prototypes,
-    Rolling,
-    Scent,
-)
+from fullbatch.config import axes
 from fullbatch.config.checks import is_whole
+from fullbatch.objective import normalizers
 from fullbatch.objective.advice import check_shapes, check_unit_rows
 from fullbatch.objective.log_domain import log_add, log_or_minus_inf
-from fullbatch.objective.normalizers import (
-    AmortizedNormalizer,
-    BatchAndQueueNormalizer,
-    MovingAverageNormalizer,
-    blend_share,
-)
 from fullbatch.objective.objective import Objective
 from fullbatch.objective.step import DIRECTIONS, Progress
 
@@ -56,52 +39,7 @@ PIECE = 1024  # anchors a rank asks about at a time: an objective compares the r
 READABLE = 1e-3  # the least share of an estimate that is taken to be told apart from the constant in it
 
 
-@dataclass(frozen=True)
-class Errors:
-    """Of one direction, or of both together.
-
-    error   mean over the anchors of (estimate - exact)^2, in logs; bias: mean of estimate - exact
-    None: the method has no such estimate, or none yet
-    """
-
-    normalizer_error: float | None
-    normalizer_bias: float | None
-    in_use_error: float | None
-    in_use_bias: float | None
-    batch_error: float | None
-    batch_bias: float | None
-
-
-@dataclass(frozen=True)
-class AuditNumbers:
-    """tau          mean over the anchors and directions; errors at different temperatures do not compare
-    total        both directions together: the mean of ``image`` and ``text``
-    anchors      how many were asked
-    samples      of the data set that the exact value is taken over
-    batch        rows of a batch, as in training
-    unseen       anchors that the moving average has not met yet: left out of ``normalizer``; in use they start as
-                 their batch says
-    unreadable   share of the estimates that are hardly more than the constant the method adds (see ``without``)
-    """
-
-    tau: float
-    tau_min: float
-    tau_max: float
-    total: Errors
-    image: Errors
-    text: Errors
-    anchors: int
-    samples: int
-    batch: int
-    unseen: int
-    unreadable: float
-
-    def as_dict(self) -> dict[str, Any]:
-        """Flat, as in audit.json and metrics.jsonl."""
-        values = dataclasses.asdict(self)
-        by_direction, total = {name: values.pop(name) for name in DIRECTIONS}, values.pop("total")
-        del values["batch"]  # what the run's config says
-        return {**values, **total, "by_direction": by_direction}
+ERRORS = tuple(f"{estimate}_{what}" for estimate in ("normalizer", "in_use", "batch") for what in ("error", "bias"))
 
 
 @torch.no_grad()
@@ -116,13 +54,22 @@ def normalizer_audit(
     *,
     epsilon: float = EPSILON,
     chunk: int | None = None,
-) -> AuditNumbers:
+) -> dict[str, Any]:
     """Judge what ``objective`` believes by the embeddings of the whole data set; nothing of it changes.
 
     ``image_nD`` and ``text_nD`` are unit rows, embedded by the model the objective was trained with, the same on every
     rank and on the objective's device; ``ids`` their sample ids (None for methods that keep nothing per sample).
     ``anchors`` are row numbers, or how many to draw at random.  ``batch_size`` is that of training, over all ranks.
     ``generator`` is on the CPU, in the same state on every rank.  The ranks share the work.
+
+    The numbers, as in audit.json: of each estimate the error, the mean over the anchors of (estimate - exact)^2 in
+    logs, and the bias, that of estimate - exact; None: the method has no such estimate, or none yet.
+
+    tau          mean over the anchors and directions; errors at different temperatures do not compare
+    samples      of the data set that the exact value is taken over
+    unseen       anchors that the moving average has not met yet: left out of ``normalizer``; in use they start as
+                 their batch says
+    unreadable   share of the estimates that are hardly more than the constant the method adds (see ``without``)
     """
     check_shapes(image_nD, text_nD, objective.context.width)
     for name, rows_nD in (("image_embeddings", image_nD), ("text_embeddings", text_nD)):
@@ -135,42 +82,39 @@ def normalizer_audit(
     if rows_A.numel() == 0:
         raise ValueError("An audit needs at least one anchor.")
     method, batch, world = objective.method, min(batch_size, count), distributed.world()
-    pairwise = Identity() if isinstance(method.normalizer, NoNormalizer) else method.pairwise
+    pairwise = axes.Identity() if isinstance(method.normalizer, axes.NoNormalizer) else method.pairwise
     ids_A = None if ids is None else ids.to(rows_A.device)[rows_A]
-    asked = image_nD[rows_A], text_nD[rows_A], ids_A
-    tau_image_A, tau_text_A = _ask(objective.anchor_temperatures, *asked)[0].unbind(dim=1)
-    taus = tau_image_A, tau_text_A
+    tau_A2, _ = _ask(objective.anchor_temperatures, image_nD[rows_A], text_nD[rows_A], ids_A)
+    taus = tau_A2[:, 0], tau_A2[:, 1]
 
-    def exact(own_nD: Tensor, other_nD: Tensor, tau_A: Tensor) -> Tensor:
-        mine_A, tau_mine_A = (rows.tensor_split(world.size)[world.rank] for rows in (rows_A, tau_A))
-        log_mean_A = log_means(own_nD, other_nD, mine_A, tau_mine_A, pairwise, negatives=method.negatives, chunk=chunk)
-        return log_add(distributed.gather_uneven(log_mean_A), epsilon)
-
-    log_batch = log_means_of_batches(
-        image_nD, text_nD, rows_A, taus, batch, generator, pairwise=pairwise, negatives=method.negatives
-    )
-    believed = _beliefs(objective, *asked, taus, log_batch, batch, epsilon)
-    image = _errors(exact(image_nD, text_nD, taus[0]), log_add(log_batch[0], epsilon), believed[0])
-    text = _errors(exact(text_nD, image_nD, taus[1]), log_add(log_batch[1], epsilon), believed[1])
+    terms: dict[str, Any] = {"pairwise": pairwise, "negatives": method.negatives}
+    log_batch = log_means_of_batches(image_nD, text_nD, rows_A, taus, batch, generator, **terms)
+    tables = (image_nD, text_nD), (text_nD, image_nD)
+    sides = [
+        _Side(name, own_nD[rows_A], other_nD[rows_A], ids_A, tau_A, log_batch_A)
+        for name, (own_nD, other_nD), tau_A, log_batch_A in zip(DIRECTIONS, tables, taus, log_batch, strict=True)
+    ]
+    believed = _beliefs(objective, sides, batch, epsilon)
+    by_direction = {}
+    for side, both_nD, belief in zip(sides, tables, believed, strict=True):
+        mine_A, tau_mine_A = (rows.tensor_split(world.size)[world.rank] for rows in (rows_A, side.tau_A))
+        log_mean_A = log_means(*both_nD, mine_A, tau_mine_A, chunk=chunk, **terms)
+        exact_A = log_add(distributed.gather_uneven(log_mean_A), epsilon)
+        estimates = (belief.known_A, belief.in_use_A, log_add(side.log_batch_A, epsilon))
+        values = [value for estimate_A in estimates for value in _error(estimate_A, exact_A)]
+        by_direction[side.name] = dict(zip(ERRORS, values, strict=True))
     tau_2A = torch.stack(taus).double()
-    return AuditNumbers(
-        tau=float(tau_2A.mean()),
-        tau_min=float(tau_2A.min()),
-        tau_max=float(tau_2A.max()),
-        total=mean_errors([image, text]),
-        image=image,
-        text=text,
-        anchors=rows_A.shape[0],
-        samples=count,
-        batch=batch,
-        unseen=max(0 if belief.known_A is None else int(belief.known_A.isnan().sum()) for belief in believed),
-        unreadable=float(torch.stack([belief.unreadable_A for belief in believed]).float().mean()),
-    )
-
-
-def _errors(exact_A: Tensor, batch_A: Tensor, belief: _Belief) -> Errors:
-    known, in_use, batch = (_error(estimate_A, exact_A) for estimate_A in (belief.known_A, belief.in_use_A, batch_A))
-    return Errors(*known, *in_use, *batch)
+    return {
+        "tau": float(tau_2A.mean()),
+        "tau_min": float(tau_2A.min()),
+        "tau_max": float(tau_2A.max()),
+        "anchors": rows_A.shape[0],
+        "samples": count,
+        "unseen": max(0 if belief.known_A is None else int(belief.known_A.isnan().sum()) for belief in believed),
+        "unreadable": float(torch.stack([belief.unreadable_A for belief in believed]).float().mean()),
+        **mean_errors(list(by_direction.values())),
+        "by_direction": by_direction,
+    }
 
 
 def _error(estimate_A: Tensor | None, exact_A: Tensor) -> tuple[float | None, float | None]:
@@ -181,10 +125,10 @@ def _error(estimate_A: Tensor | None, exact_A: Tensor) -> tuple[float | None, fl
     return float(gap_A.square().mean()), float(gap_A.mean())
 
 
-def mean_errors(several: Sequence[Errors]) -> Errors:
+def mean_errors(several: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
     """Number by number; None where one of them has none."""
-    numbers = {field.name: [getattr(errors, field.name) for errors in several] for field in dataclasses.fields(Errors)}
-    return Errors(**{name: None if None in values else statistics.fmean(values) for name, values in numbers.items()})
+    numbers = {name: [errors[name] for errors in several] for name in ERRORS}
+    return {name: None if None in values else statistics.fmean(values) for name, values in numbers.items()}
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -193,16 +137,11 @@ def mean_errors(several: Sequence[Errors]) -> Errors:
 
 @dataclass(frozen=True)
 class _Belief:
-    """One direction's estimates of log(epsilon + g_i(data set)).
+    """One direction's estimates of log(epsilon + g_i(data set))."""
 
-    known_A        what the method remembers or predicts; None: it has no normalizer; nan: nothing to remember yet
-    in_use_A       what a step on the anchor's batch would divide by
-    unreadable_A   where ``known_A`` is hardly more than the constant the method adds
-    """
-
-    known_A: Tensor | None
-    in_use_A: Tensor | None
-    unreadable_A: Tensor
+    known_A: Tensor | None  # what the method remembers or predicts; None: no normalizer; nan: nothing to remember yet
+    in_use_A: Tensor | None  # what a step on the anchor's batch would divide by
+    unreadable_A: Tensor  # where ``known_A`` is hardly more than the constant the method adds
 
 
 @dataclass(frozen=True)
@@ -220,43 +159,29 @@ class _Side:
         return references(self.own_AD, self.other_AD, objective.method.pairwise).to(self.tau_A.dtype)
 
 
-def _beliefs(
-    objective: Objective,
-    image_AD: Tensor,
-    text_AD: Tensor,
-    ids_A: Tensor | None,
-    taus: tuple[Tensor, Tensor],
-    log_batch: tuple[Tensor, Tensor],
-    batch: int,
-    epsilon: float,
-) -> list[_Belief]:
-    """Of both directions.  ``log_batch`` is log g_i(batch) of a batch of ``batch`` rows that contains the anchor."""
-    normalizer = objective.method.normalizer
-    sides = [
-        _Side(name, *rows, ids_A, tau_A, log_batch_A)
-        for name, rows, tau_A, log_batch_A in zip(
-            DIRECTIONS, ((image_AD, text_AD), (text_AD, image_AD)), taus, log_batch, strict=True
-        )
-    ]
-    none_A = torch.zeros_like(taus[0], dtype=torch.bool)
+def _beliefs(objective: Objective, sides: Sequence[_Side], batch: int, epsilon: float) -> list[_Belief]:
+    """Of both directions; a batch has ``batch`` rows and contains the anchor."""
+    normalizer, image = objective.method.normalizer, sides[0]
+    none_A = torch.zeros_like(image.tau_A, dtype=torch.bool)
     match normalizer:
-        case NoNormalizer():
+        case axes.NoNormalizer():
             return [_Belief(None, None, none_A)] * 2
-        case BatchMean():  # it has no memory, and its own epsilon, 1 / (B - 1) for openclip, would mask the error
-            return [_Belief(log_add(log_A, epsilon), log_add(log_A, epsilon), none_A) for log_A in log_batch]
-        case BatchAndQueue():
+        case axes.BatchMean():  # it has no memory, and its own epsilon, 1 / (B - 1) for openclip, would mask the error
+            seen = [log_add(side.log_batch_A, epsilon) for side in sides]
+            return [_Belief(seen_A, seen_A, none_A) for seen_A in seen]
+        case axes.BatchAndQueue():
             return [_with_queue(objective, side, batch, epsilon) for side in sides]
-        case MovingAverage() | Scent() | Prototypes() | Rolling() | Mlp() | Amortized():
-            alpha_A2, rows = _ask(objective.log_normalizers, image_AD, text_AD, ids_A)
+        case axes.MovingAverage() | axes.Scent() | axes.Prototypes() | axes.Rolling() | axes.Mlp() | axes.Amortized():
+            alpha_A2, rows = _ask(objective.log_normalizers, image.own_AD, image.other_AD, image.ids_A)
         case _ as unknown:
             assert_never(unknown)
     beliefs = []
     for side, alpha_A in zip(sides, alpha_A2.unbind(dim=1), strict=True):
         in_use_A = alpha_A
-        if isinstance(normalizer, Amortized):
+        if isinstance(normalizer, axes.Amortized):
             alpha_A, in_use_A, log_constant_A = _amortized(objective, side, alpha_A, rows, batch)
         else:
-            if isinstance(normalizer, (MovingAverage, Scent)):
+            if isinstance(normalizer, (axes.MovingAverage, axes.Scent)):
                 alpha_A, in_use_A = _moving_average(objective, side)
             log_constant_A = torch.full_like(alpha_A, log_or_minus_inf(normalizer.epsilon))
             if normalizer.epsilon == epsilon:
@@ -268,11 +193,8 @@ def _beliefs(
 
 
 def without(log_total: Tensor, log_constant: Tensor) -> Tensor:
-    """log(exp(log_total) - exp(log_constant)), but for a difference below READABLE of the total, READABLE of it.
-
-    An estimate of a sum says nothing of the part beside a constant when it is hardly more, or by its own error less,
-    than the constant; the bound keeps it finite and increasing.
-    """
+    """log(exp(log_total) - exp(log_constant)), but for a difference below READABLE of the total, READABLE of it.  Where
+    a sum is hardly more than a constant in it, an estimate says nothing of the rest; the bound keeps it finite."""
     return log_total + _share_beside(log_total, log_constant).clamp(min=READABLE).log()
 
 
@@ -283,11 +205,8 @@ def _share_beside(log_total: Tensor, log_constant: Tensor) -> Tensor:
 def _ask(
     question: Callable[..., tuple[Tensor, Tensor]], image_AD: Tensor, text_AD: Tensor, ids_A: Tensor | None
 ) -> tuple[Tensor, int]:
-    """Both directions' answers for all anchors, in a column each, and how many rows a question had.
-
-    The ranks share the anchors.  An objective gathers what they ask, so all ask equally often about equally many rows:
-    at the end they begin again with the first.
-    """
+    """Both directions' answers for all anchors, in a column each, and how many rows a question had.  An objective
+    gathers what ranks ask, so all ask equally often about equally many rows: at the end they begin with the first."""
     world, count = distributed.world(), image_AD.shape[0]
     share = min(PIECE, max(2, math.ceil(count / world.size)))
     answers = []
@@ -301,7 +220,7 @@ def _ask(
 def _moving_average(objective: Objective, side: _Side) -> tuple[Tensor, Tensor]:
     """The table's rows, nan where never seen, and what the next step would make of them with this batch."""
     normalizer = objective.normalizers[side.name]
-    assert isinstance(normalizer, MovingAverageNormalizer) and side.ids_A is not None
+    assert isinstance(normalizer, normalizers.MovingAverageNormalizer) and side.ids_A is not None
     log_u_A = normalizer.log_u.get(side.ids_A, side.log_batch_A.dtype)
     log_new_A = log_add(side.log_batch_A, normalizer.config.epsilon)
     now = Progress(objective.step, objective.epoch, objective.context.seed, training=False)
@@ -311,7 +230,7 @@ def _moving_average(objective: Objective, side: _Side) -> tuple[Tensor, Tensor]:
 def _with_queue(objective: Objective, side: _Side, batch: int, epsilon: float) -> _Belief:
     """XBM remembers a queue, and divides by the mean over its batch and the queue."""
     normalizer, tau_A = objective.normalizers[side.name], side.tau_A
-    assert isinstance(normalizer, BatchAndQueueNormalizer)
+    assert isinstance(normalizer, normalizers.BatchAndQueueNormalizer)
     none_A = torch.zeros_like(tau_A, dtype=torch.bool)
     if not normalizer.active:
         return _Belief(None, log_add(side.log_batch_A, epsilon), none_A)
@@ -324,13 +243,9 @@ def _amortized(
     objective: Objective, side: _Side, alpha_A: Tensor, rows: int, batch: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """AmorLIP's lambda is a sum over the B - 1 negatives of a batch plus a little of the positive: known, in use, and
-    the positive's part of both.
-
-    The objective's answer divides it by the negatives of the question, which are not those of training; here it is
-    divided by B - 1.
-    """
+    the positive's part of both.  The objective's answer is divided by the question's negatives, here by B - 1."""
     normalizer, tau_A = objective.normalizers[side.name], side.tau_A
-    assert isinstance(normalizer, AmortizedNormalizer)
+    assert isinstance(normalizer, normalizers.AmortizedNormalizer)
     config, log_count = normalizer.config, math.log(batch - 1)
     alpha_A = alpha_A + math.log(rows - 1) - log_count
     reference_A = side.reference_A(objective)
@@ -338,7 +253,10 @@ def _amortized(
     log_constant_A = (positive_A - reference_A) / tau_A + math.log(config.positive_weight) - log_count
     in_use_A = alpha_A
     if config.divide_by == "target":
-        in_use_A, share = torch.logaddexp(side.log_batch_A, log_constant_A), blend_share(config, objective.epoch)
+        in_use_A, share = (
+            torch.logaddexp(side.log_batch_A, log_constant_A),
+            normalizers.blend_share(config, objective.epoch),
+        )
         if share > 0.0:
             log_previous_A = normalizer.previous(side.own_AD.to(tau_A.dtype)) - reference_A / tau_A - log_count
             in_use_A = torch.logaddexp(log_previous_A + math.log(share), in_use_A + log_or_minus_inf(1.0 - share))

@@ -19,6 +19,7 @@ from fullbatch.objective.advice import check_shapes, check_unit_rows
 from fullbatch.objective.kernel import exponents, reduce_terms
 from fullbatch.objective.log_domain import log_add
 
+FEWEST_BATCHES = 16  # so that one odd batch does not decide the error of them all
 Temperatures = float | Tensor | tuple[Tensor, Tensor]
 Negatives = Literal["across", "both"]
 
@@ -102,10 +103,8 @@ def log_means(
     negatives: Negatives = "across",
     chunk: int | None = None,
 ) -> Tensor:
-    """log g_i(data set) of one direction: all rows but the anchor's own are its negatives, without epsilon.
-
-    With ``negatives`` "both" the anchors' own modality is a second set of negatives of the same size.
-    """
+    """log g_i(data set) of one direction: all rows but the anchor's own are its negatives, without epsilon.  With
+    ``negatives`` "both" the anchors' own modality is a second set of negatives of the same size."""
     dtype, sets = wide_dtype(anchor_nD), (other_nD,) if negatives == "across" else (other_nD, anchor_nD)
     chunk = chunk or (1024 if anchor_nD.device.type == "cpu" else 8192)
     log_sums = [tau_A[:0]]
@@ -132,9 +131,6 @@ def references(anchor_RD: Tensor, own_RD: Tensor, pairwise: Pairwise) -> Tensor:
     return torch.zeros_like(positive_R) if isinstance(pairwise, RAW) else positive_R
 
 
-FEWEST_BATCHES = 16  # so that one odd batch does not decide the error of them all
-
-
 @torch.no_grad()
 def log_means_of_batches(
     image_nD: Tensor,
@@ -147,50 +143,30 @@ def log_means_of_batches(
     pairwise: Pairwise,
     negatives: Negatives = "across",
 ) -> tuple[Tensor, Tensor]:
-    """log g_i(batch), without epsilon, of image anchors and of text anchors; the ranks share the work.
-
-    Anchors of a group share their batch, as in training.  B random rows are drawn for a group: an anchor among them has
-    the others as negatives, any other anchor takes the place of the last row.  Either way its batch is a random one of
-    those that contain it.
-    """
+    """log g_i(batch), without epsilon, of image anchors and of text anchors; the ranks share the work.  Anchors of a
+    group share their batch, B random rows: an anchor among them has the others as negatives, any other takes the place
+    of the last row.  Either way its batch is a random one of those that contain it."""
     count, anchors = image_nD.shape[0], rows_A.shape[0]
     size = max(1, min(batch, math.ceil(anchors / FEWEST_BATCHES)))
     groups = list(torch.split(torch.arange(anchors, device=rows_A.device), size))
     drawn: list[Tensor] = []
-    while len(drawn) < len(
-        groups
-    ):  # without replacement, epoch by epoch; the samples left over of an epoch are dropped
+    while len(drawn) < len(groups):  # epoch by epoch; the samples left over of an epoch are dropped
         drawn += torch.split(torch.randperm(count, generator=generator)[: count // batch * batch], batch)
-    answers = [torch.stack(taus, dim=1)[:0]]
+    dtype, answers = wide_dtype(image_nD), [torch.stack(taus, dim=1)[:0]]
     for group in torch.arange(len(groups)).tensor_split(distributed.world().size)[distributed.world().rank].tolist():
         rows_G, rows_B = rows_A[groups[group]], drawn[group].to(rows_A.device)
         is_own_GB = rows_G[:, None] == rows_B
         is_own_GB[:, -1] |= ~is_own_GB.any(dim=1)
-        pair = [
-            _log_mean(own_nD, other_nD, rows_G, rows_B, is_own_GB, tau_A[groups[group]], pairwise, negatives)
-            for own_nD, other_nD, tau_A in ((image_nD, text_nD, taus[0]), (text_nD, image_nD, taus[1]))
-        ]
+        pair = []
+        for own_nD, other_nD, tau_A in ((image_nD, text_nD, taus[0]), (text_nD, image_nD, taus[1])):
+            anchor_GD = own_nD[rows_G].to(dtype)
+            reference_G = references(anchor_GD, other_nD[rows_G].to(dtype), pairwise)
+            terms = []
+            for others_nD in (other_nD,) if negatives == "across" else (other_nD, own_nD):
+                sim_GB = anchor_GD @ others_nD[rows_B].to(dtype).T
+                x_GB = exponents(sim_GB, reference_G, tau_A[groups[group]], 1, pairwise)
+                terms.append(x_GB.masked_fill_(is_own_GB, -math.inf))
+            pair.append(torch.logsumexp(torch.cat(terms, dim=1), dim=1) - math.log(len(terms) * (batch - 1)))
         answers.append(torch.stack(pair, dim=1))
     image_A, text_A = distributed.gather_uneven(torch.cat(answers)).unbind(dim=1)
     return image_A, text_A
-
-
-def _log_mean(
-    own_nD: Tensor,
-    other_nD: Tensor,
-    rows_G: Tensor,
-    rows_B: Tensor,
-    is_own_GB: Tensor,
-    tau_G: Tensor,
-    pairwise: Pairwise,
-    negatives: Negatives,
-) -> Tensor:
-    dtype = wide_dtype(own_nD)
-    anchor_GD = own_nD[rows_G].to(dtype)
-    reference_G = references(anchor_GD, other_nD[rows_G].to(dtype), pairwise)
-    sets = (other_nD,) if negatives == "across" else (other_nD, own_nD)
-    terms = []
-    for others_nD in sets:
-        x_GB = exponents(anchor_GD @ others_nD[rows_B].to(dtype).T, reference_G, tau_G, 1, pairwise)
-        terms.append(x_GB.masked_fill_(is_own_GB, -math.inf))
-    return torch.logsumexp(torch.cat(terms, dim=1), dim=1) - math.log(len(sets) * (rows_B.shape[0] - 1))

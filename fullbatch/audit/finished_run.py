@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +15,13 @@ import numpy as np
 import torch
 
 from fullbatch import distributed
-from fullbatch.assembly import UncroppedBatches, build_objective, changed, make_embedder, pick_device
+from fullbatch.assembly import build_objective, changed, make_embedder, pick_device
 from fullbatch.audit import Options
-from fullbatch.audit.errors import EPSILON, AuditNumbers, mean_errors, normalizer_audit
+from fullbatch.audit.errors import EPSILON, mean_errors, normalizer_audit
 from fullbatch.config.axes import NoNormalizer
 from fullbatch.config.data import Data
 from fullbatch.config.run import RunConfig
-from fullbatch.data.loader import SamplePool, open_pool
+from fullbatch.data.loader import LoadedBatch, SamplePool, open_pool
 from fullbatch.data.sources import open_source
 from fullbatch.evaluation.embed import Embedder, Tables
 from fullbatch.models.build import rebuild_model
@@ -36,55 +36,14 @@ KEPT = 4 << 30  # bytes of a rank's decoded images that are kept for the next ch
 
 
 @dataclass(frozen=True)
-class Audited:
-    """One checkpoint's numbers and what they cost, in seconds; ``batch_losses`` where they were asked for."""
-
-    step: int
-    samples_seen: int
-    numbers: AuditNumbers
-    embedding: float
-    normalizers: float
-    batch_losses: Mapping[str, Any] | None = None
-
-    def as_dict(self) -> dict[str, Any]:
-        cost = {"embedding_seconds": self.embedding, "normalizer_seconds": self.normalizers}
-        whole = {**cost, "seconds": self.embedding + self.normalizers}
-        losses = {} if self.batch_losses is None else {"batch_losses": self.batch_losses}
-        return {"step": self.step, "samples_seen": self.samples_seen, **self.numbers.as_dict(), **whole, **losses}
-
-
-@dataclass(frozen=True)
 class Audit:
-    """method   and ``has_normalizer``: whether there was anything but the batch's own estimate to measure
-    checkpoints   oldest first
-    """
-
-    folder: Path
-    method: str
-    has_normalizer: bool
-    batch_size: int
-    seed: int
-    checkpoints: tuple[Audited, ...]
-
-    def mean(self) -> dict[str, Any]:
-        """Over the checkpoints, number by number."""
-        audits = [audited.numbers for audited in self.checkpoints]
-        tau = sum(numbers.tau for numbers in audits) / len(audits)
-        return {"tau": tau, **dataclasses.asdict(mean_errors([numbers.total for numbers in audits]))}
-
-    def as_dict(self) -> dict[str, Any]:
-        numbers, own = self.checkpoints[0].numbers, {**vars(self)}
-        del own["folder"]
-        audits = [audited.as_dict() for audited in self.checkpoints]
-        sizes = {"anchors": numbers.anchors, "samples": numbers.samples, "epsilon": EPSILON}
-        return {**own, **sizes, "checkpoints": audits, "mean": self.mean()}
+    folder: Path  # of the run
+    results: Mapping[str, Any]  # as in audit.json
 
 
 def audit_run(run: Path, options: Options = Options(), say: Callable[[str], None] = lambda text: None) -> Audit:
-    """Measure the kept checkpoints of the run in folder ``run`` and write ``audit.json`` there.
-
-    The weights are those that trained, not their average: it is them the normalizers belong to.
-    """
+    """Measure the kept checkpoints of the run in folder ``run`` and write ``audit.json`` there.  The weights are those
+    that trained, not their average: it is them the normalizers belong to."""
     for name, least in (("anchors", 1), ("seed", 0)):
         if getattr(options, name) < least:
             raise ValueError(f"--{name} must be at least {least}, got {getattr(options, name)}.")
@@ -107,7 +66,8 @@ def audit_run(run: Path, options: Options = Options(), say: Callable[[str], None
             objective = build_objective(config, model, pool).to(device)
         embedder = make_embedder(config, model, model, device)
         fits = len(pool) * 3 * embedder.image_size**2 <= KEPT * world.size
-        images = UncroppedBatches(embedder, pool, torch.device("cpu"), kept=fits)
+        read = partial(embedder.uncropped, pool, torch.device("cpu"))
+        images = cache(lambda: list(read())) if fits else read
         if options.anchors > len(pool):
             say(f"--anchors {options.anchors:,} is more than the {len(pool):,} samples: all of them are anchors")
         audits = []
@@ -119,18 +79,25 @@ def audit_run(run: Path, options: Options = Options(), say: Callable[[str], None
                 objective.load_state_dict(saved["objective"])
                 step = saved["position"]["step"]
             audited = _audit(objective, embedder, images, config, options, step)
-            say(
-                f"step {step}: embedding {audited.embedding:.1f} s, exact normalizers {audited.normalizers:.1f} s "
-                f"({audited.numbers.samples:,} samples, {audited.numbers.anchors:,} anchors)"
-            )
+            embedding, exact = audited["embedding_seconds"], audited["normalizer_seconds"]
+            sizes = f"{audited['samples']:,} samples, {audited['anchors']:,} anchors"
+            say(f"step {step}: embedding {embedding:.1f} s, exact normalizers {exact:.1f} s ({sizes})")
             audits.append(audited)
-        has_normalizer = not isinstance(objective.method.normalizer, NoNormalizer)
-        method, batch_size = config.objective.method, config.training.batch_size
-        audit = Audit(folder.path, method, has_normalizer, batch_size, options.seed, tuple(audits))
+        results = {
+            "method": config.objective.method,
+            "has_normalizer": not isinstance(objective.method.normalizer, NoNormalizer),
+            "batch_size": config.training.batch_size,
+            "seed": options.seed,
+            "anchors": audits[0]["anchors"],
+            "samples": audits[0]["samples"],
+            "epsilon": EPSILON,
+            "checkpoints": audits,  # oldest first
+            "mean": {"tau": sum(audited["tau"] for audited in audits) / len(audits), **mean_errors(audits)},
+        }
         if world.rank == 0:
-            replace_text(folder.path / "audit.json", json.dumps(audit.as_dict(), indent=1))
+            replace_text(folder.path / "audit.json", json.dumps(results, indent=1))
         distributed.host_barrier()
-    return audit
+    return Audit(folder.path, results)
 
 
 def _chosen(run: Path, wanted: str | None) -> tuple[Folder, list[Path]]:
@@ -185,12 +152,18 @@ def _check_same_data(trained_on: str, data: Data, pool: SamplePool, folder: Fold
 
 
 def _audit(
-    objective: Objective, embedder: Embedder, images: UncroppedBatches, config: RunConfig, options: Options, step: int
-) -> Audited:
+    objective: Objective,
+    embedder: Embedder,
+    images: Callable[[], Iterable[LoadedBatch]],
+    config: RunConfig,
+    options: Options,
+    step: int,
+) -> dict[str, Any]:
+    """One checkpoint's numbers and what they cost."""
     batch_size, seed, start = config.training.batch_size, options.seed, time.monotonic()
-    tables = embedder.tables(images)
+    tables = embedder.tables(images())
     if len(tables.ids_n) < 2:
-        raise ValueError(f"Of {len(images.batches.pool):,} samples only {len(tables.ids_n)} can be read.")
+        raise ValueError(f"Of {objective.context.num_samples:,} samples only {len(tables.ids_n)} can be read.")
     if embedder.device.type == "cuda":
         torch.cuda.synchronize(embedder.device)
     embedded = time.monotonic()
@@ -198,18 +171,18 @@ def _audit(
     numbers = normalizer_audit(
         objective, tables.image_nD, tables.text_nD, tables.ids_n, options.anchors, batch_size, generator
     )
-    seconds = time.monotonic() - embedded
-    losses = None
+    ended = time.monotonic()
+    cost = {"embedding_seconds": embedded - start, "normalizer_seconds": ended - embedded, "seconds": ended - start}
+    audited = {"step": step, "samples_seen": step * batch_size, **numbers, **cost}
     if options.batch_losses:
-        losses = _batch_losses(tables, batch_size, config.selection.block_batches, numbers.tau, seed)
-    return Audited(step, step * batch_size, numbers, embedded - start, seconds, losses)
+        blocks = config.selection.block_batches
+        audited["batch_losses"] = _batch_losses(tables, batch_size, blocks, numbers["tau"], seed)
+    return audited
 
 
 def _batch_losses(tables: Tables, batch_size: int, block_batches: int, tau: float, seed: int) -> dict[str, Any]:
-    """By these embeddings, the losses of an epoch's uniform batches, and of the spectral ones of the same samples.
-
-    Figures 3 and 5 of "Mini-Batch Optimization of Contrastive Loss", for a model trained on whatever batches.
-    """
+    """The losses of an epoch's uniform batches, and of the spectral ones of the same samples: figures 3 and 5 of
+    "Mini-Batch Optimization of Contrastive Loss", for a model trained on whatever batches."""
     order_n = torch.from_numpy(np.random.default_rng(seed).permutation(len(tables.ids_n)))
     image_nD, text_nD = (rows_nD.float().cpu()[order_n] for rows_nD in (tables.image_nD, tables.text_nD))
     chosen_n = spectral_order(image_nD, text_nD, batch_size, block_batches, tau, seed)

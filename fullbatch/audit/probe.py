@@ -1,11 +1,8 @@
 """The audit during training: a few fixed anchors against a fixed random part of the data set, every so many steps.
 
-The part stands for the data set, so its "exact" value is itself an estimate: g over S random samples, which has the
-error of a batch of S.  What a batch of B says is therefore judged somewhat too kindly, by a share of about B / S, and
-every other estimate somewhat too harshly; ``fullbatch audit`` measures a checkpoint against the whole data set.
-
-A probe changes nothing in training: the towers are in evaluation mode, no state of the objective moves, and the random
-generators are as they were.
+The "exact" value of a part of S random samples has itself the error of a batch of S.  What a batch of B says is judged
+too kindly, by a share of about B / S, and every other estimate too harshly; ``fullbatch audit`` takes the whole data
+set.  A probe changes nothing in training: neither towers, nor objective, nor random generators.
 """
 
 from __future__ import annotations
@@ -21,7 +18,7 @@ import numpy as np
 import torch
 
 from fullbatch import distributed
-from fullbatch.assembly import Batches, UncroppedBatches
+from fullbatch.assembly import Batches
 from fullbatch.audit.errors import normalizer_audit
 from fullbatch.config.training import Evaluation
 from fullbatch.data.in_memory import InMemoryBatches
@@ -43,14 +40,9 @@ ON_DEVICE = 512 << 20  # bytes of a rank's part of the probe that may stay on a 
 
 @dataclass(frozen=True)
 class AuditPlan:
-    """every    steps between audits
-    anchors  that are asked about
-    samples  of the data set that stand for it
-    """
-
-    every: int | Fraction
-    anchors: int
-    samples: int
+    every: int | Fraction  # steps between audits
+    anchors: int  # that are asked about
+    samples: int  # of the data set that stand for it
 
     def due(self, step: int) -> bool:
         """After this many steps; where ``every`` is no whole number, at the first step beyond each multiple."""
@@ -58,12 +50,9 @@ class AuditPlan:
 
 
 def plan_audits(settings: Evaluation, batch_size: int, total_steps: int, num_samples: int) -> AuditPlan | None:
-    """When a run audits itself, and on how much; None: not at all.
-
-    By default up to ten times a run, on as many samples as SHARE of the run's work allows; a run too short for one
-    audit on four batches' worth of samples has none.  It depends on settings and sizes alone, never on a clock, so that
-    a resumed run audits where the first one would have.
-    """
+    """When a run audits itself, and on how much; None: not at all.  By default up to ten times, on as many samples as
+    SHARE of the run's work allows; a run too short for one audit on four batches' worth of samples has none.  Never by
+    a clock, so that a resumed run audits where the first one would have."""
     least, most = min(num_samples, BATCHES * batch_size), min(num_samples, max(MOST, BATCHES * batch_size))
     samples = most if settings.audit_samples is None else min(num_samples, settings.audit_samples)
     every: int | Fraction | None = settings.audit_every
@@ -82,20 +71,15 @@ def plan_audits(settings: Evaluation, batch_size: int, total_steps: int, num_sam
 
 
 class Probe:
-    """Read once, at the first audit, and kept as pixels and tokens: of each rank its share.
-
-    ``batches`` are those of training, whose samples may lie in memory already.
-    """
+    """Read once, at the first audit, and kept as pixels and tokens: of each rank its share.  ``batches`` are those of
+    training, whose samples may lie in memory already."""
 
     def __init__(self, plan: AuditPlan, embedder: Embedder, batches: Batches, objective: Objective) -> None:
         self.plan, self.embedder, self.batches, self.objective = plan, embedder, batches, objective
-        self.seed = batches.order.seed
+        self.due, self.seed = plan.due, batches.order.seed
         ids = np.sort(shuffled(np.arange(plan.samples), len(batches.pool), key_of(self.seed, 3)))
         self.samples = Share(batches.pool, ids)
-        self._uncropped: UncroppedBatches | None = None
-
-    def due(self, step: int) -> bool:
-        return self.plan.due(step)
+        self._uncropped: list[LoadedBatch] | None = None
 
     def audit(self) -> dict[str, Any]:
         """A line for the metrics.  Every rank must call."""
@@ -112,9 +96,8 @@ class Probe:
             generator = torch.Generator().manual_seed(self.seed)
             anchors, size = self.plan.anchors, self.batches.batch_size
             numbers = normalizer_audit(self.objective, tables.image_nD, tables.text_nD, ids, anchors, size, generator)
-        line = numbers.as_dict()
-        del line["by_direction"]
-        return {**line, "seconds": time.monotonic() - start}
+        del numbers["by_direction"]
+        return {**numbers, "seconds": time.monotonic() - start}
 
     def _read(self) -> Iterable[LoadedBatch]:
         embedder = self.embedder
@@ -124,7 +107,7 @@ class Probe:
             share = -(-len(self.samples) // distributed.world().size)
             small = share * 3 * embedder.image_size**2 <= ON_DEVICE
             place, rows = embedder.device if small else torch.device("cpu"), min(embedder.batch_size, share)
-            self._uncropped = UncroppedBatches(embedder, SamplePool([self.samples]), place, kept=True, rows=rows)
+            self._uncropped = list(embedder.uncropped(SamplePool([self.samples]), place, rows))
             for error in (error for batch in self._uncropped for error in batch.bad):
                 log.info("left a bad sample out of the audit: %s", error)
         return self._uncropped

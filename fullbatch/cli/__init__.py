@@ -1,7 +1,5 @@
-"""The command line: parse, then call one function.
-
-What answers `fullbatch --help` imports next to nothing: it answers as soon as Python has started.
-"""
+"""The command line: parse, then call one function.  What answers `fullbatch --help` imports next to nothing: it answers
+as soon as Python has started."""
 
 import sys
 

@@ -21,7 +21,8 @@ def own_process() -> None:
     """Of a process that is the command's: no password stays in ``sys.argv``, which others write down, such as Weights &
     Biases; and a warning is one line without the line of code, on the terminal and in the run's log."""
     sys.argv[1:] = map(without_password, sys.argv[1:])
-    warnings.showwarning = _log_warning
+    logger = logging.getLogger("fullbatch")
+    warnings.showwarning = lambda message, *place, **more: logger.warning("%s", message)
 
 
 def run_command(name: str, module: str, arguments: Sequence[str]) -> int:
@@ -35,7 +36,9 @@ def run_command(name: str, module: str, arguments: Sequence[str]) -> int:
             return command(list(arguments))
     except KeyboardInterrupt as stopped:
         by = ", by SIGTERM" if isinstance(stopped, _Terminated) else ""
-        print(f"fullbatch: stopped at once{by}.{_kept(name)}", file=sys.stderr)
+        going_on = f" What was saved before is kept: go on with `fullbatch {name} --resume FOLDER`, if it had begun."
+        kept = going_on if name in ("train", "finetune", "compare", "search") else ""
+        print(f"fullbatch: stopped at once{by}.{kept}", file=sys.stderr)
         return 128 + (signal.SIGTERM if by else signal.SIGINT)
     except Interrupted as stopped:
         print(f"fullbatch: {message(stopped)}", file=sys.stderr)
@@ -99,14 +102,3 @@ def _answer(error: Exception, command: str) -> str | None:
     from fullbatch.cli.flags import naming_flags
 
     return naming_flags(str(error), command)
-
-
-def _kept(command: str) -> str:
-    """Of Ctrl-C before a run can save, or of the second one."""
-    if command not in ("train", "finetune", "compare", "search"):
-        return ""
-    return f" What was saved before is kept: go on with `fullbatch {command} --resume FOLDER`, if it had begun."
-
-
-def _log_warning(message: Warning | str, *place: object, **more: object) -> None:
-    logging.getLogger("fullbatch").warning("%s", message)

@@ -61,15 +61,10 @@ class _Evaluate(Measuring):
 
 @dataclass(frozen=True)
 class _Opened:
-    """name     what was evaluated, for the file
-    config   the run's; of a model that is of no run the defaults, without tasks
-    output   where the numbers go unless the user says; None: nowhere
-    """
-
     model: TwoTowers
-    name: dict[str, Any]
-    config: RunConfig
-    output: Path | None
+    name: dict[str, Any]  # what was evaluated, for the file
+    config: RunConfig  # the run's; of a model that is of no run the defaults, without tasks
+    output: Path | None  # where the numbers go unless the user says; None: nowhere
 
 
 def evaluate(arguments: list[str]) -> int:
@@ -148,9 +143,8 @@ def _with_earlier(output: Path, numbers: dict[str, Any]) -> dict[str, Any]:
 def _check_output(output: Path) -> None:
     """Before the work, by writing beside it what is gone at once: numbers that cannot be kept are work for nothing."""
     if output.exists() and not output.is_file():
-        hint = (
-            f"a folder; name a JSON file in it, such as {output / 'evaluation.json'}" if output.is_dir() else "no file"
-        )
+        inside = f"a folder; name a JSON file in it, such as {output / 'evaluation.json'}"
+        hint = inside if output.is_dir() else "no file"
         raise ValueError(f"--output: {output} is {hint}.")
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
@@ -163,8 +157,7 @@ def _check_output(output: Path) -> None:
 def _open(options: _Evaluate) -> _Opened:
     """By what lies at the path, else by open_clip's name."""
     from fullbatch.config.model import Model
-    from fullbatch.finetuning.base import is_run, open_model
-    from fullbatch.loading import load_trained
+    from fullbatch.loading import is_run, load_trained, open_model
     from fullbatch.training import checkpoint
 
     path, name = Path(options.model), {"model": options.model}
@@ -184,10 +177,6 @@ def _open(options: _Evaluate) -> _Opened:
     return _Opened(opened.model, name, RunConfig.of(evaluate=()), None)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# fullbatch export
-
-
 @dataclass(frozen=True)
 class _Export:
     """Write a trained model for other programs."""
@@ -203,19 +192,15 @@ class _Export:
 def export(arguments: list[str]) -> int:
     options = tyro.cli(_Export, args=arguments, prog="fullbatch export")
     from fullbatch.config.model import Model
-    from fullbatch.finetuning.base import open_model
     from fullbatch.finetuning.record import FILE, result_of
-    from fullbatch.loading import export_run
+    from fullbatch.loading import load_trained, open_model
     from fullbatch.models.saved import EXPORTED
-    from fullbatch.models.saved import export as write
 
     if options.run.is_file() or (options.run / EXPORTED).is_file():
         opened = open_model(Model(str(options.run)))
-        start = opened.temperature, opened.bias
-        print(write(opened.model, options.output, options.format, *start, options.overwrite))
     else:
         if (options.run / FILE).is_file() and (result := result_of(options.run)) is not None:
-            note = f"note: this is the last checkpoint of a fine-tuning; what came of it is {result}"
-            print(note, file=sys.stderr)
-        print(export_run(options.run, options.output, options.format, options.average, options.overwrite))
+            print(f"note: this is the last checkpoint of a fine-tuning; what came of it is {result}", file=sys.stderr)
+        opened = load_trained(options.run, options.average)
+    print(opened.export(options.output, options.format, options.overwrite))
     return 0

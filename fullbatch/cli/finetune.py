@@ -4,10 +4,11 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import shutil
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,7 +20,7 @@ from fullbatch.config.run import RunConfig
 
 if TYPE_CHECKING:
     from fullbatch.finetuning.finetune import Finetuned
-    from fullbatch.finetuning.interpolation import Curve, Point
+    from fullbatch.finetuning.interpolation import Point
     from fullbatch.finetuning.record import Record
 
 
@@ -58,25 +59,10 @@ def finetune(arguments: list[str]) -> int:
     from fullbatch.cli.printing import print_lines
     from fullbatch.finetuning import finetune as tuning
 
-    metric = (
-        None if chosen.metric is None else _deciding(chosen.metric, tuning.measuring(config).evaluation.evaluate or ())
-    )
-    tuned = tuning.finetune(config, metric, _tolerance(chosen.tolerance), resume)
+    tuned = tuning.finetune(config, chosen.metric, _tolerance(chosen.tolerance), resume)
     if int(os.environ.get("RANK", "0")) == 0:
         print_lines(_finetuned_lines(tuned))
     return 0
-
-
-def _deciding(metric: str, tasks: Sequence[str]) -> str:
-    """ "mean", or the "TASK METRIC" that is meant; a name that no task gives is refused before anything is measured."""
-    from fullbatch.evaluation.metric_names import metric_named, more_is_better
-
-    if metric == "mean":
-        return metric
-    named = metric_named(metric, tasks)
-    if not more_is_better(named):
-        raise ValueError(f"--metric {metric!r}: of a rank less is better; take one of the shares, such as mean_r1.")
-    return named
 
 
 def _tolerance(text: str | None) -> float | None:
@@ -87,11 +73,11 @@ def _tolerance(text: str | None) -> float | None:
 
 
 def _finetuned_lines(tuned: Finetuned) -> list[str]:
-    """Epoch by epoch, task by task, what it cost, and what to do now."""
+    """What was measured, what it cost, and what to do now."""
     from fullbatch.cli.printing import cost_lines
 
     run, record = tuned.trained.folder, tuned.record
-    lines = [*_epoch_lines(record), "", *_change_lines(record), *cost_lines(tuned.trained.results.get("cost", {})), ""]
+    lines = [*_record_lines(record), *cost_lines(tuned.trained.results.get("cost", {})), ""]
     best = record.best
     if tuned.verdict.outcome == "tuned":
         assert best is not None and best.score is not None and record.base is not None
@@ -102,7 +88,13 @@ def _finetuned_lines(tuned: Finetuned) -> list[str]:
             lines.append(f"{numbers} fell, none by more than the tolerance, {record.tolerance:g}.")
         lines.append(f"Take {tuned.model}.")
     else:
-        lines += [f"THE BASE IS KEPT: {_why_kept(record)}.", *(f"  {reason}" for reason in tuned.verdict.reasons)]
+        scores = [None if epoch is None else epoch.score for epoch in (record.base, best)]
+        why = "the tuned model is no better"
+        if scores[0] is None or scores[1] is None:
+            why = "the tuned model could not be compared with it"
+        elif scores[1] < scores[0] or any(change.regressed for change in record.changes):
+            why = "the tuned model would leave you worse off"
+        lines += [f"THE BASE IS KEPT: {why}.", *(f"  {reason}" for reason in tuned.verdict.reasons)]
         lines.append(f"Take {tuned.model}, which is the model as it was.")
         if best is not None:
             lines.append("Weights between the two often keep what was learned and lose less; measure them with")
@@ -117,40 +109,24 @@ def _finetuned_lines(tuned: Finetuned) -> list[str]:
     ]
 
 
-def _why_kept(record: Record) -> str:
-    base, best = (None if epoch is None else epoch.score for epoch in (record.base, record.best))
-    if base is None or best is None:
-        return "the tuned model could not be compared with it"
-    if best < base or any(change.regressed for change in record.changes):
-        return "the tuned model would leave you worse off"
-    return "the tuned model is no better"
-
-
-def _epoch_lines(record: Record) -> list[str]:
-    lines = [f"epoch      score ({record.metric})"]
-    for epoch in record.epochs:
-        mark = "  best epoch" if epoch.step == record.best_step else "  base" if epoch.epoch == 0 else ""
-        lines.append(f"{epoch.epoch:>5.3g}  {_score(epoch.score):>9}{mark}")
-    return lines
-
-
 def _score(value: float | None) -> str:
     return "none" if value is None else f"{value:.2%}"
 
 
-def _change_lines(record: Record) -> list[str]:
+def _record_lines(record: Record) -> list[str]:
+    """Epoch by epoch, then task by task."""
     from fullbatch.cli.printing import columns
 
+    lines = [f"epoch      score ({record.metric})"]
+    for epoch in record.epochs:
+        mark = "  best epoch" if epoch.step == record.best_step else "  base" if epoch.epoch == 0 else ""
+        lines.append(f"{epoch.epoch:>5.3g}  {_score(epoch.score):>9}{mark}")
     rows: list[tuple[str, ...]] = [("task", "metric", "base", "tuned", "change", "chance", "")]
     for change in record.changes:
         chance = "" if change.chance is None else f"{change.chance:.2%}"
         numbers = (f"{change.base:.2%}", f"{change.tuned:.2%}", f"{100 * change.change:+.2f}")
         rows.append((change.task, change.metric, *numbers, chance, "REGRESSED" if change.regressed else ""))
-    return columns(rows, left=2) if record.changes else []
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# fullbatch interpolate
+    return [*lines, "", *(columns(rows, left=2) if record.changes else [])]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,16 +144,12 @@ class _Interpolate(Measuring):
 
 @dataclass(frozen=True)
 class _Ends:
-    """config   the run's; of two models that are of no run, the defaults
-    run      its folder, if there is one
-    """
-
     base: str
     tuned: str
-    config: RunConfig
+    config: RunConfig  # the run's; of two models that are of no run, the defaults
     metric: str
     tolerance: float
-    run: Path | None
+    run: Path | None  # its folder, if there is one
 
 
 def interpolate(arguments: list[str]) -> int:
@@ -186,20 +158,27 @@ def interpolate(arguments: list[str]) -> int:
     from fullbatch.assembly import make_embedder, pick_device
     from fullbatch.cli.printing import print_lines
     from fullbatch.config.model import Model
-    from fullbatch.evaluation.tasks import BUILTIN_TASKS, check_tasks
+    from fullbatch.evaluation.tasks import BUILTIN_TASKS, check_tasks, run_tasks
     from fullbatch.finetuning import interpolation
-    from fullbatch.finetuning.base import open_model, write_model
-    from fullbatch.finetuning.record import check_tolerance
+    from fullbatch.finetuning.record import check_tolerance, deciding
+    from fullbatch.loading import open_model, write_model
     from fullbatch.training.display import Display
+    from fullbatch.training.run_folder import replace_text
 
     ends = _ends(options)
     config = options.over(ends.config)
     check_tolerance(ends.tolerance)
-    alphas = interpolation.check_alphas(options.alphas or interpolation.ALPHAS)
+    for alpha in options.alphas:
+        if not 0.0 <= alpha <= 1.0:
+            raise ValueError(f"--alphas must lie in [0, 1], got {alpha}; 0 is the base, 1 the tuned model.")
+    alphas = sorted({0.0, *(options.alphas or interpolation.ALPHAS)})  # the others are compared with the base
     tasks = options.tasks or config.evaluation.evaluate or BUILTIN_TASKS["emoji"]
-    ends = replace(ends, metric=_deciding(ends.metric, tasks))
-    if options.output is not None:
-        _require_new(options.output)
+    ends = replace(ends, metric=deciding(ends.metric, tasks))
+    if (given := options.output) is not None:
+        if given.exists() and not (given.is_dir() and not any(given.iterdir())):  # it may hold something of the user's
+            raise ValueError(f"--output {given} exists already; name a new folder.")
+        if given.suffix:
+            raise ValueError(f"--output {given} is to be a folder; `fullbatch export FOLDER FILE` then writes a file.")
     output = options.output or (None if ends.run is None else ends.run / interpolation.INTERPOLATED)
     with distributed.ranks(device := pick_device(config)) as world:
         first = world.rank == 0
@@ -210,16 +189,16 @@ def interpolate(arguments: list[str]) -> int:
         display = Display(first, quiet=False)
         embedder = make_embedder(config, model, model, device, display.measured)
 
-        def say(point: Point) -> None:
-            display.say(f"alpha {point.alpha:g}: {_score(point.score)}")
-
+        points: list[Point] = []
         with display.bars():
-            curve = interpolation.measure_curve(
-                between, alphas, embedder, tasks, config.evaluation.templates, ends.metric, ends.tolerance, say
-            )
+            measure = partial(run_tasks, tasks, embedder, config.evaluation.templates)
+            for point in interpolation.measure_curve(between, alphas, measure, ends.metric, ends.tolerance):
+                display.say(f"alpha {point.alpha:g}: {_score(point.score)}")
+                points.append(point)
         written: str | None = None
-        if output is not None and curve.best.alpha > 0.0:
-            best, folder = between.at(curve.best.alpha), output
+        alpha = interpolation.best_of(points).alpha
+        if output is not None and alpha > 0.0:
+            best, folder = between.at(alpha), output
             distributed.together(lambda: write_model(best, folder) if first else None)
             written = output.name if ends.run is not None and output.parent == ends.run else str(output)
         elif first and output is not None and options.output is None:
@@ -228,18 +207,12 @@ def interpolate(arguments: list[str]) -> int:
         file = None if place is None else place / interpolation.FILE
         if first and file is not None:
             file.parent.mkdir(parents=True, exist_ok=True)
-            interpolation.write_curve(file, curve, ends.base, ends.tuned, ends.metric, ends.tolerance, written)
+            judged = {name: getattr(ends, name) for name in ("base", "tuned", "metric", "tolerance")}
+            curve = {"points": [asdict(point) for point in points], "best_alpha": alpha, "written": written}
+            replace_text(file, json.dumps({**judged, **curve}, indent=1) + "\n")
     if first:
-        print_lines(_curve_lines(curve, ends, output, written, file))
+        print_lines(_curve_lines(points, ends, output, written, file))
     return 0
-
-
-def _require_new(output: Path) -> None:
-    """Before the work: a folder that is there may hold something of the user's."""
-    if output.exists() and not (output.is_dir() and not any(output.iterdir())):
-        raise ValueError(f"--output {output} exists already; name a new folder.")
-    if output.suffix:
-        raise ValueError(f"--output {output} is to be a folder; `fullbatch export FOLDER FILE` then writes a file.")
 
 
 def _ends(options: _Interpolate) -> _Ends:
@@ -270,20 +243,22 @@ def _ends(options: _Interpolate) -> _Ends:
     return _Ends(str(run / BASE), str(run / TUNED), Folder(run).read_config(), metric, tolerance, run)
 
 
-def _curve_lines(curve: Curve, ends: _Ends, output: Path | None, written: str | None, file: Path | None) -> list[str]:
+def _curve_lines(
+    points: list[Point], ends: _Ends, output: Path | None, written: str | None, file: Path | None
+) -> list[str]:
     from fullbatch.cli.printing import columns
+    from fullbatch.finetuning.interpolation import best_of
 
-    names = list(curve.points[0].values)
+    names, best = list(points[0].values), best_of(points)
     heads = ("alpha", f"score ({ends.metric})", *(f"[{place + 1}]" for place in range(len(names))), "")
     rows: list[tuple[str, ...]] = [heads]
-    for point in curve.points:
+    for point in points:
         values = [_score(point.values.get(name)) for name in names]
         fallen = [str(place + 1) for place, name in enumerate(names) if name.rsplit(" ", 1)[0] in point.regressed]
-        remark = "best" if point is curve.best else f"regressed: {', '.join(fallen)}" if fallen else ""
+        remark = "best" if point is best else f"regressed: {', '.join(fallen)}" if fallen else ""
         rows.append((f"{point.alpha:g}", _score(point.score), *values, remark))
     lines = columns(rows, left=0)
     lines += ["", *(f"[{place + 1}] {name}" for place, name in enumerate(names)), ""]
-    best = curve.best
     if best.alpha == 0.0:
         lines.append(f"Nothing in between is better than the base without letting a task fall: keep {ends.base}.")
     else:

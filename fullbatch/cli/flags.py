@@ -86,13 +86,13 @@ def _flags_of(base: RunConfig, own: Sequence[Any], about: str) -> Any:
     groups: dict[str, Any] = {}
     for name, values in {**{type(group).__name__.strip("_").lower(): group for group in own}, **vars(base)}.items():
         shown = _class_of(name, (type(values).__doc__ or "").strip().splitlines()[0], _flags_in(values))
-        groups[name] = (name, Annotated[shown, tyro.conf.OmitArgPrefixes], _default(shown()))
+        groups[name] = (name, Annotated[shown, tyro.conf.OmitArgPrefixes], dataclasses.field(default=shown()))
         if name == "objective":
             method = base.objective.build()
             parts = [part for axis in PARTS if dataclasses.is_dataclass(part := getattr(method, axis))]
             flags = {flag[0]: flag for part in parts for flag in _flags_in(part)}
             shown = _class_of("settings", f"Settings of {base.objective.method}.", flags.values())
-            groups["settings"] = ("settings", shown, _default(shown()))
+            groups["settings"] = ("settings", shown, dataclasses.field(default=shown()))
     return _class_of("flags", about, groups.values())
 
 
@@ -113,11 +113,7 @@ def _flags_in(part: Any) -> Iterator[tuple[str, Any, Any]]:
             hint = choices | None if hint == (str | None) else choices
         if hint == (bool | str):
             hint = Annotated[hint, _SWITCH_OR_FILE]
-        yield name, Annotated[hint, tyro.conf.arg(help=helps.get(name, ""))], _default(value)
-
-
-def _default(value: Any) -> Any:
-    return dataclasses.field(default=value)
+        yield name, Annotated[hint, tyro.conf.arg(help=helps.get(name, ""))], dataclasses.field(default=value)
 
 
 def config_from_flags(
@@ -126,7 +122,9 @@ def config_from_flags(
     """``base`` with what the flags of ``fullbatch COMMAND`` change; ``own`` are groups beside the config's."""
     kind = _flags_of(base, (_Start(), *own), about)
     given = [argument.split("=", 1)[0][2:].replace("-", "_") for argument in arguments if argument.startswith("--")]
-    _refuse_repeated(base, given)
+    for name, value in ((name, value) for group in vars(base).values() for name, value in vars(group).items()):
+        if given.count(name) > 1 and (isinstance(value, tuple) or name in _LISTS):  # the last one would count
+            raise ValueError(f"--{name} is given {given.count(name)} times; name all after one: --{name} A B.")
     typed = ["--help" if argument == "--help-all" else argument for argument in arguments]
     parsed: Any = tyro.cli(kind, args=typed, prog=f"fullbatch {command}")
     values = {name: dataclasses.asdict(getattr(parsed, name)) for name in vars(base)}
@@ -165,11 +163,3 @@ def naming_flags(text: str, command: str = "") -> str:
         return text
     siblings = r"(?<![\w./'\"`=-])[a-z]+(_[a-z]+)+\b|(?<=`)[a-z_]+(?=`)"  # other fields, as they stand in a sentence
     return re.sub(siblings, lambda match: of_name.get(match[0], match[0]), renamed)
-
-
-def _refuse_repeated(base: RunConfig, given: Sequence[str]) -> None:
-    """Of a flag that is given twice the last one counts; with a list of values that is not what was meant."""
-    for group in vars(base).values():
-        for name, value in vars(group).items():
-            if given.count(name) > 1 and (isinstance(value, tuple) or name in _LISTS):
-                raise ValueError(f"--{name} is given {given.count(name)} times; name all after one: --{name} A B.")

@@ -11,6 +11,7 @@ from fullbatch.config.methods import METHODS
 from fullbatch.config.run import RunConfig
 from fullbatch.recipes import DEFAULT_RECIPE, RECIPES, SEARCHES, first_line, recipe_text, search_text
 
+_USAGE = "usage: fullbatch recipes [NAME | search NAME]"
 _Group = dict[str, tuple[str, str]]  # flag: (its value, what it is)
 
 _START: _Group = {
@@ -111,9 +112,6 @@ def _written(value: Any) -> str:
     if isinstance(value, bool):
         return "on" if value else "off"
     return " ".join(value) if isinstance(value, tuple) else str(value)
-
-
-_USAGE = "usage: fullbatch recipes [NAME | search NAME]"
 
 
 def recipes(arguments: list[str]) -> int:

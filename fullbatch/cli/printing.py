@@ -1,7 +1,5 @@
 """What a model can do, in lines for the terminal: each task's number beside chance, what is missing, a few answers.
-
-Tables are plain columns: names are never cut, however narrow the terminal.
-"""
+Tables are plain columns: names are never cut, however narrow the terminal."""
 
 from __future__ import annotations
 
@@ -35,7 +33,12 @@ def result_lines(trained: Trained) -> list[str]:
 def measured_lines(measured: Mapping[str, Any]) -> list[str]:
     """As in results.json: a table, the tasks without a number, the averages over suites, and examples."""
     results, gaps, averages = (measured.get(name, []) for name in ("results", "gaps", "averages"))
-    lines = _table_lines(results) if results else []
+    rows: list[tuple[str, ...]] = [("task", "metric", "value", "chance", "ratio", "among", "")]
+    for result in results:
+        value, chance = result[result["main"]], result["chance"]
+        numbers = (f"{value:.1%}", f"{chance:.2%}", f"{value / chance:.1f}x", f"{result['size']:,}")
+        rows.append((result["task"], result["main"], *numbers, ""))
+    lines = columns(rows, left=2) if results else []
     lines += [f"note: {result['task']}: {note}" for result in results for note in result.get("notes", ())]
     lines += [f"FAILED: {gap['task']}: {gap['reason']}" for gap in gaps if gap["kind"] == "failed"]
     if missing := [gap["task"] for gap in gaps if gap["kind"] == "missing"]:
@@ -57,15 +60,6 @@ def cost_lines(cost: Mapping[str, Any]) -> list[str]:
     parts = [f"{stage['stage']} {duration(stage['seconds'])}" for stage in stages]
     hours = sum(stage["device_hours"] for stage in stages)
     return ["", f"cost: {', '.join(parts)}; {hours:.3g} device-hours"] if stages else []
-
-
-def _table_lines(results: list[dict[str, Any]]) -> list[str]:
-    rows: list[tuple[str, ...]] = [("task", "metric", "value", "chance", "ratio", "among", "")]
-    for result in results:
-        value, chance = result[result["main"]], result["chance"]
-        numbers = (f"{value:.1%}", f"{chance:.2%}", f"{value / chance:.1f}x", f"{result['size']:,}")
-        rows.append((result["task"], result["main"], *numbers, ""))
-    return columns(rows, left=2)
 
 
 def columns(rows: Sequence[Sequence[str]], left: int) -> list[str]:

@@ -135,8 +135,8 @@ def _check_measured(base: RunConfig, recipe: str | None, flags: Sequence[str]) -
     """A recipe's tasks go with its data."""
     given = names_in(flags)
     own = [source.path for source in base.data.sources if source.path not in BUILTIN]
-    sources = [getattr(parse_task(task), "source", None) for task in base.evaluation.evaluate or ()]
-    builtin = [source.path for source in sources if source is not None and source.path in BUILTIN]
+    measured = [parse_task(task).source.path for task in base.evaluation.evaluate or ()]
+    builtin = [path for path in measured if path in BUILTIN]
     if "data" in given and "evaluate" not in given and own and builtin:
         usual = f"Without --recipe and --plan the recipe is {DEFAULT!r}, which"
         opening = f"The search recipe {recipe!r}" if recipe else usual

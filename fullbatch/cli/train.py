@@ -18,18 +18,12 @@ from fullbatch.recipes import DEFAULT_RECIPE, recipe_values
 
 @dataclass(frozen=True)
 class Command:
-    """A command that takes a run's flags.
-
-    about    the first lines of its help
-    recipe   what it starts from where the user names neither recipe nor config; None: the demo's, where there is no
-             data of the user's own
-    own      groups of flags beside a run's
-    """
+    """A command that takes a run's flags."""
 
     name: str = "train"
-    about: str = "Train a CLIP-style model on pictures and their captions."
-    recipe: str | None = None
-    own: tuple[Any, ...] = ()
+    about: str = "Train a CLIP-style model on pictures and their captions."  # the first lines of its help
+    recipe: str | None = None  # where the user names neither recipe nor config; None: the demo's, on its data
+    own: tuple[Any, ...] = ()  # groups of flags beside a run's
 
 
 def train_config(
@@ -92,9 +86,7 @@ def _start(
 
 def holding_out(config: RunConfig, say: Callable[[str], None] = lambda text: None) -> RunConfig:
     """Where all data is the user's own and nothing says what to measure on: train on a part of it, measure on the rest.
-
-    Not where a source has too few pictures for that, or a great many, nor where less than a batch would be left.
-    """
+    Not where a source has too few pictures for that, or a great many, nor where less than a batch would be left."""
     sources = config.data.sources
     own = all(source.path not in BUILTIN and source.part == "all" for source in sources)
     if config.evaluation.evaluate is not None or config.model.view_tower is not None or not own:

@@ -12,74 +12,37 @@ TASK_RULE = (
     "name tasks as retrieval:SOURCE or zero_shot:SOURCE, imagenet:FOLDER, wds:FOLDER or datacomp:ROOT, "
     "views:SOURCE or corrupted_views:SOURCE, knn:TRAIN|TEST or linear:TRAIN|TEST"
 )
+_OF_SOURCE, _OF_FOLDER = ("retrieval", "zero_shot", "views", "corrupted_views"), ("imagenet", "wds", "datacomp")
+PROBES = ("knn", "linear")
+_KINDS = (*_OF_SOURCE, *_OF_FOLDER, *PROBES)
 
 
 @dataclass(frozen=True)
-class _OfSource:
+class EvaluationTask:
+    """``source`` of a folder: the names of the folders in it are captions.  ``test``: the second source of a probe.
+
+    retrieval         captions find their images and images their captions; equal captions, of whatever image, count as
+                      one.  All captions of an image take part; of a built-in set the first, the others are keywords
+    zero_shot         the first caption of an image names its class
+    views             of two augmented views of each image, one finds the other among those of all images
+    corrupted_views   a view of a corrupted image finds the other one among those of the image's other corruptions
+    imagenet          folders named by WordNet ids or class numbers, with open_clip's names and prompts
+    wds               a folder of CLIP_benchmark's layout, which says itself whether it is classified or retrieved
+    datacomp          the folder that holds DataComp's evaluation sets
+    knn               the nearest training images say what class a test image is of; its first caption is its class
+    linear            a linear classifier on frozen features; an image's first caption is its class
+    """
+
+    kind: str
     source: Source
+    test: Source | None = None
+
+    @property
+    def folder(self) -> Path:
+        return Path(self.source.path)
 
 
-@dataclass(frozen=True)
-class _OfFolder:
-    path: Path
-
-
-@dataclass(frozen=True)
-class _OfTwoSources:
-    train: Source
-    test: Source
-
-
-class Retrieval(_OfSource):
-    """Captions find their images and images their captions; equal captions, of whatever image, count as one.  All
-    captions of an image take part; of a built-in set the first, for the others are keywords."""
-
-
-class ZeroShot(_OfSource):
-    """The first caption of an image names its class."""
-
-
-class OtherView(_OfSource):
-    """Of two augmented views of each image, one finds the other among those of all images."""
-
-
-class CorruptedViews(_OfSource):
-    """A view of a corrupted image finds the other view of it among those of the same image, corrupted otherwise."""
-
-
-class ImageNetFolder(_OfFolder):
-    """Folders named by WordNet ids or class numbers, with open_clip's names and prompts."""
-
-
-class BenchmarkFolder(_OfFolder):
-    """A folder of CLIP_benchmark's ``wds`` layout, which says itself whether it is classified or retrieved."""
-
-
-class DataCompSuite(_OfFolder):
-    """The folder that holds DataComp's evaluation sets."""
-
-
-class Neighbours(_OfTwoSources):
-    """The nearest training images say what class a test image is of; an image's first caption is its class."""
-
-
-class LinearProbe(_OfTwoSources):
-    """A linear classifier on frozen features; an image's first caption is its class."""
-
-
-SourceTask = Retrieval | ZeroShot | OtherView | CorruptedViews
-FolderTask = ImageNetFolder | BenchmarkFolder | DataCompSuite
-ProbeTask = Neighbours | LinearProbe
-Task = SourceTask | FolderTask | ProbeTask
-
-_KINDS: dict[str, type[Task]] = {
-    **{"retrieval": Retrieval, "zero_shot": ZeroShot, "views": OtherView, "corrupted_views": CorruptedViews},
-    **{"imagenet": ImageNetFolder, "wds": BenchmarkFolder, "datacomp": DataCompSuite},
-    **{"knn": Neighbours, "linear": LinearProbe},
-}
-
-
-def parse_task(text: str) -> Task:
+def parse_task(text: str) -> EvaluationTask:
     """
     >>> parse_task("zero_shot:photos?captions=folder").source.path
     'photos'
@@ -88,12 +51,11 @@ def parse_task(text: str) -> Task:
     if kind not in _KINDS or not where:
         guess = nearest(kind, _KINDS) if kind not in _KINDS else "."
         raise ValueError(f"There is no task {text!r}{guess} One must {TASK_RULE}.")
-    made = _KINDS[kind]
-    if issubclass(made, _OfSource):
-        return made(Source.parse(where))
-    if issubclass(made, _OfFolder):
-        return made(Path(where).expanduser())
+    if kind in _OF_FOLDER:
+        return EvaluationTask(kind, Source(str(Path(where).expanduser()), kind="folder", captions=("folder",)))
+    if kind in _OF_SOURCE:
+        return EvaluationTask(kind, Source.parse(where))
     train, bar, test = (part.strip() for part in where.partition("|"))
     if not (train and bar and test):
         raise ValueError(f"The task {text!r} must name two sources, KIND:TRAIN|TEST (in quotes, for the shell).")
-    return made(Source.parse(train), Source.parse(test))
+    return EvaluationTask(kind, Source.parse(train), Source.parse(test))

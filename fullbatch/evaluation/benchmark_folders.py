@@ -16,35 +16,25 @@ from __future__ import annotations
 import io
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fullbatch.data.sample import (
-    IMAGE_EXTENSIONS,
-    MAX_TEXT_BYTES,
-    BadSample,
-    RawSample,
-    Samples,
-    check_image_size,
-    checked_captions,
-    fingerprint_of,
-    utf8,
-)
+from fullbatch.data import sample
 from fullbatch.data.tar_shards import split_key, walk_members
 
 _CLASSES, _TEMPLATES, _TYPE = "classnames.txt", "zeroshot_classification_templates.txt", "dataset_type.txt"
 _SPLIT = "test"
 
 
-@dataclass(frozen=True)
-class TarMember:
+class TarMember(NamedTuple):
     offset: int
     size: int
 
 
-class ShardSamples(Samples):
+class ShardSamples(sample.Samples):
     """The samples of a folder's shards, in order.  A classified image has one caption, the name of its class."""
 
     def __init__(self, name: str, shards: list[Path], classes: tuple[str, ...] | None) -> None:
@@ -60,7 +50,7 @@ class ShardSamples(Samples):
         if not self.count:
             raise ValueError(f"The shards in {shards[0].parent} hold no sample.")
         described = [part for s in shards for part in (s.name, s.stat().st_size, s.stat().st_mtime_ns)]
-        self.fingerprint = fingerprint_of("benchmark", *(classes or ()), *described)
+        self.fingerprint = sample.fingerprint_of("benchmark", *(classes or ()), *described)
 
     def label(self, index: int) -> str:
         shard, key, _ = self._rows[index]
@@ -86,48 +76,41 @@ class ShardSamples(Samples):
             raise ValueError(f"{self.label(index)}: the .cls member {there}, expected {wanted}.")
         return int(text)
 
-    def _read(self, index: int) -> RawSample:
+    def _read(self, index: int) -> sample.RawSample:
         label, members = self.label(index), self._rows[index][2]
-        kind = next((extension for extension in IMAGE_EXTENSIONS if extension in members), None)
+        kind = next((extension for extension in sample.IMAGE_EXTENSIONS if extension in members), None)
         if kind is None:
-            raise BadSample(label, "no image member (.jpg, .png, .webp, ...)")
-        check_image_size(label, members[kind].size)
+            raise sample.BadSample(label, "no image member (.jpg, .png, .webp, ...)")
+        sample.check_image_size(label, members[kind].size)
         if self._classes is not None:
             captions: tuple[str, ...] = (self._classes[self.class_of(index)],)
         else:
-            if "txt" in members and members["txt"].size > MAX_TEXT_BYTES:
-                raise BadSample(label, f"the captions have {members['txt'].size:,} bytes")
-            captions = checked_captions(label, utf8(label, self.raw(index, "txt") or b"").splitlines())
+            if "txt" in members and members["txt"].size > sample.MAX_TEXT_BYTES:
+                raise sample.BadSample(label, f"the captions have {members['txt'].size:,} bytes")
+            captions = sample.checked_captions(label, sample.utf8(label, self.raw(index, "txt") or b"").splitlines())
         image = self.raw(index, kind)
         assert image is not None
-        return RawSample(label, image, captions)
+        return sample.RawSample(label, image, captions)
 
 
 @dataclass(frozen=True)
 class Classified:
-    """labels_N and groups_NM are of all samples, by their place; groups_NM is None where the shards have no .npy."""
-
     samples: ShardSamples
     classes: tuple[str, ...]
     templates: tuple[str, ...]
-    labels_N: Tensor
-    groups_NM: Tensor | None
+    labels_N: Tensor  # of all samples, by their place
+    groups_NM: Tensor | None  # likewise; None where the shards have no .npy
 
 
-@dataclass(frozen=True)
-class Captioned:
-    samples: ShardSamples
-
-
-def open_benchmark(folder: Path, kind: str = "") -> Classified | Captioned:
-    """ValueError where a part is missing or does not fit the others; ``kind`` goes before dataset_type.txt."""
+def open_benchmark(folder: Path, kind: str = "") -> Classified | ShardSamples:
+    """Of captioned images the samples; ``kind`` goes before dataset_type.txt.  ValueError where parts do not fit."""
     if not folder.is_dir():
         raise ValueError(f"There is no folder {str(folder)!r}.")
     shards = _shards(folder)
     written = _lines(folder / _TYPE)[0].lower() if (folder / _TYPE).is_file() else "classification"
     kind = kind or written
     if kind == "retrieval":
-        return Captioned(ShardSamples(folder.name, shards, None))
+        return ShardSamples(folder.name, shards, None)
     if kind != "classification":
         raise ValueError(f"{folder / _TYPE} says {kind!r}; this program knows 'retrieval' and 'classification'.")
     classes = tuple(_lines(folder / _CLASSES, blank=True))

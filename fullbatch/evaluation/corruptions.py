@@ -20,11 +20,13 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import scipy  # ndimage is loaded when it is first used: few runs need it
 from PIL import Image
 
 from fullbatch.data.order import key_of
 
 Floats = npt.NDArray[np.float32]
+Pixels = npt.NDArray[np.uint8]
 
 _FAINT = 1e-4  # of the strongest: what a streak fades to before it is cut, a hundredth of a grey level
 
@@ -46,10 +48,6 @@ class Draws:
 
     def normal(self, mean: float, deviation: float, *shape: int, what: int = 0) -> Floats:
         return self._each(what, lambda stream, place: stream.normal(mean, deviation, shape))
-
-    def whole(self, low: int, high: int, *shape: int, what: int = 0) -> npt.NDArray[np.int64]:
-        """In [low, high)."""
-        return np.floor(self.uniform(low, high, *shape, what=what)).astype(np.int64).clip(low, high - 1)
 
     def poisson(self, mean_N: Floats, what: int = 0) -> Floats:
         return self._each(what, lambda stream, place: stream.poisson(mean_N[place]))
@@ -131,19 +129,17 @@ def snow(x_NHWC: Floats, draws: Draws) -> Floats:
 
 def spatter(x_NHWC: Floats, draws: Draws) -> Floats:
     """Drops of pale turquoise, lit from one side: the embossed distance from their rims."""
-    from scipy import ndimage  # here, since few runs need it
-
     size = x_NHWC.shape[1]
-    liquid = ndimage.gaussian_filter(draws.normal(0.62, 0.1, size, size), (0, 0.7, 0.7), mode="nearest")
+    liquid = scipy.ndimage.gaussian_filter(draws.normal(0.62, 0.1, size, size), (0, 0.7, 0.7), mode="nearest")
     drops = liquid >= 0.7
-    across = ndimage.generate_binary_structure(3, 1)
+    across = scipy.ndimage.generate_binary_structure(3, 1)
     across[0, 1, 1] = across[2, 1, 1] = False  # within an image
-    rims = drops & ~ndimage.binary_erosion(drops, across, border_value=1)
+    rims = drops & ~scipy.ndimage.binary_erosion(drops, across, border_value=1)
     # images lie 1000 apart, so that none sees another's rims
-    distance = ndimage.distance_transform_edt(~rims, sampling=(1000.0, 1.0, 1.0))
+    distance = scipy.ndimage.distance_transform_edt(~rims, sampling=(1000.0, 1.0, 1.0))
     relief = np.floor(_blurred(np.minimum(distance, 20.0).astype(np.float32)))
     emboss = np.array([[[-2, -1, 0], [-1, 1, 1], [0, 1, 2]]], np.float32)
-    lit = ndimage.correlate(_equalized(relief), emboss, mode="mirror").clip(0.0, 255.0)
+    lit = scipy.ndimage.correlate(_equalized(relief), emboss, mode="mirror").clip(0.0, 255.0)
     water = np.where(drops, np.floor(liquid * 255.0), 0.0) * _blurred(lit)
     water = water / np.maximum(water.max(axis=(1, 2), keepdims=True), 1e-12)
     turquoise = np.array([175, 238, 238], np.float32) / 255.0
@@ -151,38 +147,18 @@ def spatter(x_NHWC: Floats, draws: Draws) -> Floats:
 
 
 def _blurred(field_NSS: Floats) -> Floats:
-    from scipy import ndimage  # here, since few runs need it
-
-    return np.asarray(ndimage.uniform_filter(field_NSS, (0, 3, 3), mode="mirror"), np.float32)
+    return np.asarray(scipy.ndimage.uniform_filter(field_NSS, (0, 3, 3), mode="mirror"), np.float32)
 
 
 def _equalized(level_NSS: Floats) -> Floats:
     """Whole levels spread over 0 ... 255 so that as many pixels lie below each as its value says."""
-    levels = int(level_NSS.max()) + 1
-    numbers_NSS = level_NSS.astype(np.int64)
-    count, total = len(numbers_NSS), numbers_NSS[0].size
-    flat = numbers_NSS.reshape(count, -1) + levels * np.arange(count)[:, None]
-    below_NL = np.bincount(flat.ravel(), minlength=count * levels).reshape(count, levels).cumsum(axis=1)
-    lowest_N1 = np.take_along_axis(below_NL, (below_NL > 0).argmax(axis=1)[:, None], axis=1)
-    table_NL = np.rint((below_NL - lowest_N1) / np.maximum(total - lowest_N1, 1) * 255.0).clip(0.0, 255.0)
-    spread = np.take_along_axis(table_NL, numbers_NSS.reshape(count, -1), axis=1)
-    return spread.reshape(level_NSS.shape).astype(np.float32)
-
-
-Pixels = npt.NDArray[np.uint8]
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# noise
-
-
-def gaussian_noise(x_NHWC: Floats, draws: Draws) -> Floats:
-    return x_NHWC + draws.normal(0.0, 0.04, *x_NHWC.shape[1:])
-
-
-def shot_noise(x_NHWC: Floats, draws: Draws) -> Floats:
-    """Light counted in 500 quanta."""
-    return np.asarray(draws.poisson(500.0 * x_NHWC) / 500.0, np.float32)
+    spread = []
+    for level_SS in level_NSS.astype(np.int64):
+        below_L = np.bincount(level_SS.ravel()).cumsum()
+        lowest = below_L[below_L > 0][0]
+        table_L = np.rint((below_L - lowest) / max(level_SS.size - lowest, 1) * 255.0).clip(0.0, 255.0)
+        spread.append(table_L[level_SS])
+    return np.stack(spread).astype(np.float32)
 
 
 def impulse_noise(x_NHWC: Floats, draws: Draws) -> Floats:
@@ -191,26 +167,12 @@ def impulse_noise(x_NHWC: Floats, draws: Draws) -> Floats:
     return np.where(drawn < 0.005, 0.0, np.where(drawn < 0.01, 1.0, x_NHWC)).astype(np.float32)
 
 
-def speckle_noise(x_NHWC: Floats, draws: Draws) -> Floats:
-    return x_NHWC + x_NHWC * draws.normal(0.0, 0.06, *x_NHWC.shape[1:])
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# blur
-
-
-def gaussian_blur(x_NHWC: Floats, draws: Draws) -> Floats:
-    return _gaussian(x_NHWC, 0.4)
-
-
 def defocus_blur(x_NHWC: Floats, draws: Draws) -> Floats:
     """A disk of radius 0.3, which is one pixel, its edge softened by a Gaussian of 0.4 over three pixels."""
-    from scipy import ndimage  # here, since few runs need it
-
     side = np.exp(-1.0 / (2.0 * 0.4**2))
     kernel = np.array([side, 1.0, side]) / (1.0 + 2.0 * side)
     for axis in (1, 2):
-        x_NHWC = ndimage.correlate1d(x_NHWC, kernel, axis=axis, mode="mirror")
+        x_NHWC = scipy.ndimage.correlate1d(x_NHWC, kernel, axis=axis, mode="mirror")
     return x_NHWC
 
 
@@ -218,17 +180,13 @@ def glass_blur(x_NHWC: Floats, draws: Draws) -> Floats:
     """From the last pixel to the first, each takes the value of itself or of a neighbour above, left, or both.  It was
     meant as an exchange, but in the code that made CIFAR-10-C the second half has no effect."""
     count, height, width, _ = x_NHWC.shape
-    back_NHW2 = draws.whole(-1, 1, height, width, 2)
+    back_NHW2 = np.floor(draws.uniform(-1.0, 1.0, height, width, 2)).astype(np.int64).clip(-1, 0)
     shuffled, image_N = _gaussian(x_NHWC, 0.05), np.arange(count)
     for row in range(height - 1, 1, -1):
         for column in range(width - 1, 1, -1):
             up_N, left_N = back_NHW2[:, row, column].T
             shuffled[:, row, column] = shuffled[image_N, row + up_N, column + left_N]
     return _gaussian(shuffled, 0.05)
-
-
-def motion_blur(x_NHWC: Floats, draws: Draws) -> Floats:
-    return streaked(x_NHWC, radius=6, sigma=1, degrees_N=draws.uniform(-45.0, 45.0))
 
 
 def zoom_blur(x_NHWC: Floats, draws: Draws) -> Floats:
@@ -241,9 +199,7 @@ def zoom_blur(x_NHWC: Floats, draws: Draws) -> Floats:
 
 
 def _gaussian(x_NHWC: Floats, sigma: float) -> Floats:
-    from scipy import ndimage  # here, since few runs need it
-
-    return np.asarray(ndimage.gaussian_filter(x_NHWC, (0, sigma, sigma, 0), mode="nearest"), np.float32)
+    return np.asarray(scipy.ndimage.gaussian_filter(x_NHWC, (0, sigma, sigma, 0), mode="nearest"), np.float32)
 
 
 def _enlarging(size: int, factor: float) -> Floats:
@@ -256,30 +212,11 @@ def _enlarging(size: int, factor: float) -> Floats:
     return np.asarray(weight_OI / weight_OI.sum(axis=1, keepdims=True), np.float32)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# colour
-
-
 def brightness(x_NHWC: Floats, draws: Draws) -> Floats:
     """HSV's value rises by 0.05; hue and saturation stay."""
     value = x_NHWC.max(axis=3, keepdims=True)
     raised = np.minimum(value + 0.05, 1.0)
     return np.asarray(np.where(value > 0.0, x_NHWC * (raised / np.maximum(value, 1e-12)), raised), np.float32)
-
-
-def contrast(x_NHWC: Floats, draws: Draws) -> Floats:
-    mean = x_NHWC.mean(axis=(1, 2), keepdims=True)
-    return np.asarray((x_NHWC - mean) * 0.75 + mean, np.float32)
-
-
-def saturate(x_NHWC: Floats, draws: Draws) -> Floats:
-    """HSV's saturation falls to 0.3 of what it was; hue and value stay."""
-    value = x_NHWC.max(axis=3, keepdims=True)
-    return np.asarray(value - (value - x_NHWC) * 0.3, np.float32)
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# geometry and coding
 
 
 def elastic_transform(x_NHWC: Floats, draws: Draws) -> Floats:
@@ -291,18 +228,13 @@ def elastic_transform(x_NHWC: Floats, draws: Draws) -> Floats:
     ones_N31 = np.ones((count, 3, 1))
     # where each pixel comes from: the map back from the moved points
     back_N32 = np.linalg.solve(np.concatenate([moved_N32, ones_N31], axis=2), np.broadcast_to(points_32, (count, 3, 2)))
-    moved = zip(x_NHWC, back_N32, strict=True)
-    return np.stack([_affine(image_HWC, back_32) for image_HWC, back_32 in moved]).astype(np.float32)
-
-
-def _affine(image_HWC: Floats, back_32: npt.NDArray[np.float64]) -> Floats:
-    """Bilinear; beyond an edge the image is mirrored, the edge itself not repeated."""
-    from scipy import ndimage  # here, since few runs need it
-
-    back_33 = np.eye(3)  # of row, column and channel
-    back_33[:2, :2] = back_32[1::-1, ::-1].T
-    start = (back_32[2, 1], back_32[2, 0], 0.0)
-    return np.asarray(ndimage.affine_transform(image_HWC, back_33, start, order=1, mode="mirror"))
+    moved = []
+    for image_HWC, back_32 in zip(x_NHWC, back_N32, strict=True):  # bilinear; beyond an edge the image is mirrored
+        back_33 = np.eye(3)  # of row, column and channel
+        back_33[:2, :2] = back_32[1::-1, ::-1].T
+        start = (back_32[2, 1], back_32[2, 0], 0.0)
+        moved.append(scipy.ndimage.affine_transform(image_HWC, back_33, start, order=1, mode="mirror"))
+    return np.stack(moved).astype(np.float32)
 
 
 def pixelate(x_NHWC: Floats, draws: Draws) -> Floats:
@@ -331,18 +263,30 @@ def _by_pillow(x_NHWC: Floats, change: Callable[[Image.Image], Image.Image]) -> 
     return np.asarray(changed / 255.0, np.float32)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-
-Corruption = Callable[[Floats, Draws], Floats]
-
-CORRUPTIONS: tuple[Corruption, ...] = (
-    gaussian_noise, shot_noise, impulse_noise, speckle_noise,
-    defocus_blur, glass_blur, motion_blur, zoom_blur, gaussian_blur,
-    snow, frost, fog, spatter,
-    brightness, contrast, saturate,
-    elastic_transform, pixelate, jpeg_compression,
-)  # fmt: skip
-CORRUPTION_NAMES = tuple(corruption.__name__ for corruption in CORRUPTIONS)
+# By name, those of one line where they stand.  Shot noise is light counted in 500 quanta; saturation falls to 0.3 of
+# what it was, while HSV's hue and value stay.
+_BY_NAME: dict[str, Callable[[Floats, Draws], Floats]] = {
+    "gaussian_noise": lambda x_NHWC, draws: x_NHWC + draws.normal(0.0, 0.04, *x_NHWC.shape[1:]),
+    "shot_noise": lambda x_NHWC, draws: draws.poisson(500.0 * x_NHWC) / 500.0,
+    "impulse_noise": impulse_noise,
+    "speckle_noise": lambda x_NHWC, draws: x_NHWC + x_NHWC * draws.normal(0.0, 0.06, *x_NHWC.shape[1:]),
+    "defocus_blur": defocus_blur,
+    "glass_blur": glass_blur,
+    "motion_blur": lambda x_NHWC, draws: streaked(x_NHWC, 6, 1, draws.uniform(-45.0, 45.0)),
+    "zoom_blur": zoom_blur,
+    "gaussian_blur": lambda x_NHWC, draws: _gaussian(x_NHWC, 0.4),
+    "snow": snow,
+    "frost": frost,
+    "fog": fog,
+    "spatter": spatter,
+    "brightness": brightness,
+    "contrast": lambda x_NHWC, draws: (x_NHWC - (mean := x_NHWC.mean(axis=(1, 2), keepdims=True))) * 0.75 + mean,
+    "saturate": lambda x_NHWC, draws: (value := x_NHWC.max(axis=3, keepdims=True)) - (value - x_NHWC) * 0.3,
+    "elastic_transform": elastic_transform,
+    "pixelate": pixelate,
+    "jpeg_compression": jpeg_compression,
+}
+CORRUPTIONS, CORRUPTION_NAMES = tuple(_BY_NAME.values()), tuple(_BY_NAME)
 
 
 def corrupted(images_NHWC: Pixels, ids: Sequence[int], kind: int, seed: int) -> Pixels:

@@ -12,6 +12,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any, Literal
 
 from fullbatch import distributed
@@ -20,6 +21,8 @@ from fullbatch.data.table_files import image_of_field, sample_of_row
 from fullbatch.evaluation.embed import Embedder
 from fullbatch.evaluation.result import Average, Result
 
+_PART = re.compile(r"(?:-\d+-of-(\d+))?\.arrow$")  # NAME-00000-of-00002.arrow: one of two files of a table
+_VERSION = re.compile(r"\d+\.\d+\.\d+")
 MainMetric = Literal[
     "accuracy", "mean_per_class", "f1_macro", "worst_group", "worst_group_top5", "mean_r1", "jaccard_10_12"
 ]
@@ -27,18 +30,11 @@ MainMetric = Literal[
 
 @dataclass(frozen=True)
 class Entry:
-    """key     DataComp's, which names the folder
-    name    as its tables have it
-    size    images (of WinoGAViL: questions) in the test
-    main    the metric that counts
-    also    another name the folder may have
-    """
-
-    key: str
-    name: str
-    size: int
-    main: MainMetric = "accuracy"
-    also: str = ""
+    key: str  # DataComp's, which names the folder
+    name: str  # as its tables have it
+    size: int  # images (of WinoGAViL: questions) in the test
+    main: MainMetric = "accuracy"  # the metric that counts
+    also: str = ""  # another name the folder may have
 
     def find(self, root: Path) -> Path | None:
         """Its folder below ``root``, named as in DataComp's download, as in CLIP_benchmark's data sets, or bare."""
@@ -116,24 +112,17 @@ GROUPS: dict[str, tuple[str, ...]] = {
 }
 
 
-def averages(main_of_key: Mapping[str, float], groups: Mapping[str, Sequence[str]] = GROUPS) -> tuple[Average, ...]:
+def averages(main_of_key: Mapping[str, float]) -> tuple[Average, ...]:
     made = []
-    for name, keys in groups.items():
+    for name, keys in GROUPS.items():
         values = [main_of_key[key] for key in keys if key in main_of_key]
         made.append(Average(name, sum(values) / len(values) if values else None, len(values), len(keys)))
     return tuple(made)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# tables as Hugging Face's datasets leaves them on a disk: DataComp's download puts Flickr, MSCOCO and WinoGAViL so
-
-
-_PART = re.compile(r"(?:-\d+-of-(\d+))?\.arrow$")  # NAME-00000-of-00002.arrow: one of two files of a table
-_VERSION = re.compile(r"\d+\.\d+\.\d+")
-
-
 class ArrowRows(Samples):
-    """The rows of the test split below a folder, or of the only table there; columns as saved."""
+    """The rows of the test split below a folder, or of the only table there; columns as saved.  Hugging Face's datasets
+    leaves such tables: DataComp's download puts Flickr, MSCOCO and WinoGAViL so."""
 
     def __init__(self, folder: Path, *columns: str) -> None:
         self.files = files_of_test_split(folder)
@@ -232,10 +221,6 @@ class CandidateImages(ArrowRows):
         return RawSample(label, image_of_field(label, self.folder, images[place]), (self.candidates[row][place],))
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# WinoGAViL: which of the candidate images does a cue go with?
-
-
 def prompt_of_cue(cue: str) -> str:
     """
     >>> prompt_of_cue("Orange"), prompt_of_cue("bear")
@@ -252,35 +237,28 @@ def associations(task: str, folder: Path, embedder: Embedder) -> Result:
     cues, right = samples.column("cue"), samples.column("associations")
     text_QD = embedder.captions([prompt_of_cue(cue) for cue in cues])
     row_of_id = {sample: row for row, sample in enumerate(images.ids.tolist())}
-    scores: dict[int, list[tuple[float, float]]] = {}
+    scores: list[tuple[int, float, float]] = []  # candidates, score, that of guessing
     first, left_out = 0, 0
     for question, candidates in enumerate(samples.candidates):
-        rows = [row_of_id.get(first + place) for place in range(len(candidates))]
+        there = [row_of_id[place] for place in range(first, first + len(candidates)) if place in row_of_id]
         first += len(candidates)
         is_right = [candidate in right[question] for candidate in candidates]
-        there = [row for row in rows if row is not None]
-        if len(there) < len(rows) or not any(is_right):
+        if len(there) < len(candidates) or not any(is_right):
             left_out += 1
             continue
         similarities = (images.image_ND[there] @ text_QD[question]).tolist()
         guessing = jaccard_of_guessing(len(candidates), sum(is_right))
-        scores.setdefault(len(candidates), []).append((jaccard(similarities, is_right), guessing))
-    many = [score for size, of_size in scores.items() if size >= 10 for score in of_size]
+        scores.append((len(candidates), jaccard(similarities, is_right), guessing))
+    many = [(score, guessing) for size, score, guessing in scores if size >= 10]
     if not many:
         raise ValueError(f"{str(folder)!r} holds no question with ten or more candidates, which are those that count.")
-    few = [score for size, of_size in scores.items() if size <= 6 for score in of_size]
-    every = [score for of_size in scores.values() for score in of_size]
-    metrics = {"jaccard_10_12": _mean(many), "jaccard": _mean(every)}
-    if few:
-        metrics["jaccard_5_6"] = _mean(few)
+    metrics = {"jaccard_10_12": fmean(score for score, _ in many), "jaccard": fmean(score for _, score, _ in scores)}
+    if few := [score for size, score, _ in scores if size <= 6]:
+        metrics["jaccard_5_6"] = fmean(few)
     counts = {"questions": len(samples.candidates), "images": len(images.ids), "left_out": left_out}
     notes = (f"{left_out:,} questions left out: an image could not be read, or none is right",) if left_out else ()
-    chance = sum(guessing for _, guessing in many) / len(many)
-    return Result(task, metrics, "jaccard_10_12", chance, max(scores), counts=counts, notes=notes)
-
-
-def _mean(scores: list[tuple[float, float]]) -> float:
-    return sum(score for score, _ in scores) / len(scores)
+    chance, most = fmean(guessing for _, guessing in many), max(size for size, _, _ in scores)
+    return Result(task, metrics, "jaccard_10_12", chance, most, counts=counts, notes=notes)
 
 
 def jaccard(similarities: Sequence[float], right: Sequence[bool]) -> float:

@@ -29,21 +29,17 @@ from fullbatch.models.design import to_json
 from fullbatch.models.two_towers import TwoTowers, in_precision
 
 log = logging.getLogger("fullbatch")
+_VERSION = 1  # part of the names of kept embeddings; raise it when images are read or embedded otherwise
 
 
 @dataclass(frozen=True)
 class SourceRows:
-    """What a pass over a source gave for each of its images, in its order; on the host, the same on every rank.
-
-    tables     what was made of each image: its embedding, or whatever the pass was for
-    captions   every caption of each image
-    left_out   the samples that could not be read, and why
-    """
+    """What a pass over a source gave for each of its images, in its order; on the host, the same on every rank."""
 
     ids: Tensor
-    tables: tuple[Tensor, ...]
-    captions: list[tuple[str, ...]]
-    left_out: tuple[str, ...] = ()
+    tables: tuple[Tensor, ...]  # what was made of each image: its embedding, or whatever the pass was for
+    captions: list[tuple[str, ...]]  # every caption of each image
+    left_out: tuple[str, ...] = ()  # the samples that could not be read, and why
 
     @property
     def image_ND(self) -> Tensor:
@@ -64,9 +60,7 @@ class Tables:
 
 @dataclass(frozen=True)
 class Embedder:
-    """How to embed: the model (as wrapped for training), its input, the device.  ``cache`` keeps what ``images`` and
-    ``captions`` return, for a model that does not change; ``watch`` is told the source, the batches done, and their
-    number."""
+    """How to embed: the model (as wrapped for training), its input, the device."""
 
     model: nn.Module
     tokenize: Callable[[list[str]], Tensor]
@@ -76,9 +70,9 @@ class Embedder:
     batch_size: int = 256
     workers: int = 0
     max_pixels: int = 50_000_000
-    cache: EmbeddingCache | None = None
+    cache: EmbeddingCache | None = None  # of what ``images`` and ``captions`` return, for a model that does not change
     views: ViewMaker | None = None  # what stands in for captions, where one encoder sees two views of each image
-    watch: Callable[[str, int, int], None] = lambda source, done, total: None
+    watch: Callable[[str, int, int], None] = lambda source, done, total: None  # is told the batches done, of how many
 
     @torch.no_grad()
     def tables(self, batches: Iterable[LoadedBatch]) -> Tables:
@@ -94,6 +88,12 @@ class Embedder:
         order = ids_n.argsort()
         return Tables(ids_n[order], image_nD[order], text_nD[order])
 
+    def uncropped(self, pool: SamplePool, place: torch.device, rows: int | None = None) -> Iterable[LoadedBatch]:
+        """A pool's samples with their first captions, for ``tables``; this rank's share, read to ``place``."""
+        transform, rows = EvalTransform(self.image_size, self.max_pixels), rows or self.batch_size
+        batches = EvaluationBatches(pool, rows, transform, self.tokenize, distributed.world(), self.views)
+        return load(batches, range(len(batches)), self.workers, place)
+
     def images(self, source: Source | Samples) -> SourceRows:
         """Every image of a source with all its captions, which are not embedded; on every rank the same."""
         named = source if isinstance(source, Source) else None
@@ -108,36 +108,28 @@ class Embedder:
         return SourceRows(tensors["ids"], (tensors["image"],), [tuple(of) for of in captions], tuple(left_out))
 
     def _kept(self, make: Callable[[], Kept], *parts: object) -> Kept:
-        """What ``make`` gives, or gave before: the cache has it under a name made of ``parts``."""
-        if self.cache is None:
-            return make()
-        path = self.cache.path(*parts)
-        kept = self.cache.load(path)
-        if kept is None:
-            kept = make()
-            self.cache.save(path, *kept)
-        return kept
+        return make() if self.cache is None else self.cache.kept(make, *parts)
 
     @torch.no_grad()
     def captions(self, captions: list[str]) -> Tensor:
         """Text embeddings, on every rank the same; captions that are equal are embedded once."""
         distinct = list(dict.fromkeys(captions))
         number = {caption: place for place, caption in enumerate(distinct)}
-        tensors, _ = self._kept(lambda: ({"text": self._distinct(distinct)}, []), "captions", *distinct)
-        return tensors["text"][torch.tensor([number[caption] for caption in captions])]
 
-    def _distinct(self, captions: list[str]) -> Tensor:
-        world, rows = distributed.world(), self.batch_size
-        turns_here = []
-        with _evaluating(self.model):
-            for start in range(0, len(captions), rows * world.size):  # every rank joins in every turn
-                mine = captions[start + world.rank * rows : start + (world.rank + 1) * rows]
-                text_BD = self._embed(None, self.tokenize(mine or [""]).to(self.device))[1]
-                turns_here.append(text_BD[: len(mine)])
-        turns = [distributed.gather_uneven(text_BD).cpu() for text_BD in turns_here]  # a turn has the captions in order
-        text_TD = torch.cat(turns)
-        _check_finite(text_TD, captions, "captions")
-        return text_TD
+        def embedded() -> Kept:
+            world, rows = distributed.world(), self.batch_size
+            turns_here = []
+            with _evaluating(self.model):
+                for start in range(0, len(distinct), rows * world.size):  # every rank joins in every turn
+                    mine = distinct[start + world.rank * rows : start + (world.rank + 1) * rows]
+                    text_BD = self._embed(None, self.tokenize(mine or [""]).to(self.device))[1]
+                    turns_here.append(text_BD[: len(mine)])
+            text_TD = torch.cat([distributed.gather_uneven(text_BD).cpu() for text_BD in turns_here])  # in order
+            _check_finite(text_TD, distinct, "captions")
+            return {"text": text_TD}, []
+
+        tensors, _ = self._kept(embedded, "captions", *distinct)
+        return tensors["text"][torch.tensor([number[caption] for caption in captions])]
 
     @torch.no_grad()
     def walk(self, source: Source | Samples, rows: Callable[[LoadedBatch], tuple[Tensor, ...]]) -> SourceRows:
@@ -228,13 +220,6 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
         model.train(mode)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# embeddings kept on disk, under a name made of everything they depend on
-
-
-_VERSION = 1  # part of every name; raise it when images are read or embedded otherwise
-
-
 def fingerprint_of_model(model: TwoTowers) -> str:
     """Of the weights, buffers, design and tokenizer: what an embedding depends on but for the sample."""
     digest = hashlib.blake2b(digest_size=16)
@@ -250,12 +235,8 @@ def fingerprint_of_model(model: TwoTowers) -> str:
 
 @dataclass(frozen=True)
 class EmbeddingCache:
-    """folder   where the files lie
-    model    fingerprint_of_model, with what else all its embeddings depend on
-    """
-
-    folder: Path
-    model: str
+    folder: Path  # where the files lie
+    model: str  # fingerprint_of_model, with what else all its embeddings depend on
 
     @classmethod
     def of(cls, where: str, model: TwoTowers, *settings: object) -> EmbeddingCache | None:
@@ -272,25 +253,23 @@ class EmbeddingCache:
             raise ValueError(f"--cache {where}: the folder cannot be made ({error.strerror}).") from None
         return cls(folder, fingerprint_of(_VERSION, fingerprint_of_model(model), *settings))
 
-    def path(self, *parts: object) -> Path:
-        return self.folder / f"{fingerprint_of(self.model, *parts)}.safetensors"
-
-    def load(self, path: Path) -> Kept | None:
-        """The tensors and texts under a name; None unless every rank has them whole."""
+    def kept(self, make: Callable[[], Kept], *parts: object) -> Kept:
+        """What ``make`` gives, or gave before, under a name made of ``parts``.  A file appears there when it is
+        complete, and counts when every rank has it whole."""
         from safetensors import SafetensorError, safe_open
-
-        kept: Kept | None = None
-        with suppress(OSError, SafetensorError, KeyError, ValueError), safe_open(path, "pt") as opened:
-            texts: list[list[str]] = json.loads((opened.metadata() or {})["texts"])
-            kept = {name: opened.get_tensor(name) for name in opened.keys()}, texts  # noqa: SIM118
-        (lacking,) = distributed.any_rank(kept is None)
-        return None if lacking else kept
-
-    def save(self, path: Path, tensors: dict[str, Tensor], texts: list[list[str]]) -> None:
-        """All or nothing: a file appears under its name when it is complete."""
         from safetensors.torch import save
 
+        path = self.folder / f"{fingerprint_of(self.model, *parts)}.safetensors"
+        before: Kept | None = None
+        with suppress(OSError, SafetensorError, KeyError, ValueError), safe_open(path, "pt") as opened:
+            texts: list[list[str]] = json.loads((opened.metadata() or {})["texts"])
+            before = {name: opened.get_tensor(name) for name in opened.keys()}, texts  # noqa: SIM118
+        (lacking,) = distributed.any_rank(before is None)
+        if before is not None and not lacking:
+            return before
+        tensors, texts = make()
         if distributed.is_node_leader():
             raw = save({name: tensor.contiguous() for name, tensor in tensors.items()}, {"texts": json.dumps(texts)})
             keep_in_cache(path, lambda file: file.write(raw), "Embeddings")
         distributed.host_barrier()
+        return tensors, texts

@@ -8,74 +8,59 @@ from __future__ import annotations
 import logging
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
-from fullbatch.config import tasks as kinds
 from fullbatch.config.messages import listed, nearest
 from fullbatch.config.tasks import parse_task
 from fullbatch.data.sample import BadSample, Samples
 from fullbatch.data.sources import open_source
-from fullbatch.evaluation.benchmark_folders import Captioned, Classified, open_benchmark
+from fullbatch.evaluation.benchmark_folders import Classified, open_benchmark
 from fullbatch.evaluation.corruptions import CORRUPTION_NAMES
 from fullbatch.evaluation.datacomp import ENTRIES, averages
-from fullbatch.evaluation.measure import FEWEST_FOR_TOP5, class_folders
+from fullbatch.evaluation.measure import FEWEST_FOR_TOP5
 
 MOST_READ = 10_000  # samples
+SECONDS = "seconds"
+_FIELD = "metrics"
+_MEAN = re.compile(r"mean\s*\((?P<names>.*)\)", re.DOTALL)
+
+log = logging.getLogger("fullbatch")
 
 
-@dataclass(frozen=True)
-class Counted:
-    """classes   found
-    whole     whether there are no others; counting ends early where enough are found, or samples are too many
-    problem   what was wrong with the first sample that could not be read
-    """
-
+class Counted(NamedTuple):
     classes: int
-    whole: bool
-    problem: str = ""
+    whole: bool  # there are no others; counting ends early where enough are found, or samples are too many
+    problem: str = ""  # with the first sample that could not be read
 
 
 def count_classes(text: str, enough: int) -> Counted:
-    """The classes of a task of classification; ``enough``: there is no need to count further."""
-    match parse_task(text):
-        case kinds.ZeroShot(source) | kinds.Neighbours(source) | kinds.LinearProbe(source):
-            return count(open_source(source), enough)
-        case kinds.ImageNetFolder(path):
-            return count(open_source(class_folders(path)), enough)
-        case kinds.BenchmarkFolder(path):
-            opened = open_benchmark(path)
-            return Counted(len(opened.classes) if isinstance(opened, Classified) else 0, whole=True)
-        case _:
-            return Counted(0, whole=True)
+    """The classes of a task of zero-shot classification; ``enough``: there is no need to count further."""
+    task = parse_task(text)
+    if task.kind != "wds":
+        return count(open_source(task.source), enough)
+    opened = open_benchmark(task.folder)
+    return Counted(len(opened.classes) if isinstance(opened, Classified) else 0, whole=True)
 
 
-def count(
-    samples: Samples, enough: int, of: Callable[[tuple[str, ...]], object] = lambda captions: captions[0]
-) -> Counted:
-    """How many different things ``of`` makes of the samples' captions: by default, how many classes there are.  It
-    reads evenly over the samples, since those of one class often lie together."""
+def count(samples: Samples, enough: int, retrieved: bool = False) -> Counted:
+    """How many classes there are, by first captions; of what is ``retrieved``, how many different lists of captions.
+    It reads evenly over the samples, since those of one class often lie together."""
     names: set[object] = set()
     problem = ""
     most = min(len(samples), MOST_READ)
     stride = max(1, most // (4 * enough))
     for place in (place for start in range(stride) for place in range(start, most, stride)):
         try:
-            names.add(of(samples.read(place * len(samples) // most).captions))
+            captions = samples.read(place * len(samples) // most).captions
+            names.add(captions if retrieved else captions[0])
         except BadSample as error:
             problem = problem or str(error)
-            continue
         if len(names) >= enough:
             return Counted(len(names), False, problem)
     return Counted(len(names), most == len(samples), problem)
 
-
-# ---------------------------------------------------------------------------------------------------------------------
-# names
-
-
-log = logging.getLogger("fullbatch")
 
 # What a kind of task gives, the main number first; a test holds it against what the tasks do give.
 _RANKED = ("r1", "r5", "r10", "median_rank")
@@ -84,18 +69,16 @@ CLASSIFICATION = ("accuracy", "accuracy_top5", "mean_per_class", "f1_macro")
 _FOUND = ("r1", "r5", "median_rank")
 VIEWS = ("mean_r1", *(f"{way}_{name}" for way in ("first_to_second", "second_to_first") for name in _FOUND))
 CORRUPTED = ("mean_r1", "first_to_second_r1", "second_to_first_r1", *(f"r1_{name}" for name in CORRUPTION_NAMES))
-NEIGHBOURS = ("accuracy", "accuracy_20", "mean_per_class")
 LINEAR = ("accuracy", "mean_per_class")
-_METRICS: Mapping[type, tuple[str, ...]] = {
-    kinds.Retrieval: RETRIEVAL,
-    kinds.ZeroShot: CLASSIFICATION,
-    kinds.ImageNetFolder: CLASSIFICATION,
-    kinds.OtherView: VIEWS,
-    kinds.CorruptedViews: CORRUPTED,
-    kinds.Neighbours: NEIGHBOURS,
-    kinds.LinearProbe: LINEAR,
+_METRICS = {
+    "retrieval": RETRIEVAL,
+    "zero_shot": CLASSIFICATION,
+    "imagenet": CLASSIFICATION,
+    "views": VIEWS,
+    "corrupted_views": CORRUPTED,
+    "knn": ("accuracy", "accuracy_20", "mean_per_class"),
+    "linear": LINEAR,
 }
-NOT_METRICS = ("chance", "size")  # numbers of a result that are not
 
 
 def metric_named(asked: str | None, tasks: Sequence[str], flag: str = "--metric") -> str:
@@ -136,17 +119,17 @@ def _has_enough_classes(metric: str) -> bool:
 
 def _names(text: str) -> Iterator[str]:
     task = parse_task(text)
-    if isinstance(task, kinds.DataCompSuite):
-        there = [entry for entry in ENTRIES if entry.find(task.path)]
+    if task.kind == "datacomp":
+        there = [entry for entry in ENTRIES if entry.find(task.folder)]
         made = [average for average in averages(dict.fromkeys([entry.key for entry in there], 0.0)) if average.found]
         made.sort(key=lambda average: average.name != "DataComp average")
         yield from (average_name(average.name, average.found, average.of) for average in made)
         yield from (f"datacomp:{entry.key} {entry.main}" for entry in there)
-    elif isinstance(task, kinds.BenchmarkFolder):
-        names = RETRIEVAL if isinstance(open_benchmark(task.path), Captioned) else CLASSIFICATION
-        yield from (f"{text} {name}" for name in names)
-    else:
-        yield from (f"{text} {name}" for name in _METRICS[type(task)])
+        return
+    names = _METRICS.get(task.kind, CLASSIFICATION)
+    if task.kind == "wds" and not isinstance(open_benchmark(task.folder), Classified):
+        names = RETRIEVAL
+    yield from (f"{text} {name}" for name in names)
 
 
 def average_name(name: str, found: int, of: int) -> str:
@@ -165,7 +148,7 @@ def named_numbers(results: Mapping[str, Any]) -> dict[str, float]:
         f"{result['task']} {name}": float(value)
         for result in results.get("results", ())
         for name, value in result.items()
-        if isinstance(value, (int, float)) and not isinstance(value, bool) and name not in NOT_METRICS
+        if isinstance(value, (int, float)) and not isinstance(value, bool) and name not in ("chance", "size")
     }
     for average in results.get("averages", ()):
         if average["value"] is not None:
@@ -174,50 +157,34 @@ def named_numbers(results: Mapping[str, Any]) -> dict[str, float]:
 
 
 def is_share(metric: str) -> bool:
-    """Shares are shown as per cent; ranks as they are."""
+    """Of shares, which are shown as per cent, more is better; of ranks less."""
     return not metric.endswith("_rank")
-
-
-def more_is_better(metric: str) -> bool:
-    return not metric.endswith("_rank")
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# what is asked for
-
-
-SECONDS = "seconds"
-_FIELD = "metrics"
-_MEAN = re.compile(r"mean\s*\((?P<names>.*)\)", re.DOTALL)
 
 
 @dataclass(frozen=True)
 class Metric:
-    """name    as the plan has it
-    parts   the "TASK METRIC" names whose mean it is; (): the seconds of training
-    """
-
-    name: str
-    parts: tuple[str, ...]
+    name: str  # as the plan has it
+    parts: tuple[str, ...]  # the "TASK METRIC" names whose mean it is; (): the seconds of training
 
     @classmethod
     def parse(cls, text: str, tasks: Sequence[str], where: str = _FIELD) -> Metric:
         """``METRIC``, ``TASK METRIC``, ``mean(A, B, ...)`` or ``seconds``; ValueError where the tasks do not give it.
-        Where a name has a comma of its own, a space must follow the others.  ``where`` is the field or flag that asks.
-        """
+        Where a name has a comma of its own, a space must follow the others.  ``where`` is the field or flag."""
         if not isinstance(text, str) or not text.strip():
             raise ValueError(f"{where}: a metric must be a name such as accuracy, got {text!r}.")
         text = text.strip()
         if text == SECONDS:
             return cls(text, ())
-        mean = _MEAN.fullmatch(text)
-        names = [text] if mean is None else _split(mean["names"])
+        names = [text]
+        if mean := _MEAN.fullmatch(text):
+            spaced = re.search(r",\s", mean["names"])  # a task may have commas without a space: ?captions=title,alt
+            names = [name.strip() for name in re.split(r",\s+" if spaced else ",", mean["names"])]
         if not all(names):
             raise ValueError(f"{where}: {text!r} has an empty name in it; write mean(A, B).")
         if SECONDS in names:
             raise ValueError(f"{where}: {text!r} mixes seconds with what is measured; name it as a metric of its own.")
         parts = tuple(metric_named(name, tasks, where) for name in names)
-        if len({more_is_better(part) for part in parts}) > 1:
+        if len(set(map(is_share, parts))) > 1:
             raise ValueError(f"{where}: {text!r} mixes ranks, where less is better, with shares, where more is.")
         return cls(text, parts)
 
@@ -234,18 +201,10 @@ class Metric:
         return sum(numbers[part] for part in self.parts) / len(self.parts)
 
     @property
-    def maximise(self) -> bool:
-        return bool(self.parts) and all(map(more_is_better, self.parts))
-
-    @property
     def is_share(self) -> bool:
-        """Shown as per cent."""
         return bool(self.parts) and all(map(is_share, self.parts))
 
-    @property
-    def worst(self) -> float | None:
-        """What a run that ran away is worth; None where no number is the worst."""
-        return 0.0 if self.is_share else None
+    maximise = is_share
 
     @property
     def short(self) -> str:
@@ -274,12 +233,5 @@ def parse_metrics(texts: Sequence[str], tasks: Sequence[str]) -> tuple[Metric, .
 
 
 def worst_of(metrics: Sequence[Metric]) -> tuple[float, ...] | None:
-    """The values of a run that ran away, if each metric has a worst one."""
-    worst = [metric.worst for metric in metrics]
-    return tuple(value for value in worst if value is not None) if None not in worst else None
-
-
-def _split(names: str) -> list[str]:
-    """At commas with a space after them where there are such, since a task may have others: ?captions=title,alt."""
-    spaced = re.search(r",\s", names) is not None
-    return [name.strip() for name in re.split(r",\s+" if spaced else ",", names)]
+    """The values of a run that ran away; None where a metric is no share, which alone has a worst value."""
+    return (0.0,) * len(metrics) if all(metric.is_share for metric in metrics) else None

@@ -9,24 +9,14 @@ from typing import Any, Literal
 
 @dataclass(frozen=True)
 class Result:
-    """task      as it was asked for; of a suite "datacomp:KEY"
-    metrics   name -> share (or rank)
-    main      the metric to look at
-    chance    what guessing gives for it
-    size      captions in the gallery, classes, or candidates
-    examples  of retrieval: an image's caption, its rank, and the captions nearest to the image
-    counts    of what there was: images, captions, classes, samples that could not be read (left_out)
-    notes     what a reader of the number must know
-    """
-
-    task: str
-    metrics: dict[str, float]
-    main: str
-    chance: float
-    size: int
-    examples: tuple[dict[str, Any], ...] = ()
-    counts: Mapping[str, int] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
+    task: str  # as it was asked for; of a suite "datacomp:KEY"
+    metrics: dict[str, float]  # name -> share (or rank)
+    main: str  # the metric to look at
+    chance: float  # what guessing gives for it
+    size: int  # captions in the gallery, classes, or candidates
+    examples: tuple[dict[str, Any], ...] = ()  # of retrieval: an image's caption, its rank, and the nearest captions
+    counts: Mapping[str, int] = field(default_factory=dict)  # images, captions, classes, those not readable (left_out)
+    notes: tuple[str, ...] = ()  # what a reader of the number must know
 
     @property
     def value(self) -> float:

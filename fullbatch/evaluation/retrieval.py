@@ -1,13 +1,14 @@
 """Retrieval: for each image the rank of the best of its captions among all captions, and the other way round."""
 
-# N: images   T: captions   S: different things said   E: pairs of an image and what describes it   D: width
+# N: images   T: captions   S: different things said   D: width
 # A: anchors   C: anchors at a time   B: gallery   U: its different rows   P: right pairs of anchors and gallery rows
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from itertools import chain
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,17 +16,16 @@ from torch import Tensor
 
 from fullbatch import distributed
 
+_ENTRIES = 1 << 24  # similarities held at a time
+
 
 @dataclass(frozen=True)
 class Gallery:
     """Rows to search in, where equal rows get equal similarities.  A matrix product gives them similarities that differ
-    in the last bit, by their place in a block; so each different row is multiplied once.
-
-    place_B   which of rows_UD each row is; None where all differ
-    """
+    in the last bit, by their place in a block; so each different row is multiplied once."""
 
     rows_UD: Tensor
-    place_B: Tensor | None
+    place_B: Tensor | None  # which of rows_UD each row is; None where all differ
 
     @classmethod
     def of(cls, rows_BD: Tensor) -> Gallery:
@@ -42,82 +42,57 @@ class Gallery:
         return sim_CU if self.place_B is None else sim_CU[:, self.place_B]
 
 
-_ENTRIES = 1 << 24  # similarities held at a time
-
-
 @dataclass(frozen=True)
 class Answers:
-    """Which captions are right for which images, without an N x T matrix.
+    """Which captions are right for which images, without an N x T matrix: sparse tables of what each of them says."""
 
-    said_T            the number of what each caption says
-    image_E, said_E   image image_E[e] is described by said_E[e]
-    """
+    said_NS: Any
+    said_TS: Any
 
-    said_T: Tensor
-    image_E: Tensor
-    said_E: Tensor
+    @classmethod
+    def of(cls, said_by_images: Sequence[Sequence[int]], said_T: Sequence[int]) -> Answers:
+        from scipy.sparse import csr_array  # here, since not every run retrieves
 
-    @cached_property
-    def captions_by_saying(self) -> _Lists:
-        return _Lists.of(self.said_T, torch.arange(len(self.said_T)))
+        def table(rows: Sequence[Sequence[int]]) -> Any:
+            ends = np.cumsum([0, *map(len, rows)])
+            return csr_array((np.ones(ends[-1], np.int64), list(chain(*rows)), ends), (len(rows), max(said_T) + 1))
 
-    @cached_property
-    def images_by_saying(self) -> _Lists:
-        return _Lists.of(self.said_E, self.image_E)
+        return cls(table(said_by_images), table([[said] for said in said_T]))
 
     def of_images(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
         """Every right pair of these images: the image, counted from start, and the caption."""
-        here_E = (self.image_E >= start) & (self.image_E < stop)
-        return self.captions_by_saying.joined(self.image_E[here_E] - start, self.said_E[here_E])
+        return _pairs(self.said_NS[start:stop] @ self.said_TS.T)
 
     def of_captions(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
         """Every right pair of these captions: the caption, counted from start, and the image."""
-        return self.images_by_saying.joined(torch.arange(stop - start), self.said_T[start:stop])
+        return _pairs(self.said_TS[start:stop] @ self.said_NS.T)
 
 
-@dataclass(frozen=True)
-class _Lists:
-    """For each saying a list of members, one list after the other."""
-
-    members: Tensor
-    first_S: Tensor
-    count_S: Tensor
-
-    @classmethod
-    def of(cls, said: Tensor, members: Tensor) -> _Lists:
-        count_S = said.bincount()
-        return cls(members[said.argsort(stable=True)], count_S.cumsum(0) - count_S, count_S)
-
-    def joined(self, rows: Tensor, said: Tensor) -> tuple[Tensor, Tensor]:
-        """Each row with each member of what it says."""
-        count = self.count_S[said]
-        within = torch.arange(int(count.sum())) - (count.cumsum(0) - count).repeat_interleave(count)
-        return rows.repeat_interleave(count), self.members[self.first_S[said].repeat_interleave(count) + within]
+def _pairs(right: Any) -> tuple[Tensor, Tensor]:
+    rows, columns = (torch.from_numpy(numbers.astype(np.int64)) for numbers in right.nonzero())
+    return rows, columns
 
 
 def own_captions(counts: Sequence[int]) -> Answers:
     """Right for an image are its own captions and no others, as in CLIP_benchmark; counts[i] of them in a row."""
-    images = torch.arange(len(counts))
-    return Answers(images.repeat_interleave(torch.tensor(counts)), images, images)
+    images = range(len(counts))
+    return Answers.of([[image] for image in images], np.repeat(images, counts).tolist())
 
 
 def equal_captions(captions: Sequence[Sequence[str]]) -> Answers:
     """Right for an image is every caption that says what one of its own does."""
     numbers: dict[str, int] = {}
     sayings = [[numbers.setdefault(caption, len(numbers)) for caption in of_image] for of_image in captions]
-    pairs = sorted({(image, number) for image, of_image in enumerate(sayings) for number in of_image})
-    edges = torch.tensor(pairs)
-    return Answers(torch.tensor([number for of_image in sayings for number in of_image]), edges[:, 0], edges[:, 1])
+    return Answers.of([sorted(set(of_image)) for of_image in sayings], list(chain(*sayings)))
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """For each anchor: wrong rows nearer than the best right one, wrong rows as near, and right rows as near as the
-    best."""
+    """For each anchor how many ..."""
 
-    ahead_A: Tensor
-    level_A: Tensor
-    best_A: Tensor
+    ahead_A: Tensor  # wrong rows are nearer than the best right one
+    level_A: Tensor  # wrong rows are as near
+    best_A: Tensor  # right rows are as near
 
     def hits(self, k: int) -> Tensor:
         """How likely a right row is among the first k when rows that are as near come in random order."""
@@ -160,22 +135,25 @@ def ranks(
     return Ranks(*distributed.gather_uneven(torch.cat(places)).cpu().unbind(dim=1))
 
 
-def recalls(image_ND: Tensor, text_TD: Tensor, answers: Answers, chunk: int | None = None) -> dict[str, float]:
+def recalls(
+    image_ND: Tensor,
+    text_TD: Tensor,
+    answers: Answers,
+    chunk: int | None = None,
+    names: tuple[str, str] = ("image_to_text", "text_to_image"),
+    tops: Sequence[int] = (1, 5, 10),
+) -> dict[str, float]:
     """R@1, 5, 10 and the median rank.  text_to_image is "image retrieval", image_to_text "text retrieval"."""
-    directions = (
-        ("image_to_text", ranks(image_ND, text_TD, answers.of_images, chunk)),
-        ("text_to_image", ranks(text_TD, image_ND, answers.of_captions, chunk)),
-    )
-    results = {}
-    for name, places in directions:
-        for k in (1, 5, 10):
-            results[f"{name}_r{k}"] = places.hits(k).mean().item()
+    both = ranks(image_ND, text_TD, answers.of_images, chunk), ranks(text_TD, image_ND, answers.of_captions, chunk)
+    results: dict[str, float] = {}
+    for name, places in zip(names, both, strict=True):
+        results |= {f"{name}_r{top}": places.hits(top).mean().item() for top in tops}
         results[f"{name}_median_rank"] = places.median()
-    results["mean_r1"] = 0.5 * (results["image_to_text_r1"] + results["text_to_image_r1"])
+    results["mean_r1"] = 0.5 * (results[f"{names[0]}_r1"] + results[f"{names[1]}_r1"])
     return results
 
 
 def chance_of_first(answers: Answers) -> float:
-    """What mean_r1 is when all similarities are equal, in either direction."""
-    times_S, images = answers.said_T.bincount(), int(answers.image_E.max()) + 1
-    return int(times_S[answers.said_E].sum()) / (images * len(answers.said_T))
+    """What mean_r1 is when all similarities are equal, in either direction: the share of pairs that are right."""
+    right = answers.said_NS @ answers.said_TS.sum(axis=0)
+    return int(right.sum()) / (len(right) * int(answers.said_TS.shape[0]))

@@ -8,7 +8,7 @@ pushing them away widens their distribution; one that stops at a margin leaves t
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -26,31 +26,10 @@ _ENTRIES = 1 << 22  # similarities sorted at a time
 
 @dataclass(frozen=True)
 class Distribution:
-    """count       how many similarities
-    mean, deviation   of them, as of the whole population
-    bins_K      how many fall into each of the bins
-    """
-
-    count: int
+    count: int  # of similarities
     mean: float
-    deviation: float
-    bins_K: Tensor
-
-
-@dataclass(frozen=True)
-class Similarities:
-    """Of one direction: for each anchor its own partner, and the partners of others by rank.
-
-    positives   s_ii
-    nearest     the 5 most similar negatives of each anchor
-    far         those at ranks 90 to 100; None where there are too few pairs for them to be far
-    lower       the less similar half of all negatives
-    """
-
-    positives: Distribution
-    nearest: Distribution
-    far: Distribution | None
-    lower: Distribution
+    deviation: float  # as of the whole population
+    bins_K: Tensor  # how many fall into each of the bins
 
 
 class _Tally:
@@ -74,16 +53,21 @@ class _Tally:
 
 
 @torch.no_grad()
-def similarity_distributions(anchor_ND: Tensor, other_ND: Tensor, chunk: int | None = None) -> Similarities:
+def similarity_distributions(anchor_ND: Tensor, other_ND: Tensor, chunk: int | None = None) -> dict[str, Distribution]:
     """Row i of both tables is a pair; every other row is a negative, also one that bears the same caption.
 
     Called with (image, text) each picture looks for captions, with (text, image) each caption for pictures.  Of the
     N x N similarities ``chunk`` rows exist at a time.
 
+    positives   s_ii
+    nearest     the 5 most similar negatives of each anchor
+    far         those at ranks 90 to 100; absent where there are too few pairs for them to be far
+    lower       the less similar half of all negatives
+
     >>> from torch.nn.functional import normalize
     >>> image, noise = torch.randn(2, 64, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     >>> found = similarity_distributions(normalize(image, dim=1), normalize(image + 0.1 * noise, dim=1))
-    >>> found.positives.mean > found.nearest.mean > found.lower.mean
+    >>> found["positives"].mean > found["nearest"].mean > found["lower"].mean
     True
     """
     check_shapes(anchor_ND, other_ND, None)
@@ -92,53 +76,36 @@ def similarity_distributions(anchor_ND: Tensor, other_ND: Tensor, chunk: int | N
     count = len(anchor_ND)
     if count < FEWEST:
         raise ValueError(f"at least {FEWEST} pairs are needed to tell near negatives from far ones, got {count}")
-    tallies = [_Tally(anchor_ND.device) for _ in range(4)]
-    positives, nearest, far, lower = tallies
-    for own_A1, ranked_AM in _ranked(anchor_ND, other_ND, chunk or max(1, _ENTRIES // count)):
-        positives.add(own_A1)
-        nearest.add(ranked_AM[:, :NEAREST])
-        far.add(ranked_AM[:, FAR[0] - 1 : FAR[1]])
-        lower.add(ranked_AM[:, (count - 1) // 2 :])
-    return Similarities(
-        positives.distribution(),
-        nearest.distribution(),
-        far.distribution() if count >= FEWEST_FOR_FAR else None,
-        lower.distribution(),
-    )
-
-
-def _ranked(anchor_ND: Tensor, other_ND: Tensor, chunk: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Each anchor's similarity to its own, and to all others from the most similar on."""
-    for start in range(0, len(anchor_ND), chunk):
+    chunk = chunk or max(1, _ENTRIES // count)
+    tallies = {name: _Tally(anchor_ND.device) for name in ("positives", "nearest", "far", "lower")}
+    for start in range(0, count, chunk):
         sim_AN = anchor_ND[start : start + chunk] @ other_ND.T
         here_A1 = torch.arange(start, start + len(sim_AN), device=sim_AN.device)[:, None]
-        own_A1 = sim_AN.gather(1, here_A1)
+        tallies["positives"].add(sim_AN.gather(1, here_A1))
         sim_AN.scatter_(1, here_A1, -torch.inf)
-        yield own_A1, sim_AN.sort(dim=1, descending=True).values[:, :-1]
+        ranked_AM = sim_AN.sort(dim=1, descending=True).values[:, :-1]
+        tallies["nearest"].add(ranked_AM[:, :NEAREST])
+        tallies["far"].add(ranked_AM[:, FAR[0] - 1 : FAR[1]])
+        tallies["lower"].add(ranked_AM[:, (count - 1) // 2 :])
+    if count < FEWEST_FOR_FAR:
+        del tallies["far"]
+    return {name: tally.distribution() for name, tally in tallies.items()}
 
 
 @dataclass(frozen=True)
 class NearNegatives:
-    """anchor         the row of a picture
-    others         the rows of its nearest captions, by the first model
-    similarities   of the picture to each of them, model by model
-    """
-
-    anchor: int
-    others: list[int]
-    similarities: list[list[float]]
+    anchor: int  # the row of a picture
+    others: list[int]  # the rows of its nearest captions, by the first model
+    similarities: list[list[float]]  # of the picture to each of them, model by model
 
 
 @torch.no_grad()
 def near_negatives(
     models: Sequence[tuple[Tensor, Tensor]], groups_N: Tensor, anchors: int, chunk: int | None = None
 ) -> list[NearNegatives]:
-    """What several models make of the likely false negatives of one of them: TuneCLIP's Table 21.
-
-    ``models`` are tables of pictures and captions of the same pairs.  By the first: pictures that fit the caption of
-    another pair best, compared with their own, and their nearest captions.  Rows of one group (equal captions) are no
-    negatives.
-    """
+    """What several models make of the likely false negatives of one of them: TuneCLIP's Table 21.  ``models`` are
+    tables of pictures and captions of the same pairs.  By the first: pictures that fit another pair's caption best,
+    compared with their own, and their nearest captions.  Rows of one group (equal captions) are no negatives."""
     image_ND, text_ND = models[0]
     groups_N, rows = groups_N.to(image_ND.device), chunk or max(1, _ENTRIES // len(image_ND))
 

@@ -1,11 +1,8 @@
 """Retrieval of the other augmented view (Cho et al. 2023, section 6.2 and Appendix D.3, Tables 1 and 2).
 
-Clean: of every image two views are made; each one looks for its partner among the partners of all images.
-
-Corrupted: every image is corrupted in 19 ways at severity 1, and of each of the 19 two views are made.  A view looks
-for its partner among the partners of the 19, so an image's own other corruptions are the wrong answers, and the clean
-image takes no part; chance is 1 / 19.  That is what the authors' code does; the paper's words leave it open whether the
-clean image is one of the candidates.
+Every image is corrupted in 19 ways at severity 1, and of each of the 19 two views are made.  A view looks for its
+partner among the partners of the 19, so the clean image takes no part; chance is 1 / 19.  That is what the authors'
+code does; the paper leaves it open whether the clean image is one of the candidates.
 
 Views are made with the default settings of ``Views``, whatever a run was trained with, from a fixed seed and the
 sample's number, so that all models see the same ones.
@@ -18,7 +15,8 @@ from __future__ import annotations
 import hashlib
 import io
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -38,40 +36,30 @@ from fullbatch.evaluation.corruptions import CORRUPTION_NAMES, CORRUPTIONS, Pixe
 from fullbatch.evaluation.embed import Embedder, SourceRows
 from fullbatch.evaluation.measure import left_out_note
 from fullbatch.evaluation.result import Result
-from fullbatch.evaluation.retrieval import Ranks, ranks
+from fullbatch.evaluation.retrieval import Ranks, own_captions, recalls
 
 SEED = 0  # of the views and corruptions that all models are measured on
 _MAKER = ViewMaker(Views(), SEED)
+_EPOCHS = [EVALUATION - 1 - kind for kind in range(len(CORRUPTIONS))]  # a corruption's views are drawn apart
+SEVERITIES = 5  # a file of CIFAR-C holds all of them, one after the other; what is measured here is the first
 _KEPT = 1 << 30  # bytes of corrupted images of a source that are kept in the cache folder
 _VERSION = 2  # raise it when corruptions change
 
 
 def other_view(task: str, source: Source, embedder: Embedder) -> Result:
-    walked = embedder.walk(source, lambda batch: _embedded(embedder, batch.images, EVALUATION, batch.ids))
+    walked = embedder.walk(source, partial(_views, embedder, EVALUATION))
     first_ND, second_ND = (table.to(embedder.device) for table in walked.tables)
     count = len(first_ND)
     if count == 1:
         raise ValueError(f"The task {task!r} has one image: any model would be right.")
-    metrics: dict[str, float] = {}
-    for name, anchors, gallery in (
-        ("first_to_second", first_ND, second_ND),
-        ("second_to_first", second_ND, first_ND),
-    ):
-        places = ranks(anchors, gallery, _partners)
-        metrics |= {f"{name}_r{k}": places.hits(k).mean().item() for k in (1, 5)}
-        metrics[f"{name}_median_rank"] = places.median()
-    return _result(task, metrics, 1.0 / count, count, walked)
+    names, partners = ("first_to_second", "second_to_first"), own_captions([1] * count)
+    return _result(task, recalls(first_ND, second_ND, partners, names=names, tops=(1, 5)), count, walked)
 
 
-def _embedded(embedder: Embedder, images_BCSS: Tensor, epoch: int, ids_B: Tensor) -> tuple[Tensor, Tensor]:
-    """Both views of each image."""
-    first, second = _MAKER(images_BCSS, epoch, ids_B.cpu().numpy())
+def _views(embedder: Embedder, epoch: int, batch: LoadedBatch) -> tuple[Tensor, Tensor]:
+    """Both views of each image, embedded."""
+    first, second = _MAKER(batch.images, epoch, batch.ids.cpu().numpy())
     return embedder.image_rows(first), embedder.image_rows(second)
-
-
-def _partners(start: int, stop: int) -> tuple[Tensor, Tensor]:
-    """Right for anchor i is row i."""
-    return torch.arange(stop - start), torch.arange(start, stop)
 
 
 def corrupted_views(task: str, source: Source, embedder: Embedder) -> Result:
@@ -83,30 +71,23 @@ def corrupted_views(task: str, source: Source, embedder: Embedder) -> Result:
     keep = len(samples) * len(CORRUPTIONS) * 3 * embedder.image_size**2 <= _KEPT
 
     def rows(batch: LoadedBatch) -> tuple[Tensor, Tensor]:
-        kinds = enumerate(every_corruption(batch, keep))
-        return _hits([_embedded(embedder, images, _epoch(kind), batch.ids) for kind, images in kinds])
+        kinds = zip(_EPOCHS, every_corruption(batch, keep), strict=True)
+        return _hits([_views(embedder, epoch, replace(batch, images=images)) for epoch, images in kinds])
 
     return _corrupted_result(task, embedder.walk(samples, rows), CORRUPTION_NAMES)
 
 
 def _published_views(task: str, published: Mapping[str, Samples], embedder: Embedder) -> Result:
     """A pass for each corruption; an image that cannot be read in one of them is left out of all."""
-
-    def walk(name: str, samples: Samples) -> SourceRows:
-        epoch = _epoch(CORRUPTION_NAMES.index(name))
-        return embedder.walk(samples, lambda batch: _embedded(embedder, batch.images, epoch, batch.ids))
-
-    walks = [walk(name, samples) for name, samples in published.items()]
+    walks = []
+    for name, samples in published.items():
+        rows = partial(_views, embedder, _EPOCHS[CORRUPTION_NAMES.index(name)])
+        walks.append(embedder.walk(samples, rows))
     ids_N = (torch.cat([walked.ids for walked in walks]).bincount() == len(walks)).nonzero()[:, 0]
     read = [torch.isin(walked.ids, ids_N) for walked in walks]
     views = [(walked.tables[0][here], walked.tables[1][here]) for walked, here in zip(walks, read, strict=True)]
     left_out = tuple(why for walked in walks for why in walked.left_out)
     return _corrupted_result(task, SourceRows(ids_N, _hits(views), [], left_out), tuple(published))
-
-
-def _epoch(kind: int) -> int:
-    """One of its own for each corruption: their views are drawn apart."""
-    return EVALUATION - 1 - kind
 
 
 def _hits(views: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
@@ -117,12 +98,10 @@ def _hits(views: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
 
 def _corrupted_result(task: str, walked: SourceRows, kinds: Sequence[str]) -> Result:
     by_kind = torch.stack(walked.tables).mean(dim=(0, 1)).tolist()
-    metrics = {
-        "first_to_second_r1": walked.tables[0].mean().item(),
-        "second_to_first_r1": walked.tables[1].mean().item(),
-        **{f"r1_{name}": value for name, value in zip(kinds, by_kind, strict=True)},
-    }
-    return _result(task, metrics, 1.0 / len(kinds), len(kinds), walked)
+    first, second = (table.mean().item() for table in walked.tables)
+    metrics = {"mean_r1": 0.5 * (first + second), "first_to_second_r1": first, "second_to_first_r1": second}
+    metrics |= {f"r1_{name}": value for name, value in zip(kinds, by_kind, strict=True)}
+    return _result(task, metrics, len(kinds), walked)
 
 
 def own_hits(anchor_BKD: Tensor, gallery_BKD: Tensor) -> Tensor:
@@ -136,15 +115,9 @@ def own_hits(anchor_BKD: Tensor, gallery_BKD: Tensor) -> Tensor:
     return torch.where(sim_BKK.isfinite().all(dim=2), hits_BK, torch.nan)
 
 
-def _result(task: str, metrics: dict[str, float], chance: float, size: int, walked: SourceRows) -> Result:
-    mean = 0.5 * (metrics["first_to_second_r1"] + metrics["second_to_first_r1"])
+def _result(task: str, metrics: dict[str, float], size: int, walked: SourceRows) -> Result:
     counts = {"images": len(walked.ids), "left_out": len(walked.left_out)}
-    notes = left_out_note(walked.left_out)
-    return Result(task, {"mean_r1": mean, **metrics}, "mean_r1", chance, size, counts=counts, notes=notes)
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# corrupted batches
+    return Result(task, metrics, "mean_r1", 1.0 / size, size, counts=counts, notes=left_out_note(walked.left_out))
 
 
 def every_corruption(batch: LoadedBatch, keep: bool) -> list[Tensor]:
@@ -169,20 +142,21 @@ def corrupted_squares(images_NHWC: Pixels, ids: list[int], keep: bool) -> Pixels
     return every_KNHWC
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# CIFAR-10-C, CIFAR-100-C and Tiny-ImageNet-C as they are published: a file or a folder for each corruption
-
-
-SEVERITIES = 5  # a file of CIFAR-C holds all of them, one after the other; what is measured here is the first
-
-
-@dataclass
 class ArrayImages(Samples):
     """The images of one array file at severity 1; their captions are their numbers."""
 
-    name: str
-    fingerprint: str
-    count: int
+    def __init__(self, path: Path) -> None:
+        try:
+            images = np.load(path, mmap_mode="r", allow_pickle=False)
+        except (OSError, ValueError) as error:
+            raise ValueError(f"{str(path)!r} is no array of images: {error}") from None
+        if images.dtype != np.uint8 or images.ndim != 4 or images.shape[3] != 3 or len(images) % SEVERITIES:
+            raise ValueError(
+                f"{str(path)!r} must hold {SEVERITIES} severities of images, bytes of the shape (N, height, width, 3), "
+                f"as CIFAR-10-C has them, got {images.dtype} {images.shape}."
+            )
+        self.name, self.count = str(path), len(images) // SEVERITIES
+        self.fingerprint = f"{path}:{path.stat().st_size}:{path.stat().st_mtime_ns}"
 
     def _read(self, index: int) -> RawSample:
         where = f"{self.name}:{index}"
@@ -196,12 +170,13 @@ class ArrayImages(Samples):
 
 
 def published_corruptions(root: str) -> dict[str, Samples]:
-    """What the folder holds of each corruption, image for image the same; nothing: it is no such folder."""
+    """What a folder of CIFAR-10-C's, CIFAR-100-C's or Tiny-ImageNet-C's layout holds of each corruption, image by image
+    the same; nothing: it is no such folder."""
     folder = Path(root).expanduser()
     samples_of: dict[str, Samples] = {}
     for name in CORRUPTION_NAMES:
         if (file := folder / f"{name}.npy").is_file():
-            samples_of[name] = _array_images(file)
+            samples_of[name] = ArrayImages(file)
         elif (images := folder / name / "1").is_dir():
             samples_of[name] = open_source(Source(str(images), kind="folder", captions=("folder",)))
     sizes = {name: len(samples) for name, samples in samples_of.items()}
@@ -210,17 +185,3 @@ def published_corruptions(root: str) -> dict[str, Samples]:
     if len(samples_of) == 1:
         raise ValueError(f"{root!r} has one corruption ({next(iter(samples_of))}): any model would be right.")
     return samples_of
-
-
-def _array_images(path: Path) -> ArrayImages:
-    try:
-        images = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{str(path)!r} is no array of images: {error}") from None
-    if images.dtype != np.uint8 or images.ndim != 4 or images.shape[3] != 3 or len(images) % SEVERITIES:
-        raise ValueError(
-            f"{str(path)!r} must hold {SEVERITIES} severities of images, bytes of the shape (N, height, width, 3), as "
-            f"CIFAR-10-C has them, got {images.dtype} {images.shape}."
-        )
-    status = path.stat()
-    return ArrayImages(str(path), f"{path}:{status.st_size}:{status.st_mtime_ns}", len(images) // SEVERITIES)

@@ -15,7 +15,6 @@ from fullbatch.config.messages import listed
 from fullbatch.config.model import DEFAULT_MODEL, Model
 from fullbatch.config.run import RunConfig
 from fullbatch.evaluation.tasks import BUILTIN_TASKS, check_tasks
-from fullbatch.finetuning.base import open_model, settle, starting_from, write_model
 from fullbatch.finetuning.record import (
     BASE,
     FILE,
@@ -24,11 +23,12 @@ from fullbatch.finetuning.record import (
     EpochRecorder,
     Record,
     Verdict,
-    check_metric,
     check_tolerance,
+    deciding,
     read_record,
     write_record,
 )
+from fullbatch.loading import open_model, settle, write_model
 from fullbatch.training import checkpoint
 from fullbatch.training.display import Display
 from fullbatch.training.run_folder import LOCK, Folder, training_alone_in
@@ -39,16 +39,10 @@ TOLERANCE = 0.01
 
 @dataclass(frozen=True)
 class Finetuned:
-    """trained   the run's folder and results.json
-    record    what was measured
-    verdict   whether the tuned model takes the base's place, and why not
-    model     the folder to take: the run's tuned/ or base/
-    """
-
-    trained: Trained
-    record: Record
+    trained: Trained  # the run's folder and results.json
+    record: Record  # what was measured
     verdict: Verdict
-    model: Path
+    model: Path  # the folder to take: the run's tuned/ or base/
 
 
 def finetune(
@@ -67,32 +61,31 @@ def finetune(
     tasks = config.evaluation.evaluate or ()
     with distributed.ranks(pick_device(config)) as world, ExitStack() as held:
         first = world.rank == 0
-        if metric is not None:
-            check_metric(metric, tasks)
+        asked = metric
+        metric = distributed.together(lambda: None if asked is None else deciding(asked, tasks))
         distributed.together(lambda: check_tasks(tasks))
         if resume is None:
             config = replace(config, run=replace(config.run, name=distributed.from_first_rank(_name(config))))
         folder = Folder.of(config) if resume is None else Folder(Path(resume))
 
-        def lock() -> None:
-            if first:
-                held.enter_context(training_alone_in(folder.path))
+        def prepared() -> Record:
+            """The folder locked, and what is known already."""
+            if resume is None:
+                _require_room(folder)
+            else:
+                _check_resumed(folder, config)
+            held.enter_context(training_alone_in(folder.path))
+            if resume is not None:
+                return _resumed(folder, metric, tolerance)
+            return Record(_named(config.model), metric or MEAN, TOLERANCE if tolerance is None else tolerance)
 
-        if resume is None:
-            distributed.together(lambda: _require_room(folder) if first else None)
-            distributed.together(lock)
-            record = Record(_named(config.model), metric or MEAN, TOLERANCE if tolerance is None else tolerance)
-        else:
-            distributed.together(lambda: _check_resumed(folder, config))
-            distributed.together(lock)
-            resumed = distributed.together(lambda: _resumed(folder, metric, tolerance) if first else None)
-            record = distributed.from_first_rank(resumed)
+        record = distributed.from_first_rank(distributed.together(lambda: prepared() if first else None))
         if not (config.recovery.recovery_epochs or config.recovery.recovery_steps):
             Display(first, config.run.quiet).say("no recovery: the optimizer starts cold")
         with _swept(folder, first):
             if resume is None:
                 distributed.together(lambda: _write_base(config, folder, record) if first else None)
-            config = replace(config, model=starting_from(config.model, folder.path / BASE))
+            config = replace(config, model=replace(config.model.as_saved_in(folder.path / BASE), tokenizer=None))
             recorder = EpochRecorder(folder, config, record)
             trained = train(config, resume, recorder, command="finetune")
         ended = recorder.record.verdict()

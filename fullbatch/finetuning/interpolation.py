@@ -1,28 +1,19 @@
-"""Weights between the base and the tuned model, and what each is worth (WiSE-FT, Wortsman et al. 2022).
-
-interpolation.json   {"base", "tuned", "metric", "tolerance", "points": [{"alpha", "values", "score", "regressed"}],
-                     "best_alpha", "written"}
-"""
+"""Weights between the base and the tuned model, and what each is worth (WiSE-FT, Wortsman et al. 2022)."""
 
 from __future__ import annotations
 
-import dataclasses
-import json
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from fullbatch.evaluation.embed import Embedder
-from fullbatch.evaluation.tasks import run_tasks
-from fullbatch.finetuning.base import Opened
+from fullbatch.evaluation.result import Measured
 from fullbatch.finetuning.record import changes_between, score_of, values_of
+from fullbatch.loading import Opened
 from fullbatch.models.design import Design, OpenClipDesign
 from fullbatch.models.open_clip_towers import START_SCALE
-from fullbatch.training.run_folder import replace_text
 
 FILE, INTERPOLATED = "interpolation.json", "interpolated"
 ALPHAS = tuple(round(0.1 * tenth, 1) for tenth in range(11))
@@ -31,36 +22,16 @@ _SCALARS = ("backbone.logit_scale", "backbone.logit_bias")  # of the loss; they 
 
 @dataclass(frozen=True)
 class Point:
-    """alpha      0 is the base, 1 the tuned model
-    regressed  the tasks that fell by more than the tolerance
-    """
-
-    alpha: float
-    values: Mapping[str, float]
+    alpha: float  # 0 is the base, 1 the tuned model
+    values: dict[str, float]
     score: float | None
-    regressed: tuple[str, ...]
+    regressed: tuple[str, ...]  # the tasks that fell by more than the tolerance
 
 
-@dataclass(frozen=True)
-class Curve:
-    """chances   "TASK METRIC" -> what guessing gives"""
-
-    points: tuple[Point, ...]
-    chances: Mapping[str, float]
-
-    @property
-    def best(self) -> Point:
-        """The highest score without a regressed task; of equal ones the nearest to the base, which always qualifies."""
-        safe = [point for point in self.points if point.score is not None and not point.regressed]
-        return max(safe, key=lambda point: (point.score, -point.alpha), default=self.points[0])
-
-
-def check_alphas(alphas: Sequence[float]) -> tuple[float, ...]:
-    """Sorted, without repeats, and with 0: what the others are compared with."""
-    for alpha in alphas:
-        if not 0.0 <= alpha <= 1.0:
-            raise ValueError(f"--alphas must lie in [0, 1], got {alpha}; 0 is the base, 1 the tuned model.")
-    return tuple(sorted({0.0, *alphas}))
+def best_of(points: Sequence[Point]) -> Point:
+    """The highest score without a regressed task; of equal ones the nearest to the base, which always qualifies."""
+    safe = [point for point in points if point.score is not None and not point.regressed]
+    return max(safe, key=lambda point: (point.score, -point.alpha), default=points[0])
 
 
 class Between:
@@ -68,7 +39,11 @@ class Between:
 
     def __init__(self, base: Opened, tuned: Opened) -> None:
         self.base, self.tuned = base, tuned
-        self._ends = [_weights(opened) for opened in (base, tuned)]
+        states = [opened.model.state_dict() for opened in (base, tuned)]
+        self._ends = [  # a copy on the host, since the towers are written over
+            {name: value.detach().to("cpu", copy=True) for name, value in state.items() if name not in _SCALARS}
+            for state in states
+        ]
         _require_alike(base.model.design, tuned.model.design, *self._ends)
         self.model = tuned.model
 
@@ -98,12 +73,6 @@ def mix(base: Tensor, tuned: Tensor, alpha: float) -> Tensor:
     return (1.0 - alpha) * base.to(wide) + alpha * tuned.to(wide)
 
 
-def _weights(opened: Opened) -> dict[str, Tensor]:
-    """A copy on the host, since the towers are written over."""
-    state = opened.model.state_dict()
-    return {name: value.detach().to("cpu", copy=True) for name, value in state.items() if name not in _SCALARS}
-
-
 def _require_alike(base: Design, tuned: Design, *weights: Mapping[str, Tensor]) -> None:
     shapes = [{name: tuple(value.shape) for name, value in state.items()} for state in weights]
     differing = [name for name in sorted({*shapes[0], *shapes[1]}) if shapes[0].get(name) != shapes[1].get(name)]
@@ -114,58 +83,29 @@ def _require_alike(base: Design, tuned: Design, *weights: Mapping[str, Tensor]) 
             f"in {len(differing)} weights, first {first}: {shapes[0].get(first)} and {shapes[1].get(first)}. "
             "Only a model and what was tuned from it have weights in between."
         )
-    if _plain_design(base) != _plain_design(tuned):
+    plain = [  # without the name it goes by, and where its logit scale and bias start
+        replace(design, name="", config={key: value for key, value in design.config.items() if key not in START_SCALE})
+        if isinstance(design, OpenClipDesign)
+        else design
+        for design in (base, tuned)
+    ]
+    if plain[0] != plain[1]:
         raise ValueError(
             f"The two models have the same weights but another design ({base.name} and {tuned.name}): "
             "their activations or normalisation differ, so that nothing in between means anything."
         )
 
 
-def _plain_design(design: Design) -> Design:
-    """Without the name it goes by, and where its logit scale and bias start."""
-    if isinstance(design, OpenClipDesign):
-        config = {key: value for key, value in design.config.items() if key not in START_SCALE}
-        return dataclasses.replace(design, name="", config=config)
-    return design
-
-
 def measure_curve(
-    between: Between,
-    alphas: Sequence[float],
-    embedder: Embedder,
-    tasks: Sequence[str],
-    templates: tuple[str, ...] | None,
-    metric: str,
-    tolerance: float,
-    say: Callable[[Point], None] = lambda point: None,
-) -> Curve:
-    """``embedder`` holds ``between.model`` and keeps no embeddings: the weights under it change."""
-    assert embedder.cache is None and embedder.model is between.model and alphas[0] == 0.0
+    between: Between, alphas: Sequence[float], measure: Callable[[], Measured], metric: str, tolerance: float
+) -> Iterator[Point]:
+    """``measure`` looks at ``between.model``, whose weights change, and begins with the base."""
     points: list[Point] = []
-    chances: dict[str, float] = {}
     for alpha in alphas:
         between.at(alpha)
-        measured = run_tasks(tasks, embedder, templates)
-        values = values_of(measured, metric)
+        values = values_of(measure(), metric)
         base = points[0].values if points else values
-        chances = {f"{result.task} {result.main}": result.chance for result in measured.results}
-        changes = changes_between(base, values, chances, tolerance)
+        changes = changes_between(base, values, {}, tolerance)
         fallen = tuple(dict.fromkeys(change.task for change in changes if change.regressed))
         points.append(Point(alpha, values, score_of(values, metric, base), fallen))
-        say(points[-1])
-    return Curve(tuple(points), chances)
-
-
-def write_curve(
-    path: Path, curve: Curve, base: str, tuned: str, metric: str, tolerance: float, written: str | None
-) -> None:
-    points = [asdict(replace(point, values=dict(point.values))) for point in curve.points]
-    content: dict[str, object] = {
-        "base": base,
-        "tuned": tuned,
-        "metric": metric,
-        "tolerance": tolerance,
-        "points": points,
-    }
-    content |= {"best_alpha": curve.best.alpha, "written": written}
-    replace_text(path, json.dumps(content, indent=1) + "\n")
+        yield points[-1]

@@ -1,13 +1,7 @@
 """What was measured at the base and after each epoch, and whether the tuned model is better and worse nowhere.
 
-Values go by "TASK METRIC", as in metrics.jsonl; all are shares, and higher is better.
-
-RUN/
-  base/           the model as it was
-  tuned/          the best epoch's, with measured.json: the numbers that these very weights gave
-  finetune.json   {"model", "metric", "tolerance", "epochs": [{"step", "epoch", "values", "score"}], "chances",
-                  "best_step", "tasks": [{"task", "metric", "base", "tuned", "change", "chance", "regressed"}],
-                  "outcome": "tuned", "kept_base" or while it runs null, "result": "tuned" or "base", "reasons", "cost"}
+Values go by "TASK METRIC", as in metrics.jsonl; all are shares, and higher is better.  RUN/finetune.json has them all,
+RUN/tuned/measured.json those that the weights beside it gave.
 """
 
 from __future__ import annotations
@@ -22,19 +16,20 @@ from typing import Any, Literal
 
 from fullbatch import distributed
 from fullbatch.assembly import Parts
-from fullbatch.config.messages import listed, nearest
+from fullbatch.config.messages import listed
 from fullbatch.config.run import RunConfig
-from fullbatch.config.tasks import DataCompSuite, parse_task
 from fullbatch.distributed import towers
+from fullbatch.evaluation.metric_names import is_share, metric_named, named_numbers
 from fullbatch.evaluation.result import Measured
-from fullbatch.finetuning.base import replace_folder
-from fullbatch.loading import as_loaded
-from fullbatch.models.saved import export
+from fullbatch.loading import as_loaded, replace_folder
 from fullbatch.training.run_folder import Folder, replace_text
 from fullbatch.training_run import Evaluated
 
 log = logging.getLogger("fullbatch")
 
+BASE, TUNED = "base", "tuned"  # folders
+FILE, MEASURED = "finetune.json", "measured.json"
+Values = Mapping[str, float | None]  # by "TASK METRIC"
 MEAN = "mean"  # of the main metric of every task
 
 
@@ -53,25 +48,22 @@ class Change:
 
 @dataclass(frozen=True)
 class Verdict:
-    """outcome   whether the tuned model takes the base's place
-    reasons   why it does not; none where it does
-    """
+    """Whether the tuned model takes the base's place, and if not, why."""
 
     outcome: Literal["tuned", "kept_base"]
     reasons: tuple[str, ...]
 
 
-def check_metric(metric: str, tasks: Sequence[str]) -> None:
-    """Before anything is measured only the task can be looked at; ``values_of`` looks at the metric."""
+def deciding(metric: str, tasks: Sequence[str]) -> str:
+    """ "mean", or the "TASK METRIC" that is meant; a name that no task gives is refused before anything is measured."""
     if metric == MEAN:
-        return
-    task = metric.rsplit(" ", 1)[0]
-    of_a_suite = task.startswith("datacomp:") and any(isinstance(parse_task(text), DataCompSuite) for text in tasks)
-    if " " not in metric or (task not in tasks and not of_a_suite):
-        raise ValueError(
-            f"--metric {metric!r} is none that will be measured{nearest(task, tasks)} "
-            f"It is {MEAN!r}, or a task and its metric, such as '{tasks[0]} METRIC'; the tasks are {listed(tasks)}."
-        )
+        return metric
+    named = metric_named(metric, tasks)
+    if named.startswith("datacomp "):
+        raise ValueError(f"--metric {metric!r} is an average; take {MEAN!r}, or one task and its metric.")
+    if not is_share(named):
+        raise ValueError(f"--metric {metric!r}: of a rank less is better; take one of the shares, such as mean_r1.")
+    return named
 
 
 def check_tolerance(tolerance: float) -> None:
@@ -84,20 +76,13 @@ def values_of(measured: Measured, metric: str) -> dict[str, float]:
     values = dict(measured.main_values)
     if metric == MEAN or metric in values:
         return values
-    shares = {
-        f"{result.task} {name}": value
-        for result in measured.results
-        for name, value in result.metrics.items()
-        if not name.endswith("median_rank")  # the lower the better
-    }
-    if metric not in shares:
-        raise ValueError(
-            f"--metric {metric!r} was not measured{nearest(metric, shares)} It is {MEAN!r}, or one of {listed(shares)}."
-        )
-    return {**values, metric: shares[metric]}
+    numbers = named_numbers(measured.as_dict())
+    if metric not in numbers:
+        raise ValueError(f"--metric {metric!r} was not measured; take {MEAN!r}, or one of {listed(numbers)}.")
+    return {**values, metric: numbers[metric]}
 
 
-def score_of(values: Mapping[str, float | None], metric: str, base: Mapping[str, float | None]) -> float | None:
+def score_of(values: Values, metric: str, base: Values) -> float | None:
     """The number that decides.  None where a task that the base was measured on has no number: a mean over fewer tasks
     compares with nothing."""
     finite = {name: value for name in base if (value := values.get(name)) is not None and math.isfinite(value)}
@@ -106,12 +91,7 @@ def score_of(values: Mapping[str, float | None], metric: str, base: Mapping[str,
     return sum(finite.values()) / len(finite) if metric == MEAN else finite.get(metric)
 
 
-def changes_between(
-    base: Mapping[str, float | None],
-    tuned: Mapping[str, float | None],
-    chances: Mapping[str, float],
-    tolerance: float,
-) -> tuple[Change, ...]:
+def changes_between(base: Values, tuned: Values, chances: Mapping[str, float], tolerance: float) -> tuple[Change, ...]:
     """Of the values that both have.  A fall of exactly the tolerance is within it."""
     changes = []
     for name, before in base.items():
@@ -123,44 +103,22 @@ def changes_between(
     return tuple(changes)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# finetune.json
-
-
-BASE, TUNED = "base", "tuned"  # folders
-FILE, MEASURED = "finetune.json", "measured.json"
-
-
 @dataclass(frozen=True)
 class Epoch:
-    """step    of the run, which counts those with frozen weights too
-    epoch   passes over the data that have moved the weights; 0 for the base
-    values  "TASK METRIC" -> value
-    score   the number that decides; None where a task gave none
-    """
-
-    step: int
-    epoch: float
-    values: Mapping[str, float | None]
-    score: float | None
+    step: int  # of the run, which counts those with frozen weights too
+    epoch: float  # passes over the data that have moved the weights; 0 for the base
+    values: Values
+    score: float | None  # the number that decides; None where a task gave none
 
 
 @dataclass(frozen=True)
 class Record:
-    """model      what the user named
-    metric     "mean", or "TASK METRIC"
-    tolerance  how far a value may fall
-    epochs     oldest first; the first is the base
-    best_step  of the epoch whose weights are in tuned/
-    chances    "TASK METRIC" -> what guessing gives
-    """
-
-    model: str
-    metric: str
-    tolerance: float
-    epochs: tuple[Epoch, ...] = ()
-    best_step: int | None = None
-    chances: Mapping[str, float] = field(default_factory=dict)
+    model: str  # what the user named
+    metric: str  # "mean", or "TASK METRIC"
+    tolerance: float  # how far a value may fall
+    epochs: tuple[Epoch, ...] = ()  # oldest first; the first is the base
+    best_step: int | None = None  # of the epoch whose weights are in tuned/
+    chances: Mapping[str, float] = field(default_factory=dict)  # by "TASK METRIC": what guessing gives
 
     @property
     def base(self) -> Epoch | None:
@@ -269,10 +227,6 @@ def read_record(run: Path) -> Record:
     return record.with_epoch(Epoch(**json.loads(tuned.read_text(encoding="utf-8"))), best=True)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# while a model is tuned
-
-
 class EpochRecorder:
     """Called after each evaluation, on every rank, while the model holds the weights that were measured."""
 
@@ -309,16 +263,12 @@ class EpochRecorder:
             "objective": state.objective.state_dict(),
             "position": state.position.state_dict(),
         }
-        distributed.together(lambda: self._write(held, epoch) if self.first else None)
-
-    def _write(self, held: Mapping[str, Any], epoch: Epoch) -> None:
-        loaded = as_loaded(self.config, self.folder.model, held)
 
         def write(new: Path) -> None:
-            export(loaded.model, new, "safetensors", loaded.temperature, loaded.bias)
+            as_loaded(self.config, self.folder.model, held).export(new)
             (new / MEASURED).write_text(json.dumps(asdict(epoch)) + "\n", encoding="utf-8")
 
-        replace_folder(self.folder.path / TUNED, write)
+        distributed.together(lambda: replace_folder(self.folder.path / TUNED, write) if self.first else None)
 
     def _announce(self, epoch: Epoch, best: bool, say: Callable[[str], None]) -> None:
         if epoch.score is None:

@@ -1,7 +1,5 @@
-"""Recipes: YAML files that open with their command, hardware, hours and result.
-
-Those in this folder are of runs, for `fullbatch train`; those in search/ are plans, for `fullbatch search`.
-"""
+"""Recipes: YAML files that open with their command, hardware, hours and result.  Those in this folder are of runs, for
+`fullbatch train`; those in search/ are plans, for `fullbatch search`."""
 
 from __future__ import annotations
 

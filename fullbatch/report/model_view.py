@@ -19,7 +19,7 @@ from torch import Tensor
 from fullbatch.config.data import Source
 from fullbatch.config.messages import plain
 from fullbatch.config.run import RunConfig
-from fullbatch.config.tasks import Retrieval, ZeroShot, parse_task
+from fullbatch.config.tasks import parse_task
 from fullbatch.evaluation.retrieval import equal_captions, recalls
 from fullbatch.evaluation.similarities import (
     FAR,
@@ -70,8 +70,8 @@ def sources_to_show(config: RunConfig) -> list[tuple[str, Source]]:
     Folders of benchmarks have layouts of their own.
     """
     tasks = [(text, parse_task(text)) for text in tasks_of(config)]
-    retrieval = [(text, task.source) for text, task in tasks if isinstance(task, Retrieval)]
-    zero_shot = [(text, task.source) for text, task in tasks if isinstance(task, ZeroShot)]
+    retrieval = [(text, task.source) for text, task in tasks if task.kind == "retrieval"]
+    zero_shot = [(text, task.source) for text, task in tasks if task.kind == "zero_shot"]
     return (retrieval or zero_shot)[:_MOST_TASKS]
 
 
@@ -213,8 +213,8 @@ def view_of(label: str, embedded: Embedded, most: int = MOST_PAIRS) -> Similarit
 
 def _bands(query_ND: Tensor, answer_ND: Tensor) -> dict[str, Distribution]:
     similar = similarity_distributions(query_ND, answer_ND)
-    bands = zip(_BANDS, (similar.positives, similar.nearest, similar.far, similar.lower), strict=True)
-    return {name: band for name, band in bands if band is not None}
+    bands = zip(_BANDS, ("positives", "nearest", "far", "lower"), strict=True)
+    return {name: similar[band] for name, band in bands if band in similar}
 
 
 def similarity_charts(views: Sequence[SimilarityView]) -> list[Chart]:

@@ -24,7 +24,7 @@ from fullbatch.config.optimization import Schedule
 from fullbatch.config.run import RunConfig
 from fullbatch.config.training import Evaluation
 from fullbatch.config.tree import write_values
-from fullbatch.evaluation.metric_names import LINEAR, is_share, metric_named, more_is_better, named_numbers
+from fullbatch.evaluation.metric_names import LINEAR, is_share, metric_named, named_numbers
 from fullbatch.evaluation.tasks import tasks_of
 from fullbatch.training.interruption import Interrupted
 from fullbatch.training.run_folder import Folder, alone_in, read_lines, replace_text
@@ -291,7 +291,7 @@ def _matches(plan: Plan, cells: Cells, metric: str, guessing: Guessing | None) -
     matches = []
     for (method, size), ours in rows.items():
         if theirs and method != plan.baseline:
-            made = match(method, size, ours, plan.baseline, theirs, more_is_better(metric), guessing)
+            made = match(method, size, ours, plan.baseline, theirs, is_share(metric), guessing)
             matches.append({"method": method, "batch_size": size, "against": plan.baseline, **vars(made)})
     return matches
 

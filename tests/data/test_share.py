@@ -91,7 +91,7 @@ def test_a_run_on_a_share_remembers_its_samples_only(tmp_path, monkeypatch, in_m
     again = train(renamed(config, "again")).folder
     assert differences(state, saved_state(again, 20)) == []
     found = audit_run(run, Options(anchors=100, device="cpu"))
-    assert found.checkpoints[-1].numbers.samples == 20
+    assert found.results["checkpoints"][-1]["samples"] == 20
 
 
 def test_resuming(tmp_path):

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from fullbatch.evaluation.benchmark_folders import Captioned, Classified, open_benchmark
+from fullbatch.evaluation.benchmark_folders import Classified, ShardSamples, open_benchmark
 from fullbatch.evaluation.tasks import check_tasks, run_task
 from tests.data.making import png, write_members
 from tests.evaluation.making import (
@@ -29,9 +29,9 @@ def test_what_is_in_a_folder(tmp_path):
     assert open_benchmark(write_benchmark(tmp_path / "b", LABELS)).groups_NM is None
     captions = several_captions(5)
     found = open_benchmark(write_captioned(tmp_path / "c", captions))
-    assert isinstance(found, Captioned)
-    assert [list(found.samples.read(number).captions) for number in range(5)] == captions
-    assert isinstance(open_benchmark(write_captioned(tmp_path / "d", captions, said=False), "retrieval"), Captioned)
+    assert isinstance(found, ShardSamples)
+    assert [list(found.read(number).captions) for number in range(5)] == captions
+    assert isinstance(open_benchmark(write_captioned(tmp_path / "d", captions, said=False), "retrieval"), ShardSamples)
 
 
 BROKEN = {

@@ -8,9 +8,9 @@ import torch
 from sklearn.linear_model import LogisticRegression
 
 from fullbatch.config.model import Model
-from fullbatch.config.tasks import LinearProbe, Neighbours, parse_task
+from fullbatch.config.tasks import parse_task
 from fullbatch.distributed import towers
-from fullbatch.evaluation.frozen_features import (
+from fullbatch.evaluation.measure import (
     FEW,
     NEIGHBOURS,
     TEMPERATURE,
@@ -19,7 +19,7 @@ from fullbatch.evaluation.frozen_features import (
     linear_probe,
     neighbour_votes,
 )
-from fullbatch.evaluation.frozen_features import neighbours as neighbour_result
+from fullbatch.evaluation.measure import neighbours as neighbour_result
 from fullbatch.evaluation.tasks import check_tasks, run_task, run_tasks
 from fullbatch.models.build import build_model
 from tests.data.making import png
@@ -104,7 +104,7 @@ def two_sets(tmp_path):
 
 def test_tasks_from_files_to_numbers(two_sets):
     where, _ = two_sets
-    assert isinstance(parse_task(f"knn:{where}"), Neighbours) and isinstance(parse_task(f"linear:{where}"), LinearProbe)
+    assert [parse_task(f"{kind}:{where}").kind for kind in ("knn", "linear")] == ["knn", "linear"]
     check_tasks([f"knn:{where}", f"linear:{where}"])
     measured = run_tasks([f"knn:{where}", f"linear:{where}"], small_embedder())
     for result in measured.results:

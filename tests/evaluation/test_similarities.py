@@ -40,7 +40,7 @@ def test_it_equals_loops_in_both_directions(count, chunk):
     for anchors, others in ((image, text), (text, image)):
         found = similarity_distributions(anchors, others, chunk)
         for name, values in by_loops(anchors, others).items():
-            distribution = getattr(found, name)
+            distribution = found.get(name)
             if name == "far" and count < FEWEST_FOR_FAR:
                 assert distribution is None
                 continue
@@ -57,16 +57,16 @@ def test_chunks_change_nothing():
     image, text = tables(40)
     one, other = (similarity_distributions(image, text, chunk) for chunk in (7, 40))
     for name in ("positives", "nearest", "lower"):
-        assert torch.equal(getattr(one, name).bins_K, getattr(other, name).bins_K)
-        assert getattr(one, name).mean == pytest.approx(getattr(other, name).mean, rel=1e-12)
+        assert torch.equal(one[name].bins_K, other[name].bins_K)
+        assert one[name].mean == pytest.approx(other[name].mean, rel=1e-12)
 
 
 @pytest.mark.parametrize("sign", [1.0, -1.0])
 def test_the_ends_of_the_scale_have_bins_too(sign):
     image = normalize(torch.ones(20, 3), dim=1)  # in float32 its products pass 1 by a little
     found = similarity_distributions(image, sign * image)
-    assert found.positives.bins_K[BINS - 1 if sign > 0 else 0] == 20
-    middles, (shares,) = merged_bins([found.positives])
+    assert found["positives"].bins_K[BINS - 1 if sign > 0 else 0] == 20
+    middles, (shares,) = merged_bins([found["positives"]])
     assert sum(shares) == pytest.approx(1.0) and len(middles) == len(shares)
 
 
@@ -74,7 +74,7 @@ def test_the_ends_of_the_scale_have_bins_too(sign):
 def test_common_bins_keep_every_value(most):
     image, text = tables(60)
     found = similarity_distributions(image, text)
-    distributions = [found.positives, found.nearest, found.lower]
+    distributions = [found["positives"], found["nearest"], found["lower"]]
     middles, rows = merged_bins(distributions, most)
     assert len(middles) <= most
     for distribution, shares in zip(distributions, rows, strict=True):

@@ -7,7 +7,7 @@ import pytest
 import torch
 from PIL import Image
 
-from fullbatch.config.tasks import CorruptedViews, OtherView, parse_task
+from fullbatch.config.tasks import parse_task
 from fullbatch.evaluation import view_retrieval
 from fullbatch.evaluation.corruptions import CORRUPTION_NAMES, CORRUPTIONS, corrupted
 from fullbatch.evaluation.embed import Embedder
@@ -140,8 +140,7 @@ def test_published_folders_that_are_not_whole_are_refused(tmp_path):
 
 
 def test_both_kinds_measure_a_model_of_two_towers_too(folder):
-    assert isinstance(parse_task(f"views:{folder}"), OtherView)
-    assert isinstance(parse_task(f"corrupted_views:{folder}"), CorruptedViews)
+    assert parse_task(f"corrupted_views:{folder}").kind == "corrupted_views"
     check_tasks([f"views:{folder}", f"corrupted_views:{folder}"])
     for kind in ("views", "corrupted_views"):
         once, again = (run_task(f"{kind}:{folder}", small_embedder()) for _ in range(2))

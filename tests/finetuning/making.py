@@ -11,7 +11,7 @@ from fullbatch.config.model import Model
 from fullbatch.config.optimization import Optimizer, Recovery
 from fullbatch.config.run import RunConfig
 from fullbatch.config.training import Evaluation, Training
-from fullbatch.loading import export_run
+from fullbatch.loading import load_trained
 from fullbatch.training_run import train
 from tests.training.small import small_config
 
@@ -22,7 +22,7 @@ def make_base(folder: Path, steps: int, lr: float) -> Path:
     """A run, and what `fullbatch export` writes of it."""
     folder.mkdir(parents=True, exist_ok=True)
     config = replace(small_config(folder, "openclip", name="trained", steps=steps), optimizer=Optimizer(lr=lr))
-    return export_run(train(config).folder, folder / "exported", "safetensors")
+    return load_trained(train(config).folder).export(folder / "exported", "safetensors")
 
 
 def tuning_config(

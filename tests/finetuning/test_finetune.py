@@ -14,9 +14,8 @@ from fullbatch.config.optimization import Recovery
 from fullbatch.config.tree import write_yaml
 from fullbatch.evaluation.tasks import BUILTIN_TASKS
 from fullbatch.finetuning import record
-from fullbatch.finetuning.base import open_model
 from fullbatch.finetuning.finetune import finetune, measuring
-from fullbatch.loading import load_trained
+from fullbatch.loading import load_trained, open_model
 from fullbatch.models.build import build_model
 from fullbatch.training import checkpoint
 from fullbatch.training.trainer import Trainer

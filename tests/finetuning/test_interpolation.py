@@ -8,9 +8,9 @@ import torch
 
 from fullbatch.cli import main
 from fullbatch.config.model import Model
-from fullbatch.finetuning.base import Opened, open_model, write_model
 from fullbatch.finetuning.finetune import finetune
-from fullbatch.finetuning.interpolation import Between, Curve, Point, mix
+from fullbatch.finetuning.interpolation import Between, Point, best_of, mix
+from fullbatch.loading import Opened, open_model, write_model
 from fullbatch.models.build import build_model
 from tests.finetuning.making import tuning_config
 from tests.training.small import differences
@@ -106,8 +106,8 @@ def test_the_best_lets_no_task_fall():
         Point(0.8, {"a x": 0.9}, 0.9, ("b",)),
         Point(1.0, {}, None, ()),
     )
-    assert Curve(points, {}).best.alpha == 0.3
-    assert Curve((points[0], points[3]), {}).best.alpha == 0.0
+    assert best_of(points).alpha == 0.3
+    assert best_of((points[0], points[3])).alpha == 0.0
 
 
 def test_another_architecture_has_nothing_in_between(tmp_path, base, run, capsys):

@@ -9,7 +9,7 @@ import torch
 
 from fullbatch.cli import main
 from fullbatch.config.model import Model
-from fullbatch.finetuning.base import open_model
+from fullbatch.loading import open_model
 from tests.finetuning.making import tuning_config
 from tests.training.small import TOWERS
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fullbatch.finetuning.base import replace_folder, settle
-from fullbatch.finetuning.record import Epoch, Record, changes_between, check_metric, score_of
+from fullbatch.finetuning.record import Epoch, Record, changes_between, deciding, score_of
+from fullbatch.loading import replace_folder, settle
 
 A, B = "retrieval:a mean_r1", "zero_shot:b accuracy"
 BASE = {A: 0.50, B: 0.30}
@@ -81,10 +81,11 @@ def test_weights_that_are_on_disk_keep_their_own_numbers():
     assert not found.beats(epoch) and found.with_epoch(epoch, best=False).best.score == pytest.approx(0.55)
 
 
-@pytest.mark.parametrize("metric", ["accuracy", "retrieval:c mean_r1", "mean "])
+@pytest.mark.parametrize("metric", ["acuracy", "retrieval:c mean_r1", "mean "])
 def test_a_metric_of_no_task_is_refused_at_once(metric):
-    with pytest.raises(ValueError, match=r"is none that will be measured.*retrieval:a, zero_shot:b"):
-        check_metric(metric, ("retrieval:a", "zero_shot:b"))
+    with pytest.raises(ValueError, match=r"none of the tasks gives it.*retrieval:a, zero_shot:b"):
+        deciding(metric, ("retrieval:a", "zero_shot:b"))
+    assert deciding("accuracy", ("retrieval:a", "zero_shot:b")) == "zero_shot:b accuracy"
 
 
 def fill(text):

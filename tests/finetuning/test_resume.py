@@ -10,9 +10,10 @@ from dataclasses import replace
 
 import pytest
 
+from fullbatch import loading
 from fullbatch.cli import main
 from fullbatch.config.model import Model
-from fullbatch.finetuning import base, record
+from fullbatch.finetuning import record
 from fullbatch.finetuning.finetune import finetune
 from fullbatch.models.build import build_model
 from fullbatch.training import checkpoint
@@ -171,7 +172,7 @@ def go(config, resume, die_in_call):
 
     Trainer.train_step = counted(Trainer.train_step)
     checkpoint.torch.save = counted(checkpoint.torch.save)
-    for module, names in ((base, ("sync", "settle")), (record, ("replace_folder", "write_record", "export"))):
+    for module, names in ((loading, ("sync", "settle", "export")), (record, ("replace_folder", "write_record"))):
         for name in names:
             setattr(module, name, counted(getattr(module, name)))
     finetune(config, resume=resume)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fullbatch.config.model import Model
-from fullbatch.loading import export_run, load_trained
+from fullbatch.loading import load_trained
 from fullbatch.models.adapters import LinearAttention, plain_state
 from fullbatch.models.build import build_model
 from fullbatch.models.saved import export
@@ -211,7 +211,9 @@ def test_a_run_is_exported_as_an_ordinary_model(finished, tmp_path):
     for average in (True, False):
         loaded = load_trained(run, average).model
         assert not any("lora" in name for name in loaded.state_dict())
-        exported = build_model(Model(pretrained=str(export_run(run, tmp_path / str(average), "open_clip", average))))
+        exported = build_model(
+            Model(pretrained=str(load_trained(run, average).export(tmp_path / str(average), "open_clip")))
+        )
         assert_same(loaded, exported)
         live = build_model(config.model)
         state = saved_state(run, 12)

@@ -10,7 +10,7 @@ import torch
 from fullbatch.config.methods import ObjectiveConfig
 from fullbatch.config.model import Model
 from fullbatch.config.optimization import Optimizer
-from fullbatch.loading import export_run, load_trained
+from fullbatch.loading import load_trained
 from fullbatch.models.build import build_model
 from fullbatch.models.saved import export
 from fullbatch.training_run import train
@@ -116,7 +116,7 @@ def test_tuneclip_keeps_temperature_and_bias_through_resume_and_export(siglip, t
     loaded = load_trained(run)
     assert loaded.step == 4 and loaded.bias == BIAS
     assert loaded.temperature == pytest.approx(1 / SCALE, rel=1e-6)
-    again = build_model(Model(pretrained=str(export_run(run, tmp_path / "out", "open_clip"))))
+    again = build_model(Model(pretrained=str(load_trained(run).export(tmp_path / "out", "open_clip"))))
     assert again.initial_temperature == pytest.approx(1 / SCALE, rel=1e-6) and again.initial_bias == BIAS
 
 

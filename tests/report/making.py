@@ -11,7 +11,7 @@ import fullbatch as fb
 from fullbatch.config.data import Data
 from fullbatch.config.model import Model
 from fullbatch.config.training import Evaluation
-from fullbatch.loading import export_run
+from fullbatch.loading import load_trained
 from fullbatch.models.build import build_model
 from fullbatch.models.saved import export
 from tests.data.making import captioned, write_shard
@@ -86,7 +86,7 @@ def finetuned_run(folder: Path, name: str = "tuned-run", outcome: str = "tuned",
     """A run as `fullbatch finetune` leaves it: eight steps of recovery and twelve of tuning, in three epochs."""
     run = hostile_run(folder, method, name=name)
     export(build_model(Model("tiny")), run / "base", "safetensors", 0.07, None)
-    export_run(run, run / "tuned", "safetensors")
+    load_trained(run).export(run / "tuned", "safetensors")
     lines = []
     for line in map(json.loads, (run / "metrics.jsonl").read_text().splitlines()):
         if "kind" not in line:

@@ -19,7 +19,7 @@ from fullbatch.config.model import Model
 from fullbatch.config.optimization import Optimizer
 from fullbatch.config.training import Evaluation
 from fullbatch.config.tree import write_yaml
-from fullbatch.loading import export_run, load_trained
+from fullbatch.loading import load_trained
 from fullbatch.models.saved import export
 from fullbatch.report.collect import read_run
 from fullbatch.report.curves import run_charts
@@ -194,14 +194,14 @@ def test_a_run_cannot_go_on_as_another_one(tmp_path, group, change):
 def test_a_run_outlives_the_weights_it_came_from(tmp_path):
     """Resume and export build the model from the run folder: its architecture came with the pretrained weights."""
     first = train(small_config(tmp_path, name="first")).folder
-    weights = export_run(first, tmp_path / "weights", "safetensors")
+    weights = load_trained(first).export(tmp_path / "weights", "safetensors")
     config = small_config(tmp_path, "openclip", name="second")
     config = replace(config, model=Model(pretrained=str(weights)))
     second = train(config).folder
     shutil.rmtree(weights)
     shutil.rmtree(checkpoint.folder_of(second / "checkpoints", 20))
     train(config, resume=second)
-    exported = export_run(second, tmp_path / "out", "open_clip")
+    exported = load_trained(second).export(tmp_path / "out", "open_clip")
     model, _, _ = open_clip.create_model_and_transforms(f"local-dir:{exported}")
     assert model.visual.image_size in (16, (16, 16))
 

@@ -38,14 +38,14 @@ def test_shares(text, parts, value, short):
     metric = Metric.parse(text, TASKS)
     assert metric.parts == parts and metric.short == short and metric.name == text.strip()
     assert metric.of(RESULTS, 12.0) == pytest.approx(value)
-    assert metric.maximise and metric.is_share and metric.worst == 0.0
+    assert metric.maximise and metric.is_share and worst_of([metric]) == (0.0,)
 
 
 def test_ranks_and_seconds_are_to_be_small():
     rank, seconds = Metric.parse("text_to_image_median_rank", TASKS), Metric.parse("seconds", TASKS)
     assert (rank.of(RESULTS, 12.0), seconds.of(RESULTS, 12.0)) == (3.0, 12.0)
     for metric in (rank, seconds):
-        assert not metric.maximise and not metric.is_share and metric.worst is None
+        assert not metric.maximise and not metric.is_share and worst_of([metric]) is None
     assert seconds.short == "seconds"
 
 

@@ -14,7 +14,7 @@ from fullbatch.config.methods import ObjectiveConfig
 from fullbatch.config.model import Model
 from fullbatch.config.optimization import Optimizer, Schedule
 from fullbatch.config.training import Selection
-from fullbatch.loading import export_run, load_trained
+from fullbatch.loading import load_trained
 from fullbatch.models.timm_towers import TwoViews
 from fullbatch.training_run import train
 from tests.resume.test_resume import go_on_from, lines
@@ -86,7 +86,7 @@ def test_channels_last_is_a_layout_and_not_another_model(tmp_path):
     copy = go_on_from(whole, tmp_path / "copy", step=10)
     train(renamed(last, "copy"), resume=copy)
     assert differences(saved_state(whole, 20), saved_state(copy, 20)) == []
-    assert export_run(whole, tmp_path / "out.safetensors", "safetensors").is_file()
+    assert load_trained(whole).export(tmp_path / "out.safetensors", "safetensors").is_file()
 
 
 def test_workers_make_the_same_views(tmp_path):
@@ -126,10 +126,10 @@ def test_a_run_is_loaded_exported_and_audited(tmp_path):
     run = train(config).folder
     audited = [json.loads(text) for text in (run / "metrics.jsonl").read_text().splitlines() if "anchors" in text]
     assert len(audited) == 2
-    assert len(audit_run(run, Options(anchors=8, device="cpu")).checkpoints) == 1
+    assert len(audit_run(run, Options(anchors=8, device="cpu")).results["checkpoints"]) == 1
     loaded = load_trained(run)
     assert isinstance(loaded.model, TwoViews) and loaded.temperature == 0.1
-    path = export_run(run, tmp_path / "views.safetensors", "safetensors")
+    path = load_trained(run).export(tmp_path / "views.safetensors", "safetensors")
     again = replace(config, model=Model(pretrained=str(path)))
     assert train(renamed(again, "again")).folder.is_dir()
 
