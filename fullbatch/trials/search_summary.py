@@ -23,7 +23,7 @@ from fullbatch.trials.phases import costs_of, fronts, last_won, ranked
 from fullbatch.trials.search_plan import SearchPlan
 from fullbatch.trials.slots import CHOSEN, PHASES, Ended, PhaseName, Running, Slot
 from fullbatch.trials.space import Choice
-from fullbatch.trials.statistics import Finalist, finalists_of, gains, said_of_finals, said_of_one, value_said
+from fullbatch.trials.statistics import finalist_of, finalists_of, gains, said_of_finals, said_of_one, value_said
 
 SUMMARY, TABLE, BEST = "search.json", "search.csv", "best.yaml"
 TRIALS = "trials"  # the folder of all trials, in the search's
@@ -57,7 +57,9 @@ def summarize(
     """``importance`` takes some seconds where there are hundreds of trials, so a display does without it; from
     ``before``, an earlier summary, it is taken over for a phase in which nothing has ended since.  ``jobs``: trials
     side by side on this machine."""
-    finalists = finalists_of(ended.get("finals", ()), plan.finals.baselines if plan.finals else (), plan.measures)
+    baselines = plan.finals.baselines if plan.finals else ()
+    finalists = finalists_of(ended.get("finals", ()), baselines, plan.measures)
+    finalists = [{**row, "params": _plain_params(plan, row["params"])} for row in finalists]
     known = {phase["name"]: phase for phase in (before or {}).get("phases", ())}
     return {
         "name": plan.name,
@@ -75,10 +77,7 @@ def summarize(
             for name in PHASES
             if name in owed
         ],
-        "finalists": [
-            {**finalist.as_dict(len(plan.metrics)), "params": _plain_params(plan, finalist.params)}
-            for finalist in finalists
-        ],
+        "finalists": finalists,
         "winner": _winner(plan, ended, owed, finalists),
         "pareto": _pareto(plan, ended, finalists) if len(plan.metrics) > 1 else [],
         "cost": _cost(plan, ended, max(1, jobs, sum(map(len, running.values()))), owed),
@@ -219,69 +218,49 @@ def _shares(columns: Mapping[str, list[Any]], values: Sequence[float]) -> dict[s
 
 
 def _winner(
-    plan: SearchPlan, ended: Phases, owed: Mapping[PhaseName, int], finalists: Sequence[Finalist]
+    plan: SearchPlan, ended: Phases, owed: Mapping[PhaseName, int], finalists: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any] | None:
     final = all(len(ended.get(name, ())) >= count for name, count in owed.items())
     last = last_won(ended, plan.maximise)
     tried = len(ranked(ended[last[0]], plan.maximise)) if last else 0
-    if finalists and finalists[0].trained:
-        best, others = finalists[0], finalists[1:]
+    if finalists and finalists[0]["trained"]:
+        best, *others = finalists
         elsewhere = plan.finals is not None and plan.measures_in("finals") != plan.measures
-        phase, slot = best.origin
-        spreads = [best.spread(number) for number in range(len(plan.metrics))]
-        measured = {
+        differences = gains(best, others, plan.measures)
+        said = said_of_finals(best, differences, plan.measures, final, tried, elsewhere)
+        return {
+            **best,
             "measured": "finals",
-            "mean": [spread.mean for spread in spreads],
-            "sd": [spread.sd for spread in spreads],
-            "seeds": best.seeds,
-            "paired": [gain.as_dict(plan.metrics) for gain in gains(best, others, plan.measures)],
+            "final": final,
+            "paired": differences,
             "elsewhere": elsewhere,
-            "said": said_of_finals(best, others, plan.measures, final, tried, elsewhere),
+            "said": said,
         }
-    elif last is not None:
-        phase, trial = last[0], last[1][0]
-        assert trial.values is not None, "only trials with values are ranked"
-        label, slot = label_of(phase, trial.slot, trial.params), trial.slot.number
-        best = Finalist(label, "candidate", trial.params, {})
-        over = len(ended.get("finals", ())) >= owed.get("finals", 0)
-        why = "all finals failed or diverged" if over else "no final has ended yet"
-        why = "the plan has no finals" if plan.finals is None else why
-        measured = {
-            "measured": phase,
-            "mean": _finite(trial.values),
-            "sd": [None] * len(trial.values),
-            "seeds": [_seed(plan, trial)],
-            "paired": [],
-            "said": said_of_one(best.name, plan.measures[0], trial.values[0], phase, tried, final, why),
-        }
-    else:
+    if last is None:
         return None
-    shown = {"label": best.label, "name": best.name, "kind": best.kind, "params": _plain_params(plan, best.params)}
-    return {**shown, "phase": phase, "slot": slot, "final": final, **measured}
+    phase, best = last[0], _row_of(plan, last[0], last[1][0])
+    over = len(ended.get("finals", ())) >= owed.get("finals", 0)
+    why = "all finals failed or diverged" if over else "no final has ended yet"
+    why = "the plan has no finals" if plan.finals is None else why
+    said = said_of_one(best["name"], plan.measures[0], best["mean"][0], phase, tried, final, why)
+    means = {"mean": _finite(best["mean"]), "values": [_finite(values) for values in best["values"]]}
+    return {**best, **means, "measured": phase, "final": final, "paired": [], "said": said}
 
 
-def _pareto(plan: SearchPlan, ended: Phases, finalists: Sequence[Finalist]) -> list[dict[str, Any]]:
+def _row_of(plan: SearchPlan, phase: PhaseName, trial: Ended) -> dict[str, Any]:
+    """A trial as if it were a finalist of one seed."""
+    row = finalist_of(label_of(phase, trial.slot, trial.params), [trial], seed=plan.seed)
+    return {**row, "params": _plain_params(plan, trial.params), "phase": phase, "slot": trial.slot.number}
+
+
+def _pareto(plan: SearchPlan, ended: Phases, finalists: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Those that no other beats in every metric: of the finalists by their means, else of the last phase's trials."""
-
-    def row(label: str, phase: PhaseName, slot: int | None, params: Mapping[str, Any], values: Any) -> dict[str, Any]:
-        plain = _plain_params(plan, params)
-        return {"label": label, "phase": phase, "slot": slot, "params": plain, "values": list(values)}
-
-    metrics = range(len(plan.metrics))
-    rows = [
-        row(finalist.name, *finalist.origin, finalist.params, [finalist.spread(number).mean for number in metrics])
-        for finalist in finalists
-        if finalist.trained
-    ]
-    last = last_won(ended, plan.maximise)
-    if not rows and last is not None:
-        rows = [
-            row(label_of(last[0], trial.slot, trial.params), last[0], trial.slot.number, trial.params, trial.values)
-            for trial in last[1]
-            if trial.status in ("done", "stopped")
-        ]
-    numbers = fronts([costs_of(row["values"], plan.maximise) for row in rows])
-    return [row for row, number in zip(rows, numbers, strict=True) if number == 0]
+    rows = [{**row, "label": row["name"]} for row in finalists if row["trained"]]
+    if not rows and (last := last_won(ended, plan.maximise)) is not None:
+        rows = [_row_of(plan, last[0], trial) for trial in last[1] if trial.status in ("done", "stopped")]
+    numbers = fronts([costs_of(row["mean"], plan.maximise) for row in rows])
+    first = [row for row, number in zip(rows, numbers, strict=True) if number == 0]
+    return [{**{key: row[key] for key in ("label", "phase", "slot", "params")}, "values": row["mean"]} for row in first]
 
 
 # ---------------------------------------------------------------------------------------------------------------------
