@@ -8,6 +8,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import combinations, product
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,10 +24,9 @@ from fullbatch.selection.periods import Periods
 from fullbatch.training.run_folder import Folder
 from fullbatch.training.schedule import phases as check_schedule
 from fullbatch.training.stages import Stages
-from fullbatch.trials.comparison_plan import Job, Plan
+from fullbatch.trials.comparison_plan import Plan
 from fullbatch.trials.phases import phases_of, tries_all_pairs
-from fullbatch.trials.search_plan import PRUNED, SearchPlan
-from fullbatch.trials.slots import CHOSEN, PhaseName
+from fullbatch.trials.search_plan import CHOSEN, PRUNED, PhaseName, SearchPlan
 from fullbatch.trials.space import Dimension
 
 log = logging.getLogger("fullbatch")
@@ -82,59 +82,54 @@ def _check_model(model: Model, image_size: int | None) -> None:
 # comparisons
 
 
-def check_jobs(jobs: Sequence[Job]) -> dict[str, int]:
+def check_runs(configs: Sequence[RunConfig]) -> dict[str, int]:
     """Are there data, tasks and a device for all of them, and are they long enough?  Each run's number of steps."""
     opened, steps = _Opened(), {}
-    for job in jobs:
-        with _about(f"The run {job.name}"):
-            steps[job.name] = opened.stages(job.config).total
+    for config in configs:
+        with _about(f"The run {config.run.name}"):
+            steps[config.run.name] = opened.stages(config).total
     return steps
 
 
-def check_measured(jobs: Sequence[Job], tasks: Sequence[str]) -> None:
+def check_measured(configs: Sequence[RunConfig], tasks: Sequence[str]) -> None:
     """Numbers are compared only where all have them."""
-    for job in jobs:
-        missing = [task for task in tasks if task not in tasks_of(job.config)]
-        if missing:
-            raise ValueError(
-                f"The run {job.name} does not measure {missing[0]}, which others do; give all the same `evaluate`."
-            )
+    for config in configs:
+        for task in tasks:
+            if task not in tasks_of(config):
+                raise ValueError(
+                    f"The run {config.run.name} does not measure {task}, which others do; give all the same `evaluate`."
+                )
 
 
-def check_begun(jobs: Sequence[Job]) -> None:
+def check_begun(configs: Sequence[RunConfig]) -> None:
     """A run that was begun counts only as what it was begun as; asked when the samples of every run are known."""
-    for job in jobs:
-        there = Folder(job.folder)
-        change = first_difference(to_dict(there.read_config()), to_dict(job.config)) if there.config.is_file() else ""
-        if change:
+    for config in configs:
+        there = Folder.of(config)
+        if there.begun and (change := first_difference(to_dict(there.read_config()), to_dict(config))):
             raise ValueError(
                 f"{there.config} is of another run than this plan's: {change}. Take another --name, or remove "
                 f"{there.path}, and it is trained anew."
             )
 
 
-def check_same_time(before: Plan, now: Plan, folder: str) -> None:
-    """Runs of equal time and runs of equal samples do not belong into one table."""
+def check_same_plan(before: Plan, now: Plan, folder: Path) -> None:
+    """A comparison may grow (more methods, batch sizes, seeds); a run that is there may not change or vanish, and runs
+    of equal time and runs of equal samples do not belong into one table."""
+    held = ""
     if before.equal_time != now.equal_time:
-        was = f"equal_time was {before.equal_time!r} and is now {now.equal_time!r}"
-        _refuse(folder, f"another budget: {was}")
-
-
-def check_same_plan(before: Sequence[Job], now: Sequence[Job], folder: str) -> None:
-    """A comparison may grow (more methods, batch sizes, seeds); a run that is there may not change or vanish."""
-    wanted = {job.name: job.config for job in now}
-    for job in before:
-        if job.name not in wanted:
-            _refuse(folder, f"the run {job.name}, which this plan has not")
-        if change := first_difference(to_dict(job.config), to_dict(wanted[job.name])):
-            _refuse(folder, f"another plan: in the run {job.name} {change}")
-
-
-def _refuse(folder: str, held: str) -> None:
-    raise ValueError(
-        f"{folder} holds a comparison with {held}. Take another --name, or go on as it was with `fullbatch compare "
-        f"--resume {folder}`."
-    )
+        held = f"another budget: equal_time was {before.equal_time!r} and is now {now.equal_time!r}"
+    wanted = {config.run.name: config for config in now.configs(folder)}
+    for config in before.configs(folder):
+        name = config.run.name
+        if name not in wanted:
+            held = held or f"the run {name}, which this plan has not"
+        elif change := first_difference(to_dict(config), to_dict(wanted[name])):
+            held = held or f"another plan: in the run {name} {change}"
+    if held:
+        raise ValueError(
+            f"{folder} holds a comparison with {held}. Take another --name, or go on as it was with `fullbatch compare "
+            f"--resume {folder}`."
+        )
 
 
 # What may differ between two goes at the same comparison: it does not touch what a run learns.

@@ -80,18 +80,6 @@ class PlannedRun:
 
 
 @dataclass(frozen=True)
-class Job:
-    """A planned run with its config."""
-
-    name: str
-    config: RunConfig
-
-    @property
-    def folder(self) -> Path:
-        return Path(self.config.run.runs) / self.config.run.name
-
-
-@dataclass(frozen=True)
 class Plan(Checked):
     """A comparison."""
 
@@ -181,6 +169,11 @@ class Plan(Checked):
             optimizer=replace(rates, lr=rates.lr * factor, temperature_lr=scaled),
             run=replace(config.run, runs=runs, name=run.name),
         )
+
+    def configs(self, folder: Path, samples: Mapping[str, int] | None = None) -> list[RunConfig]:
+        """Of all runs, in the comparison's folder; ``samples``: of each of them, in place of the shared budget."""
+        runs = str(folder / "runs")
+        return [self.config(run, runs, samples[run.name] if samples else None) for run in self.planned]
 
     def as_dict(self) -> dict[str, Any]:
         """As the YAML file has it."""

@@ -40,8 +40,8 @@ from optuna.storages import BaseStorage
 from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
+from fullbatch.trials.phases import Ended, Running, Score, Slot
 from fullbatch.trials.processes import ProcessIdentity, is_gone, this_process
-from fullbatch.trials.slots import Ended, Running, Score, Slot
 from fullbatch.trials.storage import BEAT_EVERY, heartbeat_every, patiently
 
 MOST_DEATHS = 3  # after so many a slot is given up

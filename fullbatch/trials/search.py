@@ -37,13 +37,12 @@ from fullbatch.training.display import words_of
 from fullbatch.training.interruption import Abandoned, Interrupted
 from fullbatch.training.run_folder import Folder, replace_text
 from fullbatch.trials.checks import check_search
-from fullbatch.trials.phases import NoWinner, owed, phases_of, slots_of
+from fullbatch.trials.phases import Ended, NoWinner, Running, Score, Slot, owed, phases_of, slots_of
 from fullbatch.trials.processes import OUTPUT, Pace, WorkerContext, WorkerPool, WorkersDie, last_line, print_to
 from fullbatch.trials.progress import SearchDisplay, last_metrics
 from fullbatch.trials.queue import Lease, SlotQueue
-from fullbatch.trials.search_plan import PRUNED, Pruner, SearchPlan
+from fullbatch.trials.search_plan import PRUNED, Choices, Fine, PhaseName, Pruner, SearchPlan
 from fullbatch.trials.search_summary import TRIALS, summarize, trial_name, write_files
-from fullbatch.trials.slots import Choices, Ended, Fine, PhaseName, Running, Score, Slot
 from fullbatch.trials.storage import PLAN_FILE, StorageAway, keep_plan, kept_plan, open_storage, remember
 from fullbatch.trials.trial import CannotWork, Report, Trial
 
@@ -69,14 +68,17 @@ def search(
     folder.mkdir(parents=True, exist_ok=True)
     remember(folder, storage)
     replace_text(folder / PLAN_FILE, write_values(plan.as_dict()))
-    terms = Terms(storage, plan.name, folder, dict(checked.evaluations), pace.lost_after, until, pace.jobs)
-    board = Board(PhaseQueues(opened, plan, checked.evaluations), folder, pace, checked.steps)
+    evaluations = dict(checked.evaluations)
+    board = Board(PhaseQueues(opened, plan, evaluations), folder, pace, checked.steps)
+    task = partial(
+        work, storage=storage, name=plan.name, folder=folder, evaluations=evaluations, pace=pace, until=until
+    )
     with how_to_go_on(folder, storage, pace.jobs):
         stopped: Interrupted | ValueError | None = None
         with board.display:
             board.display.known(board.look())  # what ended before is not news
             try:
-                WorkerPool(pace.jobs, tick=board.tick, output=folder / OUTPUT).run(work, terms)
+                WorkerPool(pace.jobs, tick=board.tick, output=folder / OUTPUT).run(task)
             except (Interrupted, ValueError) as error:
                 stopped = error
             summary = board.look(importance=True)
@@ -146,10 +148,9 @@ def pruner_of(plan: SearchPlan, phase: PhaseName, evaluations: int) -> BasePrune
         case "none":
             return NopPruner()
         case "asha":
-            return SuccessiveHalvingPruner(min_resource=first, reduction_factor=factor)
+            return SuccessiveHalvingPruner(first, factor)
         case "hyperband":
-            most = max(evaluations, first)
-            return HyperbandPruner(min_resource=first, max_resource=most, reduction_factor=factor)
+            return HyperbandPruner(first, max(evaluations, first), factor)
         case "median":
             return MedianPruner(n_startup_trials=4, n_warmup_steps=first - 1)
         case _:
@@ -262,26 +263,21 @@ class InFolder:
 # a worker's process
 
 
-@dataclass(frozen=True)
-class Terms:
-    """What a worker is sent off with; the rest is in the storage."""
-
-    storage: str
-    name: str
-    folder: Path
-    evaluations: Mapping[PhaseName, int]
-    lost_after: float
-    until: float | None
-    jobs: int = 1
-
-
-def work(worker: WorkerContext, terms: Terms) -> None:
-    with how_to_go_on(terms.folder, terms.storage, terms.jobs):
-        opened = open_storage(terms.storage, terms.lost_after)
-        plan = kept_plan(opened, terms.name)
-        train = InFolder(plan, terms.folder, partial(_in_its_file, worker, terms.folder))
-        queues = PhaseQueues(opened, plan, terms.evaluations, terms.folder)
-        work_off(queues, train, lambda: worker.stopping, terms.until)
+def work(
+    worker: WorkerContext,
+    storage: str,
+    name: str,
+    folder: Path,
+    evaluations: Mapping[PhaseName, int],
+    pace: Pace,
+    until: float | None = None,
+) -> None:
+    """A worker's process; what it is not told is in the storage."""
+    with how_to_go_on(folder, storage, pace.jobs):
+        opened = open_storage(storage, pace.lost_after)
+        plan = kept_plan(opened, name)
+        train = InFolder(plan, folder, partial(_in_its_file, worker, folder))
+        work_off(PhaseQueues(opened, plan, evaluations, folder), train, lambda: worker.stopping, until)
 
 
 @contextmanager

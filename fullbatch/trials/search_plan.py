@@ -6,14 +6,14 @@ A plan is a YAML file, a frozen tree, and JSON in the study's storage, so that o
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from fullbatch.config.checks import Checked, Count, at_least, require
+from fullbatch.config.checks import Checked, Count, at_least, is_whole, require
 from fullbatch.config.messages import listed, nearest
 from fullbatch.config.methods import Method, named_method
 from fullbatch.config.optimization import OPTIMIZERS, Optimizer
@@ -22,7 +22,6 @@ from fullbatch.config.tree import from_dict, merged, to_dict
 from fullbatch.evaluation.metric_names import Metric, parse_metrics
 from fullbatch.evaluation.tasks import tasks_of
 from fullbatch.trials.comparison_plan import read_plan_file
-from fullbatch.trials.slots import CHOSEN, PHASES, Choices, Finals, Fine, Grid, Phase, PhaseName, Take, all_different
 from fullbatch.trials.space import (
     Choice,
     Dimension,
@@ -41,9 +40,68 @@ from fullbatch.trials.space import (
 if TYPE_CHECKING:
     from optuna.trial import BaseTrial
 
+PhaseName = Literal["choices", "grid", "fine", "finals"]
+PHASES: tuple[PhaseName, ...] = ("choices", "grid", "fine", "finals")
+CHOSEN = ("method", "optimizer")
+Take = Literal["best", "last"]  # which evaluation's values are a trial's
 Pruner = Literal["asha", "hyperband", "median", "none"]
 _NAME = re.compile(r"\w([\w .+=@,-]*[\w+=@-])?")
 PRUNED: tuple[PhaseName, ...] = ("choices", "fine")  # a grid and finals compare whole runs
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The phases.  ``changes``: what trials of the phase have otherwise than the base, by names as in the space.
+
+
+def all_different(values: Sequence[Any]) -> bool:
+    return len(set(values)) == len(values)
+
+
+@dataclass(frozen=True)
+class Choices(Checked):
+    """Phase 1, Bayesian: which method and which optimizer, in short trials."""
+
+    trials: Count = 30
+    over: tuple[str, ...] | None = CHOSEN  # what is chosen: these, and dimensions of the space; None: all of it
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    cover: bool = True  # each method and each optimizer is tried once before the sampler chooses
+
+
+@dataclass(frozen=True)
+class Grid(Checked):
+    """Phase 2: the best few methods x the best few optimizers of phase 1."""
+
+    methods: Count = 3
+    optimizers: Count = 3
+    changes: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Fine(Checked):
+    """Phase 3, Bayesian: the settings of the winner, which is the first to be tried."""
+
+    trials: Count = 30
+    over: tuple[str, ...] | None = None  # dimensions of the space; None: all that the winner has
+    changes: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Finals(Checked):
+    """Phase 4: the best few of the last phase again, with several seeds, beside methods as they come."""
+
+    best: Count = 3
+    seeds: tuple[int, ...] = (0, 1, 2)
+    baselines: tuple[str, ...] = ()  # methods with their defaults and the base's optimizer
+    changes: Mapping[str, Any] = field(default_factory=dict)
+
+    def _check(self) -> None:
+        good = bool(self.seeds) and all(is_whole(seed, 0) for seed in self.seeds)
+        require(good and all_different(self.seeds), self, "seeds", "be different whole numbers of at least 0")
+        for method in self.baselines:
+            named_method(method)
+        require(all_different(self.baselines), self, "baselines", "be different methods")
+
+
+Phase = Choices | Grid | Fine | Finals
 
 
 @dataclass(frozen=True)

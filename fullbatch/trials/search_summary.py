@@ -19,9 +19,8 @@ from fullbatch.config.messages import cell
 from fullbatch.config.run import RunConfig
 from fullbatch.config.tree import write_yaml
 from fullbatch.training.run_folder import replace_text
-from fullbatch.trials.phases import costs_of, fronts, last_won, ranked
-from fullbatch.trials.search_plan import SearchPlan
-from fullbatch.trials.slots import CHOSEN, PHASES, Ended, PhaseName, Running, Slot
+from fullbatch.trials.phases import Ended, Running, Slot, costs_of, fronts, last_won, ranked
+from fullbatch.trials.search_plan import CHOSEN, PHASES, PhaseName, SearchPlan
 from fullbatch.trials.space import Choice
 from fullbatch.trials.statistics import finalist_of, finalists_of, gains, said_of_finals, said_of_one, value_said
 

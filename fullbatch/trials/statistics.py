@@ -17,8 +17,8 @@ from typing import Any
 from scipy.special import stdtrit
 
 from fullbatch.evaluation.metric_names import Metric
-from fullbatch.trials.phases import costs_of, fronts
-from fullbatch.trials.slots import CHOSEN, Ended
+from fullbatch.trials.phases import Ended, costs_of, fronts
+from fullbatch.trials.search_plan import CHOSEN
 
 SEEDS_TO_TELL = 3  # with fewer, an interval says next to nothing
 MINUS = "\u2212"
@@ -252,11 +252,12 @@ def said_of_finals(
     """``differences``: its gains.  ``final``: all that was planned has ended.  ``tried``: how many trials the finalists
     were picked from.  ``elsewhere``: the finals are measured on sets that nothing was picked by."""
     main, count = metrics[0], len(winner["seeds"])
+    value = value_said(main, winner["mean"][0], winner["sd"][0])
     is_baseline = winner["kind"] == "baseline"
     name = f"{winner['name']}, a baseline that no candidate beats," if is_baseline else winner["name"]
     among = f" (the first of {len(metrics)} metrics)" if len(metrics) > 1 else ""
     pieces = [
-        f"{name} {_is_best(final)} with {value_said(main, winner['mean'][0], winner['sd'][0])} {main.short}{among} over "
+        f"{name} {_is_best(final)} with {value} {main.short}{among} over "
         f"{'one seed' if count == 1 else f'{count} seeds'}"
     ]
     in_main = [gain for gain in differences if gain["metric"] == main.name]

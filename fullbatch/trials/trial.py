@@ -1,8 +1,9 @@
-"""One trial of a search: a run whose evaluations are reported, and which may be ended early for what they say.
+"""One run of a comparison, or one trial of a search: trained by one process from wherever it stands to its end.
 
-trial.json in the run's folder has every evaluation and what followed from it, and at the end how the trial ended.  A
-trial whose process dies goes on from there, in another process, and ends as if nothing had happened: what was decided
-stays decided, even if by now the pruner would say otherwise.
+A trial is a run whose evaluations are reported, and which may be ended early for what they say.  trial.json in its
+folder has every evaluation and what followed from it, and at the end how the trial ended.  A trial whose process dies
+goes on from there, in another process, and ends as if nothing had happened: what was decided stays decided, even if by
+now the pruner would say otherwise.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import gc
 import json
 import logging
+import resource
 import shutil
 import sys
 import traceback
@@ -29,18 +31,86 @@ from fullbatch.evaluation.metric_names import Metric, worst_of
 from fullbatch.evaluation.tasks import check_tasks, tasks_of
 from fullbatch.models.build import build_model
 from fullbatch.training import checkpoint
-from fullbatch.training.interruption import Abandoned
+from fullbatch.training.interruption import Abandoned, Interrupted
 from fullbatch.training.run_folder import LOCK, Folder, alone_in, read_lines, replace_text
 from fullbatch.training.stages import cost_of
 from fullbatch.training.trainer import Diverged
 from fullbatch.training_run import Evaluated, train
 from fullbatch.trials.checks import first_difference
+from fullbatch.trials.phases import Score, Status
 from fullbatch.trials.processes import OUTPUT
-from fullbatch.trials.slots import Score, Status, Take
+from fullbatch.trials.search_plan import Take
 
 log = logging.getLogger("fullbatch")
 
 FILE = "trial.json"
+OUTCOME = "outcome.json"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended; outcome.json in its folder."""
+
+    status: Literal["done", "failed", "open"]
+    error: str = ""  # of a failed one
+    again: bool = False  # whether another try may end otherwise: a full disk, a killed process
+    memory_gib: float | None = None  # the most main memory its process held, data workers not counted
+
+    def write(self, run: Path) -> None:
+        run.mkdir(parents=True, exist_ok=True)
+        replace_text(run / OUTCOME, json.dumps(asdict(self), indent=1))
+
+
+def outcome_of(run: Path) -> Outcome:
+    """What is known of a run from its folder; "open" if it has not ended."""
+    try:
+        return Outcome(**json.loads((run / OUTCOME).read_text()))
+    except (OSError, ValueError, TypeError):
+        return Outcome("open")
+
+
+def execute(
+    config: RunConfig, busy: Callable[[], bool] = lambda: False, begin: Callable[[], None] = lambda: None
+) -> Outcome:
+    """Train to the end, going on where the folder stands; Interrupted goes through to the caller.
+
+    busy    asked while another process is at work in the folder; if it says so, ``Abandoned`` is raised
+    begin   called before the training, if there is something to train
+    """
+    folder = Folder.of(config)
+    with alone_in(folder.path, busy):
+        known = outcome_of(folder.path)
+        if known.status != "open":
+            return known
+        begin()
+        forget_earlier_runs()
+        try:
+            train(config, folder.begun)
+            outcome = Outcome("done", memory_gib=_most_memory())
+        except Interrupted:
+            raise
+        except torch.OutOfMemoryError as error:
+            outcome = Outcome("failed", out_of_memory(error), memory_gib=_most_memory())
+        except OSError as error:
+            outcome = Outcome("failed", str(error), again=True)
+        except ValueError as error:
+            outcome = Outcome("failed", str(error), memory_gib=_most_memory())
+        outcome.write(folder.path)
+        return outcome
+
+
+def _most_memory() -> float:
+    """GiB.  Without Linux's resettable mark it is the most of all runs of this process so far."""
+    with suppress(OSError):
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) / 2**20
+    unit = 2**30 if sys.platform == "darwin" else 2**20
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# a trial of a search
 
 
 class CannotWork(ValueError):

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from fullbatch.trials.phases import Ended, Slot
 from fullbatch.trials.search_summary import importance_of
-from fullbatch.trials.slots import Ended, Slot
 
 
 def trials(count, value, seed=0, **more):

@@ -4,9 +4,8 @@ import pytest
 
 from fullbatch.cli.train import train_config
 from fullbatch.config.tree import to_dict
-from fullbatch.trials.phases import NoWinner, fronts, owed, phases_of, ranked, slots_of
+from fullbatch.trials.phases import Ended, NoWinner, Slot, fronts, owed, phases_of, ranked, slots_of
 from fullbatch.trials.search_plan import search_from
-from fullbatch.trials.slots import Ended, Slot
 
 BASE = to_dict(train_config([])[0])
 

@@ -5,10 +5,9 @@ import math
 import pytest
 from optuna.storages import InMemoryStorage
 
-from fullbatch.trials.phases import phases_of
+from fullbatch.trials.phases import Score, phases_of
 from fullbatch.trials.search import PhaseQueues, work_off
 from fullbatch.trials.search_plan import search_from
-from fullbatch.trials.slots import Score
 from tests.trials.test_phases import BASE
 
 METHODS, OPTIMIZERS = ["openclip", "sogclr", "neuclip"], ["adamw", "sgd", "radam", "lamb"]

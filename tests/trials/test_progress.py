@@ -4,9 +4,9 @@ import io
 
 from rich.console import Console
 
+from fullbatch.trials.phases import Slot
 from fullbatch.trials.progress import SearchDisplay, cost_and_left, live_view, print_search, trial_line
 from fullbatch.trials.search_summary import summarize
-from fullbatch.trials.slots import Slot
 from tests.trials.made_up import Running, all_owed, plan_of, played
 
 

@@ -10,8 +10,8 @@ import pytest
 
 from fullbatch.config.run import RunConfig
 from fullbatch.config.tree import from_dict, read_yaml
+from fullbatch.trials.phases import Ended, Slot
 from fullbatch.trials.search_summary import label_of, summarize, trial_name, write_files
-from fullbatch.trials.slots import Ended, Slot
 from tests.trials.made_up import Running, all_owed, plan_of, played
 
 
