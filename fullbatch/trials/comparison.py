@@ -1,13 +1,4 @@
-"""A comparison from its plan to its tables.
-
-comparisons/NAME/
-  plan.yaml          what is compared; `fullbatch compare --resume` reads it
-  runs/              an ordinary run folder each, with outcome.json (how it ended) and output.txt (what it said)
-  comparison.json    every run's numbers, the table, paired differences, matches; rewritten whenever a run ends
-  comparison.csv     the table
-  report.html        the page
-  calibration.json   seconds a step, where times are to be equal; calibration/ has the runs that were timed
-"""
+"""A comparison from its plan to its tables, in a folder; docs/how-to/compare.md says what each of its files is."""
 
 from __future__ import annotations
 

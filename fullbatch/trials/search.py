@@ -1,16 +1,4 @@
-"""A search from its plan to its answer.
-
-searches/NAME/
-  search.yaml     the plan
-  study.db        the storage, where --study names no other
-  storage.txt     else: which one
-  trials/         an ordinary run folder each, with trial.json (its evaluations, how it ended) and output.txt
-  search.json     everything in numbers; rewritten whenever a trial ends
-  search.csv      the ranked table
-  best.yaml       the winner's config
-  report.html     the page
-  output.txt      what the workers said between trials
-"""
+"""A search from its plan to its answer, in a folder; docs/how-to/search.md says what each of its files is."""
 
 from __future__ import annotations
 
@@ -308,7 +296,6 @@ class Board:
     folder: Path
     pace: Pace
     steps: Mapping[PhaseName, int] = field(default_factory=dict)  # of a phase's longest trial
-    summary: dict[str, Any] | None = None
     no_winner: NoWinner | None = None  # why the phases end early
     _opened: dict[PhaseName, SlotQueue] = field(default_factory=dict)
     _count: int = -1  # trials ended, at the last look
@@ -344,10 +331,8 @@ class Board:
                 break
         count = sum(map(len, ended.values()))
         due = {**owed(plan), **{phase: len(queue.slots) for phase, queue in self._opened.items()}}
-        self.summary = summarize(
-            plan, ended, running, due, importance=importance, before=self.summary, jobs=self.pace.jobs
-        )
+        summary = summarize(plan, ended, running, due, importance=importance, jobs=self.pace.jobs)
         if importance or count != self._count:
-            write_files(plan, self.summary, self.folder)
+            write_files(plan, summary, self.folder)
         self._count, self._looked = count, time.monotonic()
-        return self.summary
+        return summary

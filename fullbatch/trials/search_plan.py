@@ -13,7 +13,7 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from fullbatch.config.checks import Checked, Count, at_least, is_whole, require
+from fullbatch.config.checks import Checked, Count, at_least, require
 from fullbatch.config.messages import listed, nearest
 from fullbatch.config.methods import Method, named_method
 from fullbatch.config.optimization import OPTIMIZERS, Optimizer
@@ -21,7 +21,7 @@ from fullbatch.config.run import RunConfig, layered
 from fullbatch.config.tree import from_dict, merged, to_dict
 from fullbatch.evaluation.metric_names import Metric, parse_metrics
 from fullbatch.evaluation.tasks import tasks_of
-from fullbatch.trials.comparison_plan import read_plan_file
+from fullbatch.trials.comparison_plan import Seeds
 from fullbatch.trials.space import (
     Choice,
     Dimension,
@@ -89,13 +89,12 @@ class Finals(Checked):
     """Phase 4: the best few of the last phase again, with several seeds, beside methods as they come."""
 
     best: Count = 3
-    seeds: tuple[int, ...] = (0, 1, 2)
+    seeds: Seeds = (0, 1, 2)
     baselines: tuple[str, ...] = ()  # methods with their defaults and the base's optimizer
     changes: Mapping[str, Any] = field(default_factory=dict)
 
     def _check(self) -> None:
-        good = bool(self.seeds) and all(is_whole(seed, 0) for seed in self.seeds)
-        require(good and all_different(self.seeds), self, "seeds", "be different whole numbers of at least 0")
+        require(bool(self.seeds), self, "seeds", "be different whole numbers of at least 0")
         for method in self.baselines:
             named_method(method)
         require(all_different(self.baselines), self, "baselines", "be different methods")
@@ -343,10 +342,6 @@ def _over(values: Mapping[str, Any], over: Mapping[Place, Any]) -> dict[str, Any
     for place, value in over.items():
         grouped = merged(grouped, place.grouped(value))
     return layered(values, grouped)
-
-
-def read_search(path: Path) -> dict[str, Any]:
-    return read_plan_file(path, SearchPlan, "a search")
 
 
 def search_from(values: Mapping[str, Any]) -> SearchPlan:

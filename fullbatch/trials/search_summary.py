@@ -50,16 +50,14 @@ def summarize(
     owed: Mapping[PhaseName, int],
     *,
     importance: bool = True,
-    before: Mapping[str, Any] | None = None,
     jobs: int = 1,
 ) -> dict[str, Any]:
-    """``importance`` takes some seconds where there are hundreds of trials, so a display does without it; from
-    ``before``, an earlier summary, it is taken over for a phase in which nothing has ended since.  ``jobs``: trials
-    side by side on this machine."""
+    """``importance`` takes some seconds where there are hundreds of trials, so a display does without it.  ``jobs``:
+    trials side by side on this machine."""
     baselines = plan.finals.baselines if plan.finals else ()
     finalists = finalists_of(ended.get("finals", ()), baselines, plan.measures)
     finalists = [{**row, "params": _plain_params(plan, row["params"])} for row in finalists]
-    known = {phase["name"]: phase for phase in (before or {}).get("phases", ())}
+    not_yet = {"importance": None, "why_none": "not looked at yet"}
     return {
         "name": plan.name,
         "metrics": [
@@ -71,7 +69,7 @@ def summarize(
         "phases": [
             {
                 **_phase(plan, name, ended.get(name, ()), running.get(name, ()), owed[name]),
-                **_importance(plan, name, ended.get(name, ()), importance, known.get(name)),
+                **(_importance(plan, name, ended.get(name, ())) if importance else not_yet),
             }
             for name in PHASES
             if name in owed
@@ -136,17 +134,11 @@ def _finite(values: Sequence[float]) -> list[float | None]:
 FEWEST = 8  # trials, below which a forest says nothing
 
 
-def _importance(
-    plan: SearchPlan, name: PhaseName, ended: Sequence[Ended], wanted: bool, before: Mapping[str, Any] | None
-) -> dict[str, Any]:
-    if before is not None and (not wanted or before["looked_at"] == len(ended)):
-        return {key: before[key] for key in ("importance", "why_none", "looked_at")}
-    if not wanted:
-        return {"importance": None, "why_none": "not looked at yet", "looked_at": None}
+def _importance(plan: SearchPlan, name: PhaseName, ended: Sequence[Ended]) -> dict[str, Any]:
     plainly = [replace(trial, params=_plain_params(plan, trial.params)) for trial in ended]
     shares = "finals sample nothing" if name == "finals" else importance_of(plainly, _log_scaled(plan))
-    none = isinstance(shares, str)
-    return {"importance": None if none else shares, "why_none": shares if none else "", "looked_at": len(ended)}
+    why_none = shares if isinstance(shares, str) else ""
+    return {"importance": None if why_none else shares, "why_none": why_none}
 
 
 def _log_scaled(plan: SearchPlan) -> list[str]:
@@ -155,7 +147,7 @@ def _log_scaled(plan: SearchPlan) -> list[str]:
     return sorted(plan.params_of(found))
 
 
-def importance_of(ended: Sequence[Ended], log_scaled: Collection[str], metric: int = 0) -> dict[str, Any] | str:
+def importance_of(ended: Sequence[Ended], log_scaled: Collection[str]) -> dict[str, Any] | str:
     """Shares by setting, largest first, that add up to 1; or why there are none.
 
     A trial that diverged counts with the worst value, where there is one.  Pruned trials are left out, since theirs is
@@ -164,7 +156,7 @@ def importance_of(ended: Sequence[Ended], log_scaled: Collection[str], metric: i
     """
     pruned = sum(trial.status == "pruned" for trial in ended)
     whole = [trial for trial in ended if trial.status not in ("pruned", "failed")]
-    known = [(trial.params, trial.values[metric]) for trial in whole if trial.values is not None]
+    known = [(trial.params, trial.values[0]) for trial in whole if trial.values is not None]
     trials = [(params, value) for params, value in known if math.isfinite(value)]
     if len(trials) < FEWEST:
         remark = f" ({pruned} were pruned)" if pruned else ""

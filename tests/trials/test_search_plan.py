@@ -15,7 +15,8 @@ from fullbatch.config.methods import METHODS, settings_of
 from fullbatch.config.optimization import OPTIMIZER_SETTINGS, OPTIMIZERS
 from fullbatch.config.tree import to_dict, write_values
 from fullbatch.recipes import recipe_values
-from fullbatch.trials.search_plan import read_search, search_from
+from fullbatch.trials.comparison_plan import read_plan
+from fullbatch.trials.search_plan import SearchPlan, search_from
 from fullbatch.trials.space import Real, place_of, value_in
 from tests.trials.plans import BASE, plan_of, sampled
 
@@ -191,7 +192,7 @@ def test_a_plan_goes_through_json_and_yaml(tmp_path):
     assert search_from(json.loads(json.dumps(plan.as_dict()))) == plan
     path = tmp_path / "plan.yaml"
     path.write_text(write_values(plan.as_dict()))
-    assert search_from(read_search(path)) == plan
+    assert search_from(read_plan(path, SearchPlan)) == plan
 
 
 @quickly
@@ -206,7 +207,7 @@ def test_a_range_goes_through_json_bit_by_bit(all_at_once, data):
 def test_a_recipe_is_left_to_the_command(tmp_path):
     path = tmp_path / "plan.yaml"
     path.write_text("recipe: emoji\nname: x\n")
-    values = read_search(path)
+    values = read_plan(path, SearchPlan)
     assert values == {"recipe": "emoji", "name": "x"}
     assert plan_of(recipe="emoji") == plan_of()
 
@@ -299,7 +300,7 @@ def test_a_wrong_file_is_named(tmp_path, text, said):
     path = tmp_path / "plan.yaml"
     path.write_text(text)
     with pytest.raises(ValueError, match=rf"{re.escape(str(path))}: {re.escape(said)}"):
-        read_search(path)
+        read_plan(path, SearchPlan)
 
 
 @pytest.mark.slow
