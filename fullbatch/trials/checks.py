@@ -25,7 +25,7 @@ from fullbatch.training.run_folder import Folder
 from fullbatch.training.schedule import phases as check_schedule
 from fullbatch.training.stages import Stages
 from fullbatch.trials.comparison_plan import Plan
-from fullbatch.trials.phases import phases_of, tries_all_pairs
+from fullbatch.trials.phases import tries_all_pairs
 from fullbatch.trials.search_plan import CHOSEN, PRUNED, PhaseName, SearchPlan
 from fullbatch.trials.space import Dimension
 
@@ -165,12 +165,12 @@ def check_search(plan: SearchPlan) -> CheckedSearch:
     opened = _Opened()
     steps: dict[PhaseName, int] = {}
     evaluations: dict[PhaseName, int] = {}
-    for phase in phases_of(plan):
+    for phase in plan.phases:
         with _about(f"The phase {phase!r}"):
             plan.measures_in(phase)
             _check_judges(plan, phase)
     _warn_of_grid(plan)
-    for phase in phases_of(plan):
+    for phase in plan.phases:
         for params in tried(plan, phase):
             with _about(_words(phase, params)):
                 config = plan.config(phase, params, None, "runs", "checked")
@@ -206,7 +206,7 @@ def tried(plan: SearchPlan, phase: PhaseName) -> Iterator[dict[str, Any]]:
 
 def _reaching(plan: SearchPlan, phase: PhaseName, method: str, optimizer: str) -> dict[str, Dimension]:
     """Dimensions whose values a trial of the phase may have: what was chosen before comes along."""
-    phases = phases_of(plan)
+    phases = list(plan.phases)
     dimensions: dict[str, Dimension] = {}
     for name in phases[: phases.index(phase) + 1]:
         dimensions |= plan.dimensions(name, method, optimizer)

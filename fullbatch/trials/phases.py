@@ -7,12 +7,11 @@ itself: they follow from the plan and from how the slots of the phases before en
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from itertools import product
 from typing import Any, Literal
 
 import numpy as np
-from typing_extensions import assert_never
 
 from fullbatch.trials.search_plan import CHOSEN, PHASES, PhaseName, SearchPlan
 
@@ -43,9 +42,6 @@ class Score:
     error: str = ""
     evaluations: tuple[tuple[int, tuple[float, ...]], ...] = ()  # (number, values), oldest first
     same_as: int | None = None  # the slot with the same settings whose numbers these are; None: it was trained itself
-
-    def as_dict(self) -> dict[str, Any]:
-        return {name: value for name, value in asdict(self).items() if name != "same_as" or value is not None}
 
     @classmethod
     def read(cls, stored: Mapping[str, Any]) -> Score:
@@ -90,22 +86,11 @@ class NoWinner(ValueError):
     """A phase has nothing to start from."""
 
 
-def phases_of(plan: SearchPlan) -> tuple[PhaseName, ...]:
-    return tuple(name for name, _ in plan.phases())
-
-
 def slots_of(phase: PhaseName, plan: SearchPlan, before: Before) -> list[Slot]:
-    match phase:
-        case "choices":
-            return _choices(plan)
-        case "grid":
-            return _grid(plan, before)
-        case "fine":
-            return _fine(plan, before)
-        case "finals":
-            return _finals(plan, before)
-        case _:
-            assert_never(phase)
+    if phase == "choices":
+        return _choices(plan)
+    make = {"grid": _grid, "fine": _fine, "finals": _finals}[phase]
+    return make(plan, before)
 
 
 def owed(plan: SearchPlan) -> dict[PhaseName, int]:

@@ -168,7 +168,7 @@ class SlotQueue:
 
     def record(self, slot: Slot, number: int, score: Score) -> None:
         """An ending without a result, as a trial that is made finished."""
-        attrs = {SLOT: slot.number, ENDED: score.as_dict(), OF: number}
+        attrs = {SLOT: slot.number, ENDED: asdict(score), OF: number}
         made = create_trial(state=TrialState.FAIL, user_attrs=attrs)
         patiently(lambda: self.study.add_trial(made))
 
@@ -281,7 +281,7 @@ class Lease:
             if state is TrialState.FAIL:
                 self._queue.record(self.slot, number, score)
             else:
-                self._unless_lost(lambda: self.trial.set_user_attr(OUTCOME, score.as_dict()))
+                self._unless_lost(lambda: self.trial.set_user_attr(OUTCOME, asdict(score)))
             self._queue.tell(number, state, score.values)
             counts = any(found.slot == self.slot and found.number == number for found in self._queue.ended())
         self._close()

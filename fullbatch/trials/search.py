@@ -7,7 +7,7 @@ import time
 import traceback
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -25,7 +25,7 @@ from fullbatch.training.display import words_of
 from fullbatch.training.interruption import Abandoned, Interrupted
 from fullbatch.training.run_folder import Folder, replace_text
 from fullbatch.trials.checks import check_search
-from fullbatch.trials.phases import Ended, NoWinner, Running, Score, Slot, owed, phases_of, slots_of
+from fullbatch.trials.phases import Ended, NoWinner, Running, Score, Slot, owed, slots_of
 from fullbatch.trials.processes import OUTPUT, Pace, WorkerContext, WorkerPool, WorkersDie, last_line, print_to
 from fullbatch.trials.progress import SearchDisplay, last_metrics
 from fullbatch.trials.queue import Lease, SlotQueue
@@ -121,7 +121,7 @@ def sampler_of(plan: SearchPlan, phase: PhaseName, slot: Slot) -> BaseSampler:
     under way count as bad ones, so that workers do not all try the same.
     """
     seed = zlib.crc32(f"{plan.seed} {phase} {slot.number}".encode())
-    part = plan.phase(phase)
+    part = plan.phases[phase]
     if not isinstance(part, Choices | Fine):
         return RandomSampler(seed)  # nothing is left to it
     random = min(MOST_RANDOM, max(2, part.trials // 4))
@@ -181,7 +181,7 @@ def work_off(
     until   the time, by this machine's monotonic clock, after which no trial is begun; None: there is none
     """
     ended: dict[PhaseName, Sequence[Ended]] = {}
-    for phase in phases_of(queues.plan):
+    for phase in queues.plan.phases:
         queue = queues.queue(phase, ended)
         while not queue.complete:
             if stopping() or (until is not None and time.monotonic() > until):
@@ -228,23 +228,35 @@ def _known(queue: SlotQueue, lease: Lease, params: Mapping[str, Any]) -> Score |
 
 @dataclass(frozen=True)
 class InFolder:
-    """Trains a trial as a run in a folder of the search's."""
+    """Trains a trial as a run in a folder of the search's.  What a worker's process prints meanwhile stands there too,
+    also why it dies; else in the search's."""
 
     plan: SearchPlan
     folder: Path
-    around: Callable[[Path], AbstractContextManager[None]] = lambda folder: nullcontext()  # entered with the run's
+    worker: WorkerContext | None = None  # None: it prints where it always does
 
     def __call__(
         self, phase: PhaseName, lease: Lease, params: Mapping[str, Any], report: Report, given_up: Callable[[], bool]
     ) -> Score:
         plan, runs, name = self.plan, self.folder / TRIALS, trial_name(phase, lease.slot.number)
-        with self.around(runs / name):
+        if self.worker is not None:
+            self.worker.say(name)
+            print_to(runs / name / OUTPUT)
+        try:
             try:
                 config = plan.config(phase, params, lease.slot.seed, str(runs), name)
             except ValueError as error:  # two settings that do not go together
                 return Score("failed", error=str(error))
             measures = plan.measures_in(phase)
             return Trial(config, measures, report, plan.patience, plan.take, lambda: lease.lost, given_up).run()
+        except (Abandoned, Interrupted):
+            raise
+        except Exception:
+            traceback.print_exc()
+            raise
+        finally:
+            if self.worker is not None:
+                print_to(self.folder / OUTPUT)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -264,24 +276,8 @@ def work(
     with how_to_go_on(folder, storage, pace.jobs):
         opened = open_storage(storage, pace.lost_after)
         plan = kept_plan(opened, name)
-        train = InFolder(plan, folder, partial(_in_its_file, worker, folder))
+        train = InFolder(plan, folder, worker)
         work_off(PhaseQueues(opened, plan, evaluations, folder), train, lambda: worker.stopping, until)
-
-
-@contextmanager
-def _in_its_file(worker: WorkerContext, search: Path, trial: Path) -> Iterator[None]:
-    """What is printed in a trial stands in the trial's folder, also why its process dies; else in the search's."""
-    worker.say(trial.name)
-    print_to(trial / OUTPUT)
-    try:
-        yield
-    except (Abandoned, Interrupted):
-        raise
-    except Exception:
-        traceback.print_exc()
-        raise
-    finally:
-        print_to(search / OUTPUT)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -319,7 +315,7 @@ class Board:
         plan = self.queues.plan
         ended: dict[PhaseName, Sequence[Ended]] = {}
         running: dict[PhaseName, Sequence[Running]] = {}
-        for phase in phases_of(plan):
+        for phase in plan.phases:
             if phase not in self._opened:
                 try:
                     self._opened[phase] = self.queues.queue(phase, ended)

@@ -142,29 +142,21 @@ class SearchPlan(Checked):
         self._check_over()
         self._check_something_to_choose()
 
-    # -----------------------------------------------------------------------------------------------------------------
-    # what there is to choose
-
     @property
     def candidates(self) -> Iterator[tuple[str, str]]:
         return product(self.methods, self.optimizers)
 
-    def phases(self) -> Iterator[tuple[PhaseName, Phase]]:
+    @cached_property
+    def phases(self) -> dict[PhaseName, Phase]:
         """Those that the plan has, in their order."""
-        for name in PHASES:
-            phase: Phase | None = getattr(self, name)
-            if phase is not None:
-                yield name, phase
-
-    def phase(self, name: PhaseName) -> Phase:
-        return dict(self.phases())[name]
+        return {name: phase for name in PHASES if (phase := getattr(self, name)) is not None}
 
     def dimensions(self, phase: PhaseName, method: str, optimizer: str) -> dict[str, Dimension]:
         """What the sampler chooses for this method and this optimizer in this phase, by Optuna's names.
 
         What the phase's changes say is not searched in it.
         """
-        part = self.phase(phase)
+        part = self.phases[phase]
         if not isinstance(part, Choices | Fine):
             return {}
         fixed = {place.plain for place in self._changes(phase, method, optimizer)}
@@ -239,7 +231,7 @@ class SearchPlan(Checked):
         return resolved(values, where, method, self._built[method], optimizer)
 
     def _changes(self, phase: PhaseName, method: str, optimizer: str) -> dict[Place, Any]:
-        return self._resolved(f"{phase}.changes", self.phase(phase).changes, method, optimizer)
+        return self._resolved(f"{phase}.changes", self.phases[phase].changes, method, optimizer)
 
     @cached_property
     def _built(self) -> dict[str, Method]:
@@ -281,7 +273,7 @@ class SearchPlan(Checked):
         usual = from_dict(RunConfig, self.base).optimizer.optimizer
         baselines = [(method, self._built[method], usual) for method in (self.finals.baselines if self.finals else ())]
         named: dict[str, Mapping[str, Any]] = {"space": self.space, "defaults": self.defaults}
-        named |= {f"{name}.changes": phase.changes for name, phase in self.phases()}
+        named |= {f"{name}.changes": phase.changes for name, phase in self.phases.items()}
         for where, values in named.items():
             known_to_one(values, where, [*candidates, *baselines] if where == "finals.changes" else candidates)
             for who in candidates:
@@ -291,7 +283,7 @@ class SearchPlan(Checked):
         """`over` names dimensions that the phase does not settle."""
         places = [searched_place(key) for key in self.space]
         plain = {name: place.plain for place in places for name in (place.key, place.plain)}
-        for name, phase in self.phases():
+        for name, phase in self.phases.items():
             allowed = (*CHOSEN, *plain) if name == "choices" else tuple(plain)
             settled = [place_of(key, f"{name}.changes").plain for key in phase.changes]
             for asked in (phase.over or ()) if isinstance(phase, Choices | Fine) else ():
@@ -328,8 +320,6 @@ class SearchPlan(Checked):
                     f"The space of the phase 'fine' is empty for {method} with {optimizer}, which may win; add a "
                     "dimension that they have, such as lr, or leave the phase out with `fine: null`."
                 )
-
-    # -----------------------------------------------------------------------------------------------------------------
 
     def as_dict(self) -> dict[str, Any]:
         """As the YAML file has it."""

@@ -175,16 +175,11 @@ def _settings() -> frozenset[str]:
 
 @dataclass(frozen=True)
 class Place:
-    """Where a value goes.
+    """Where a value goes."""
 
-    scope     the method or the optimizer that alone has it; "": all that know it
-    name      of the flag or the setting
-    group     of the flag, in config.yaml; "": it is a setting of a method
-    """
-
-    scope: str
-    name: str
-    group: str
+    scope: str  # the method or the optimizer that alone has it; "": all that know it
+    name: str  # of the flag or the setting
+    group: str  # of the flag, in config.yaml; "": it is a setting of a method
 
     @property
     def plain(self) -> str:

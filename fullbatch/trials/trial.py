@@ -31,7 +31,7 @@ from fullbatch.evaluation.metric_names import Metric, worst_of
 from fullbatch.evaluation.tasks import check_tasks, tasks_of
 from fullbatch.models.build import build_model
 from fullbatch.training import checkpoint
-from fullbatch.training.interruption import Abandoned, Interrupted
+from fullbatch.training.interruption import Abandoned
 from fullbatch.training.run_folder import LOCK, Folder, alone_in, read_lines, replace_text
 from fullbatch.training.stages import cost_of
 from fullbatch.training.trainer import Diverged
@@ -84,17 +84,14 @@ def execute(
             return known
         begin()
         forget_earlier_runs()
+        outcome = Outcome("done")
         try:
             train(config, folder.begun)
-            outcome = Outcome("done", memory_gib=_most_memory())
-        except Interrupted:
-            raise
         except torch.OutOfMemoryError as error:
-            outcome = Outcome("failed", out_of_memory(error), memory_gib=_most_memory())
-        except OSError as error:
-            outcome = Outcome("failed", str(error), again=True)
-        except ValueError as error:
-            outcome = Outcome("failed", str(error), memory_gib=_most_memory())
+            outcome = Outcome("failed", out_of_memory(error))
+        except (ValueError, OSError) as error:
+            outcome = Outcome("failed", str(error), again=isinstance(error, OSError))
+        outcome = replace(outcome, memory_gib=_most_memory())
         outcome.write(folder.path)
         return outcome
 
@@ -173,14 +170,11 @@ class Trial:
     # -- before and after -------------------------------------------------------------------------------------------
 
     def open(self) -> Score | None:
-        """Read what is there and report it; the score, if the trial had ended already or cannot be reported."""
+        """Read what is there and report it; the score, if the trial had ended already."""
         self._clear_if_another()
         score = self._read()
-        try:
-            for number, look in enumerate(self.looks, 1):
-                self._tell(number, look.values)  # whatever the answer: what was decided stays decided
-        except OSError as error:
-            return self._score("failed", str(error))
+        for number, look in enumerate(self.looks, 1):
+            self._tell(number, look.values)  # whatever the answer: what was decided stays decided
         killed = self.looks and self.looks[-1].verdict == "pruned"  # before it could say so
         return self._score() if score is None and killed else score
 
@@ -234,7 +228,7 @@ class Trial:
         return None if stored["score"] is None else Score.read(stored["score"])
 
     def _write(self, score: Score | None = None) -> None:
-        stored = {"evaluations": list(map(asdict, self.looks)), "score": None if score is None else score.as_dict()}
+        stored = {"evaluations": list(map(asdict, self.looks)), "score": None if score is None else asdict(score)}
         replace_text(self.folder.path / FILE, json.dumps(stored, indent=1))
 
     # -- training ---------------------------------------------------------------------------------------------------
@@ -264,8 +258,7 @@ class Trial:
         """Whether the run ends here.  An evaluation that is done again, after a kill, keeps what followed from it."""
         if not seen.parts.stages.trained(seen.step):
             return False
-        if self.lost():
-            raise OSError("The trial was given to another process.")  # so that this evaluation is not noted as done
+        self.check_ours(self.lost)  # else this evaluation would be noted as done
         look = next((look for look in self.looks if look.step == seen.step), None)
         if look is None:
             results = seen.measured.as_dict()
@@ -296,7 +289,7 @@ class Trial:
             return bool(self.report(number, values[0]))
         except Exception as error:
             self.untold = error
-            raise OSError(f"The evaluation could not be reported: {error}") from error
+            raise
 
     # -- the score --------------------------------------------------------------------------------------------------
 

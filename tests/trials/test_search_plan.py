@@ -129,7 +129,7 @@ def test_a_config_has_the_params_and_is_the_bases_otherwise(all_at_once, chance,
             assert value_in(config, place_of(name, "x")) == value
     assert (config.objective.method, config.optimizer.optimizer) == (params["method"], params["optimizer"])
     assert (config.training.seed, config.run.runs, config.run.name) == (7, "somewhere", "trial")
-    assert config.training.epochs == plan.phase(phase).changes["epochs"]
+    assert config.training.epochs == plan.phases[phase].changes["epochs"]
     assert config.data.data_share == (0.2 if phase == "choices" else 1.0)
     assert (config.training.batch_size, config.model, config.evaluation) == (128, BASE.model, BASE.evaluation)
     again = plan.config(phase, plan.params_of(params), 7, "somewhere", "trial")

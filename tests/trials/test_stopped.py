@@ -12,7 +12,7 @@ from optuna.storages import InMemoryStorage
 import fullbatch.trials.trial
 from fullbatch.cli.search import Search, plan_values
 from fullbatch.training.interruption import Interruption
-from fullbatch.trials.phases import Score, phases_of
+from fullbatch.trials.phases import Score
 from fullbatch.trials.processes import OUTPUT, Pace, WorkersDie
 from fullbatch.trials.search import InFolder, PhaseQueues, how_to_go_on, work, work_off
 from fullbatch.trials.search_plan import search_from
@@ -29,7 +29,7 @@ def plan(tmp_path):
 
 
 def phases(plan, **more):
-    return PhaseQueues(InMemoryStorage(), plan, dict.fromkeys(phases_of(plan), 2), **more)
+    return PhaseQueues(InMemoryStorage(), plan, dict.fromkeys(plan.phases, 2), **more)
 
 
 def attempts(phases):
@@ -118,7 +118,7 @@ def test_a_crash_is_told_where_the_trial_failed(plan, tmp_path, monkeypatch):
     """A mistake of ours in every trial: the processes die, and the reason is among the results."""
     where = str(tmp_path / "study.db")
     keep_plan(open_storage(where), plan)
-    terms = (where, plan.name, tmp_path, dict.fromkeys(phases_of(plan), 2), Pace(lost_after=60.0))
+    terms = (where, plan.name, tmp_path, dict.fromkeys(plan.phases, 2), Pace(lost_after=60.0))
 
     def crash(*args):
         print("in the trial")
@@ -144,7 +144,7 @@ def test_a_crash_is_told_where_the_trial_failed(plan, tmp_path, monkeypatch):
         for number, file in enumerate(kept, 1):
             os.dup2(file, number)
             os.close(file)
-    made = PhaseQueues(open_storage(where), plan, dict.fromkeys(phases_of(plan), 2))
+    made = PhaseQueues(open_storage(where), plan, dict.fromkeys(plan.phases, 2))
     first, second = made.queue("choices", {}).ended()
     assert (first.status, second.status) == ("failed", "done")
     assert "died 3 times" in first.error and "its output ends with: KeyError: 'a mistake of ours'" in first.error
