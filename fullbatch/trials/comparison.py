@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -48,7 +49,7 @@ def race(plan: Plan, folder: Path, pace: Pace) -> dict[str, Any]:
     training = plan.base["training"]
     length = {"samples": training["samples"]} if training["samples"] else {"epochs": training["epochs"]}
     budget = {**length, "equal_time": plan.equal_time}
-    with alone_in(folder), _resumable(folder):
+    with alone_in(folder):
         if plan.equal_time is None:
             check_begun(configs)
         replace_text(folder / PLAN, write_values(plan.as_dict()))
@@ -79,17 +80,9 @@ def race(plan: Plan, folder: Path, pace: Pace) -> dict[str, Any]:
         return outcome.error if outcome.status == "open" and outcome.error else _words(run, metric)
 
     write_summary()
-    with _resumable(folder), RunsDisplay(configs, steps, pace.quiet, ending) as display:
+    with RunsDisplay(configs, steps, pace.quiet, ending) as display:
         train_runs(configs, pace.jobs, display, until)
     return write_summary()
-
-
-@contextmanager
-def _resumable(folder: Path) -> Iterator[None]:
-    try:
-        yield
-    except Interrupted as stopped:
-        raise Interrupted(stopped.exit_code - 128, f"Go on with: fullbatch compare --resume {folder}") from None
 
 
 def planned_in(folder: Path) -> Plan:
@@ -117,15 +110,13 @@ def _short(value: float | None, metric: str) -> str:
 # process, says so.  So several commands, also on several machines with a shared disk, may work on one comparison.
 
 
-def train_runs(
-    configs: Sequence[RunConfig], side_by_side: int, display: RunsDisplay, until: float | None = None
-) -> None:
+def train_runs(configs: Sequence[RunConfig], side_by_side: int, display: RunsDisplay, until: float = math.inf) -> None:
     """All that are open, in this order; after a signal those under way are saved, and Interrupted is raised.
 
-    until   the time, by this machine's monotonic clock, after which no run is begun; None: there is none
+    until   the time, by this machine's monotonic clock, after which no run is begun
     """
     is_open = [config for config in configs if _outcome(config).status == "open"]
-    if not is_open or (until is not None and time.monotonic() > until):
+    if not is_open or time.monotonic() > until:
         return
     deaths = Counter[str]()
 
@@ -152,7 +143,8 @@ def train_runs(
                 outcome.write(folder)
         display.ended(name, outcome)
 
-    pool = WorkerPool(side_by_side, len(is_open), hear, died, display.tick)
+    advice = f"Go on with: fullbatch compare --resume {Path(configs[0].run.runs).parent}"
+    pool = WorkerPool(side_by_side, len(is_open), hear, died, display.tick, advice)
     pool.run(partial(_work, configs=is_open, side_by_side=side_by_side, until=until))
 
 
@@ -160,11 +152,11 @@ def _outcome(config: RunConfig) -> Outcome:
     return outcome_of(Folder.of(config).path)
 
 
-def _work(worker: WorkerContext, configs: Sequence[RunConfig], side_by_side: int, until: float | None) -> None:
+def _work(worker: WorkerContext, configs: Sequence[RunConfig], side_by_side: int, until: float) -> None:
     """Until all runs have ended: another process that works on one may be about to stop, or to die."""
     if not can_be_locked(Path(configs[0].run.runs)):  # then each worker has runs of its own
         configs = configs[worker.place :: side_by_side]
-    while not worker.stopping and (until is None or time.monotonic() < until):
+    while not worker.stopping and time.monotonic() < until:
         if any(_tried(worker, config) for config in configs):
             continue
         if all(_outcome(config).status != "open" for config in configs):

@@ -7,6 +7,7 @@ that loses its parent is told to save and end, as by a signal; no process stays 
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 import os
 import signal
@@ -42,9 +43,9 @@ class Pace:
     retry_failed: bool = False  # whether runs of a comparison that failed by themselves are tried again
     lost_after: float = 180.0  # seconds without a sign of life after which a search's worker elsewhere counts as dead
 
-    def until(self) -> float | None:
-        """By this machine's monotonic clock."""
-        return None if self.stop_after is None else time.monotonic() + 60.0 * self.stop_after
+    def until(self) -> float:
+        """When that is, by this machine's monotonic clock."""
+        return math.inf if self.stop_after is None else time.monotonic() + 60.0 * self.stop_after
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -77,6 +78,7 @@ class WorkerPool:
     hear: Callable[[Any], None] = lambda message: None  # is told each message of a worker
     died: Callable[[Member], None] = lambda member: None  # is told of a worker that died early, and is replaced
     tick: Callable[[], None] = lambda: None  # is called about twice a second
+    advice: str = ""  # how to go on after a signal
     output: Path | None = None  # where workers write what they print, until ``print_to`` names another file
     _members: list[Member] = field(default_factory=list)
     _silent_deaths: int = 0
@@ -108,7 +110,7 @@ class WorkerPool:
             finally:
                 self._end_all()
         if interruption.signal is not None:
-            raise Interrupted(interruption.signal, "")
+            raise Interrupted(interruption.signal, self.advice)
 
     def _start(self, work: Work) -> None:
         taken = {member.place for member in self._members}

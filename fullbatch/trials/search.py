@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 import time
 import traceback
@@ -66,13 +67,14 @@ def search(
         with board.display:
             board.display.known(board.look())  # what ended before is not news
             try:
-                WorkerPool(pace.jobs, tick=board.tick, output=folder / OUTPUT).run(task)
+                advice = f"Go on with: {resume_command(folder, pace.jobs)}"
+                WorkerPool(pace.jobs, tick=board.tick, advice=advice, output=folder / OUTPUT).run(task)
             except (Interrupted, ValueError) as error:
                 stopped = error
             summary = board.look(importance=True)
             board.display.show(summary)
         if isinstance(stopped, Interrupted):
-            raise Interrupted(stopped.exit_code - 128, f"Go on with: {resume_command(folder, pace.jobs)}") from None
+            raise stopped
         if stopped is not None:
             tell(summary)
             if board.no_winner is None:
@@ -174,17 +176,17 @@ class PhaseQueues:
 
 
 def work_off(
-    queues: PhaseQueues, train: Train, stopping: Callable[[], bool] = lambda: False, until: float | None = None
+    queues: PhaseQueues, train: Train, stopping: Callable[[], bool] = lambda: False, until: float = math.inf
 ) -> None:
     """To the end of the last phase, or until it is told to stop; the trial under way is then saved and released.
 
-    until   the time, by this machine's monotonic clock, after which no trial is begun; None: there is none
+    until   the time, by this machine's monotonic clock, after which no trial is begun
     """
     ended: dict[PhaseName, Sequence[Ended]] = {}
     for phase in queues.plan.phases:
         queue = queues.queue(phase, ended)
         while not queue.complete:
-            if stopping() or (until is not None and time.monotonic() > until):
+            if stopping() or time.monotonic() > until:
                 return
             lease = queue.take(partial(sampler_of, queues.plan, phase))
             if lease is None:
@@ -270,7 +272,7 @@ def work(
     folder: Path,
     evaluations: Mapping[PhaseName, int],
     pace: Pace,
-    until: float | None = None,
+    until: float = math.inf,
 ) -> None:
     """A worker's process; what it is not told is in the storage."""
     with how_to_go_on(folder, storage, pace.jobs):

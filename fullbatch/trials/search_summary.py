@@ -273,7 +273,7 @@ def _cost(plan: SearchPlan, ended: Phases, workers: int, owed: Mapping[PhaseName
 def _left(plan: SearchPlan, ended: Phases, owed: Mapping[PhaseName, int], workers: int) -> float | None:
     """Each phase by the mean time of its trials; one that has none yet by the one before and how much longer its runs
     are, in their own unit.  Trials under way count as not begun, so it is a little too much."""
-    left, before = 0.0, None
+    left, pace = 0.0, dict[str, float]()  # seconds a unit of length, by the unit
     for name in (name for name in PHASES if name in owed):
         config = plan.config(name, {"method": plan.methods[0], "optimizer": plan.optimizers[0]}, None, "", "")
         samples, epochs = config.training.samples, float(config.training.epochs) * config.data.data_share
@@ -281,17 +281,11 @@ def _left(plan: SearchPlan, ended: Phases, owed: Mapping[PhaseName, int], worker
         times = [_took(trial) for trial in ended.get(name, ()) if trial.status != "failed" and trial.same_as is None]
         rest = max(0, owed[name] - len(ended.get(name, ())))
         if times:
-            mean = statistics.fmean(times)
-        elif not rest:
-            mean = 0.0
-        elif before is None or before[0] != unit:
+            pace = {unit: statistics.fmean(times) / length}
+        elif rest and unit not in pace:
             return None
-        else:
-            mean = before[2] * length / before[1]
-        if mean > 0.0:
-            before = (unit, length, mean)
         if rest:
-            left += mean * max(1.0, rest / workers)  # a single one is not done sooner by many
+            left += pace[unit] * length * max(1.0, rest / workers)  # a single one is not done sooner by many
     return left
 
 

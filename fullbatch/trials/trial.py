@@ -15,7 +15,7 @@ import resource
 import shutil
 import sys
 import traceback
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -150,10 +150,6 @@ class Trial:
         """
         assert self.config.run.name, "a trial has a folder of its own"
         self.config = replace(self.config, run=replace(self.config.run, keep=1))
-        try:
-            pick_device(self.config)
-        except ValueError as error:
-            raise CannotWork(str(error)) from None
         self.folder = Folder.of(self.config)
         with alone_in(self.folder.path, self.given_up):
             score = self.open()
@@ -188,7 +184,7 @@ class Trial:
             change = str(error)
         if change:
             log.warning("%s is trained anew: it is of another trial (%s)", self.folder.path, change)
-            clear(self.folder.path, but=[OUTPUT])  # where this process writes just now
+            clear(self.folder.path)
 
     def given_up(self) -> bool:
         return self.lost() or self.stopping()
@@ -327,12 +323,12 @@ def out_of_memory(error: Exception) -> str:
     return str(error).split(".")[0] + advice
 
 
-def clear(run: Path, but: Collection[str] = ()) -> None:
-    """All but the lock, which is the caller's, and the files of these names."""
+def clear(run: Path) -> None:
+    """All but the lock, which is the caller's, and what its processes print."""
     for path in run.iterdir():
         if path.is_dir():
             shutil.rmtree(path)
-        elif path.name != LOCK and path.name not in but:
+        elif path.name not in (LOCK, OUTPUT):
             path.unlink()
 
 
@@ -351,6 +347,7 @@ def _unseen(config: RunConfig) -> str:
     """Which of the things that every trial needs this machine does not have, though it had when the search began."""
     model = config.model
     try:
+        pick_device(config)
         open_pool(replace(config.data, data_share=1.0))
         check_tasks(tasks_of(config))
         if model.pretrained or model.image_weights or model.text_weights:

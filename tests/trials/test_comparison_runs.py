@@ -2,6 +2,7 @@
 
 import errno
 import fcntl
+import math
 import threading
 import time
 from dataclasses import replace
@@ -35,7 +36,7 @@ def worker(place=0):
 def test_a_run_that_another_process_still_saves_is_waited_for(configs, tmp_path, monkeypatch):
     held, lock = {"a"}, run_folder._lock
     monkeypatch.setattr(run_folder, "_lock", lambda run: None if run.name in held else lock(run))
-    waiting = threading.Thread(target=_work, args=(worker(), configs.runs, 1, None))
+    waiting = threading.Thread(target=_work, args=(worker(), configs.runs, 1, math.inf))
     waiting.start()
     until = time.monotonic() + 20
     while len(configs.trained) < 3 and time.monotonic() < until:
@@ -49,7 +50,7 @@ def test_a_run_that_another_process_still_saves_is_waited_for(configs, tmp_path,
 
 def test_a_run_that_another_process_ends_is_not_trained_again(configs, tmp_path):
     Outcome("done").write(tmp_path / "runs" / "b")
-    _work(worker(), configs.runs, 1, None)
+    _work(worker(), configs.runs, 1, math.inf)
     assert configs.trained == ["a", "c", "d"]
 
 
@@ -58,7 +59,7 @@ def test_without_locks_each_worker_has_runs_of_its_own(configs, monkeypatch):
         raise OSError(errno.ENOSYS, "Function not implemented")
 
     monkeypatch.setattr(fcntl, "lockf", no_locks)
-    _work(worker(place=1), configs.runs, 2, None)
+    _work(worker(place=1), configs.runs, 2, math.inf)
     assert configs.trained == ["b", "d"]
-    _work(worker(place=0), configs.runs, 2, None)
+    _work(worker(place=0), configs.runs, 2, math.inf)
     assert configs.trained == ["b", "d", "a", "c"]

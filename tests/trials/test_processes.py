@@ -92,7 +92,7 @@ class Gone:
 @pytest.mark.slow
 def test_who_dies_is_replaced(tmp_path):
     heard, died, ticks = [], [], []
-    pool = WorkerPool(2, None, heard.append, died.append, lambda: ticks.append(1), tmp_path / "output.txt")
+    pool = WorkerPool(2, None, heard.append, died.append, lambda: ticks.append(1), output=tmp_path / "output.txt")
     pool.run(partial(die_once, folder=tmp_path))
     assert len(list(tmp_path.glob("peace-*"))) == 2
     assert len(heard) == 4 and {place for _, place in heard} == {0, 1} and ticks
