@@ -83,22 +83,18 @@ def _check_model(model: Model, image_size: int | None) -> None:
 
 
 def check_runs(configs: Sequence[RunConfig]) -> dict[str, int]:
-    """Are there data, tasks and a device for all of them, and are they long enough?  Each run's number of steps."""
+    """Are there data, tasks and a device for all of them, and are they long enough?  Each run's number of steps.
+    Numbers are compared, so all measure what the first does."""
     opened, steps = _Opened(), {}
     for config in configs:
-        with _about(f"The run {config.run.name}"):
-            steps[config.run.name] = opened.stages(config).total
+        name = config.run.name
+        with _about(f"The run {name}"):
+            steps[name] = opened.stages(config).total
+        if missing := [task for task in tasks_of(configs[0]) if task not in tasks_of(config)]:
+            raise ValueError(
+                f"The run {name} does not measure {missing[0]}, which others do; give all the same `evaluate`."
+            )
     return steps
-
-
-def check_measured(configs: Sequence[RunConfig], tasks: Sequence[str]) -> None:
-    """Numbers are compared only where all have them."""
-    for config in configs:
-        for task in tasks:
-            if task not in tasks_of(config):
-                raise ValueError(
-                    f"The run {config.run.name} does not measure {task}, which others do; give all the same `evaluate`."
-                )
 
 
 def check_begun(configs: Sequence[RunConfig]) -> None:

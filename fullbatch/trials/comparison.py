@@ -23,7 +23,7 @@ from fullbatch.evaluation.metric_names import LINEAR, is_share, metric_named, mo
 from fullbatch.evaluation.tasks import tasks_of
 from fullbatch.training.interruption import Abandoned, Interrupted
 from fullbatch.training.run_folder import Folder, alone_in, can_be_locked, read_lines, replace_text
-from fullbatch.trials.checks import check_begun, check_measured, check_runs, check_same_plan
+from fullbatch.trials.checks import check_begun, check_runs, check_same_plan
 from fullbatch.trials.comparison_plan import Plan, PlannedRun, plan_from, read_plan
 from fullbatch.trials.processes import OUTPUT, Member, Pace, WorkerContext, WorkerPool, in_brackets, last_line, print_to
 from fullbatch.trials.progress import RunsDisplay
@@ -45,7 +45,6 @@ def race(plan: Plan, folder: Path, pace: Pace) -> dict[str, Any]:
     steps = check_runs(configs)
     tasks = tasks_of(configs[0])
     metric = metric_named(plan.metric, tasks)
-    check_measured(configs, tasks)
     training = plan.base["training"]
     length = {"samples": training["samples"]} if training["samples"] else {"epochs": training["epochs"]}
     budget = {**length, "equal_time": plan.equal_time}
@@ -266,6 +265,8 @@ def summarize(
     plan: Plan, configs: Sequence[RunConfig], budget: Mapping[str, Any], tasks: Sequence[str], metric: str
 ) -> dict[str, Any]:
     runs = [_run(run, config) for run, config in zip(plan.planned, configs, strict=True)]
+    results = [Folder.of(config).read_results() for config in configs if _outcome(config).status == "done"]
+    guessing = next((guessing_of(of_run, metric) for of_run in results if of_run), None)  # all have the same tasks
     cells: Cells = {}
     for run in runs:  # of one that has not ended well there are no results
         for name, value in run["results"].items():
@@ -287,7 +288,7 @@ def summarize(
             if method != plan.baseline
             and (difference := paired(ours, cells.get((plan.baseline, size, name), {}))) is not None
         ],
-        "matches": _matches(plan, cells, metric, _guessing(configs, metric)),
+        "matches": _matches(plan, cells, metric, guessing),
     }
 
 
@@ -321,14 +322,6 @@ def _run(run: PlannedRun, config: RunConfig) -> dict[str, Any]:
 
 def _spread(values: Mapping[int, float]) -> Spread:
     return Spread(tuple(values[seed] for seed in sorted(values)))
-
-
-def _guessing(configs: Sequence[RunConfig], metric: str) -> Guessing | None:
-    """Of whichever run has been measured: all have the same tasks."""
-    for config in configs:
-        if _outcome(config).status == "done" and (results := Folder.of(config).read_results()):
-            return guessing_of(results, metric)
-    return None
 
 
 def guessing_of(results: Mapping[str, Any], metric: str) -> Guessing | None:

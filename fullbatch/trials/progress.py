@@ -62,11 +62,7 @@ class RunsDisplay(_Display):
     _live: Progress | None
 
     def __init__(
-        self,
-        configs: Sequence[RunConfig],
-        steps: Mapping[str, int],
-        quiet: bool,
-        on_end: Callable[[str, Outcome], str],
+        self, configs: Sequence[RunConfig], steps: Mapping[str, int], quiet: bool, on_end: Callable[[str, Outcome], str]
     ) -> None:
         super().__init__(quiet)
         self.steps, self.on_end = steps, on_end

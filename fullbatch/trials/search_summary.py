@@ -98,7 +98,7 @@ def _phase(
             **named(trial),
             "rank": places.get(trial.slot.number),
             "values": None if trial.values is None else _finite(trial.values),
-            "seed": _seed(plan, trial),
+            "seed": plan.seed if trial.slot.seed is None else trial.slot.seed,
             "evaluations": [[step, _finite(values)] for step, values in trial.evaluations],
             "folder": f"{TRIALS}/{trial_name(name, trial.slot.number)}",
             **{key: getattr(trial, key) for key in _AS_STORED},
@@ -107,10 +107,6 @@ def _phase(
     ]
     under_way = [{**named(trial), "worker": trial.worker, "since": trial.since} for trial in running]
     return {"name": name, "owed": max(owed, len(ended)), "trials": trials, "running": under_way}
-
-
-def _seed(plan: SearchPlan, trial: Ended) -> int:
-    return plan.seed if trial.slot.seed is None else trial.slot.seed
 
 
 def _plain_params(plan: SearchPlan, params: Mapping[str, Any]) -> dict[str, Any]:
