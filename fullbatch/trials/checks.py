@@ -78,10 +78,6 @@ def _check_model(model: Model, image_size: int | None) -> None:
             build_model(replace(model, image_weights=weights, text_weights=False), image_size)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# comparisons
-
-
 def check_runs(configs: Sequence[RunConfig]) -> dict[str, int]:
     """Are there data, tasks and a device for all of them, and are they long enough?  Each run's number of steps.
     Numbers are compared, so all measure what the first does."""
@@ -142,10 +138,6 @@ def first_difference(before: Any, now: Any, where: str = "") -> str:
         changes = (first_difference(before.get(key), now.get(key), f"{where}.{key}".strip(".")) for key in keys)
         return next(filter(None, changes), "")
     return f"{where} was {before!r} and is now {now!r}" if before != now and where not in _FREE else ""
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# searches
 
 
 @dataclass(frozen=True)

@@ -106,10 +106,6 @@ def owed(plan: SearchPlan) -> dict[PhaseName, int]:
     return counts
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# the phases
-
-
 def _choices(plan: SearchPlan) -> list[Slot]:
     """The sampler's, but for the first ones where the plan says so: each method and each optimizer is tried once.
 

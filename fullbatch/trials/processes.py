@@ -48,10 +48,6 @@ class Pace:
         return math.inf if self.stop_after is None else time.monotonic() + 60.0 * self.stop_after
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# the parent's side
-
-
 class WorkersDie(ValueError):
     """One after another, of a mistake of ours or of the machine's."""
 
@@ -166,10 +162,6 @@ class WorkerPool:
                 member.process.kill()
                 member.process.join()
         self._members.clear()
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# the worker's side
 
 
 @dataclass

@@ -185,17 +185,8 @@ def live_view(summary: Entry, steps: Steps = lambda phase, slot: "") -> Group:
     return Group(bars, *lines, Text(cost_and_left(summary["cost"])))
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# words
-
-
 def trial_line(phase: str, trial: Entry, metrics: Sequence[Entry]) -> str:
-    """
-    >>> metric = {"short": "mean_r1", "share": True}
-    >>> trial = {"slot": 3, "label": "radam + sogclr", "status": "done", "values": [0.2], "seconds": 65.0, "error": ""}
-    >>> trial_line("choices", trial, [metric])
-    'choices 3, radam + sogclr: 20.00%, 1 min 5 s'
-    """
+    """As "choices 3, radam + sogclr: 20.00%, 1 min 5 s"."""
     slot = f"{phase} {trial['slot']}"
     name = slot if trial["label"] == slot else f"{slot}, {trial['label']}"
     if trial["status"] == "failed":
@@ -243,10 +234,6 @@ def cost_and_left(cost: Entry) -> str:
     left = "time left not known yet" if cost["left_seconds"] is None else f"about {duration(cost['left_seconds'])} left"
     left = "nothing left" if cost["trials_done"] >= cost["trials_owed"] else left
     return f"{cost['device_hours']:.3g} device-hours, {left}"
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# tables
 
 
 def _print_columns(

@@ -88,9 +88,6 @@ class SlotQueue:
         self._looked = time.time(), time.monotonic()
         self._trusted_from = -math.inf  # by the monotonic clock: from when heartbeats that are missing tell something
 
-    # -----------------------------------------------------------------------------------------------------------------
-    # looking
-
     def trials(self) -> list[FrozenTrial]:
         return patiently(lambda: self.study.get_trials(deepcopy=False))
 
@@ -116,9 +113,6 @@ class SlotQueue:
 
     def is_finished(self, number: int) -> bool:
         return any(trial.number == number and trial.state.is_finished() for trial in self.trials())
-
-    # -----------------------------------------------------------------------------------------------------------------
-    # taking
 
     def take(self, sampler_for: Callable[[Slot], BaseSampler]) -> Lease | None:
         """The next trial; None: none is free now.  Unless all slots have ended, one may be later."""
@@ -301,8 +295,6 @@ class Lease:
         self._queue.record_heartbeat(self.trial._trial_id)
         if self._queue.is_finished(self.trial.number) and not self._over.is_set():
             self._lost.set()
-
-    # -----------------------------------------------------------------------------------------------------------------
 
     def _unless_lost(self, act: Callable[[], Any]) -> Any:
         """None: it is lost, or was just now."""

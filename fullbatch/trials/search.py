@@ -261,10 +261,6 @@ class InFolder:
                 print_to(self.folder / OUTPUT)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# a worker's process
-
-
 def work(
     worker: WorkerContext,
     storage: str,
@@ -280,10 +276,6 @@ def work(
         plan = kept_plan(opened, name)
         train = InFolder(plan, folder, worker)
         work_off(PhaseQueues(opened, plan, evaluations, folder), train, lambda: worker.stopping, until)
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# the parent's view
 
 
 @dataclass

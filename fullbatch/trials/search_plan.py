@@ -207,9 +207,6 @@ class SearchPlan(Checked):
                 values[key] = int(value) if isinstance(dimension, Whole) else value
         return values
 
-    # -----------------------------------------------------------------------------------------------------------------
-    # from params to a run
-
     def config(
         self, phase: PhaseName, params: Mapping[str, Any], seed: int | None, runs: str | Path, name: str
     ) -> RunConfig:
@@ -240,9 +237,6 @@ class SearchPlan(Checked):
         overs = {name: layered(self.base, {"objective": {"method": name}}) for name in names}
         return {name: from_dict(RunConfig, values).objective.build() for name, values in overs.items()}
 
-    # -----------------------------------------------------------------------------------------------------------------
-    # what is measured
-
     @cached_property
     def tasks(self) -> tuple[str, ...]:
         return tasks_of(from_dict(RunConfig, self.base))
@@ -259,9 +253,6 @@ class SearchPlan(Checked):
     @property
     def maximise(self) -> tuple[bool, ...]:
         return tuple(metric.maximise for metric in self.measures)
-
-    # -----------------------------------------------------------------------------------------------------------------
-    # checks
 
     def _check_names(self) -> None:
         """Every name is known, counts for somebody, and means one thing for everybody."""

@@ -200,10 +200,6 @@ def _shares(columns: Mapping[str, list[Any]], values: Sequence[float]) -> dict[s
     return {key: {name: float(share) for name, share in by_name.items()} for key, by_name in shares.items()}
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# the winner
-
-
 def _winner(
     plan: SearchPlan, ended: Phases, owed: Mapping[PhaseName, int], finalists: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any] | None:
@@ -250,10 +246,6 @@ def _pareto(plan: SearchPlan, ended: Phases, finalists: Sequence[Mapping[str, An
     return [{**{key: row[key] for key in ("label", "phase", "slot", "params")}, "values": row["mean"]} for row in first]
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# what it cost so far, and how long it will take yet
-
-
 def _cost(plan: SearchPlan, ended: Phases, workers: int, owed: Mapping[PhaseName, int]) -> dict[str, Any]:
     trials = [trial for of_phase in ended.values() for trial in of_phase]
     return {
@@ -291,10 +283,6 @@ def _took(trial: Ended) -> float:
         return trial.seconds
     clock = datetime.fromisoformat(trial.ended) - datetime.fromisoformat(trial.started)
     return max(trial.seconds, clock.total_seconds())
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# files
 
 
 def write_files(plan: SearchPlan, summary: Mapping[str, Any], folder: Path) -> None:

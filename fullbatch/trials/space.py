@@ -27,10 +27,6 @@ if TYPE_CHECKING:  # Optuna is loaded by a search only
 Value = TypeVar("Value")
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# dimensions
-
-
 @dataclass(frozen=True)
 class Real(Checked):
     """Numbers from ``low`` to ``high``; ``log``: evenly by their logarithms; ``step``: only these."""
@@ -136,9 +132,6 @@ def dimension_as_dict(dimension: Dimension) -> dict[str, Any]:
     default = {field.name: field.default for field in dataclasses.fields(dimension)}
     return {name: value for name, value in vars(dimension).items() if value != default[name]}
 
-
-# ---------------------------------------------------------------------------------------------------------------------
-# names
 
 _AXES = ("pairwise", "normalizer", "temperature_rule")  # which settings there are depends on them
 _OWNED: Mapping[str, str] = {

@@ -163,9 +163,6 @@ def patiently(act: Callable[[], T], patience: float = PATIENCE) -> T:
         pause = min(2 * pause, 5.0)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# the plan in the storage
-
 PLAN = "plan"
 
 

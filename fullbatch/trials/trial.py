@@ -163,8 +163,6 @@ class Trial:
             self.close(score)
             return score
 
-    # -- before and after -------------------------------------------------------------------------------------------
-
     def open(self) -> Score | None:
         """Read what is there and report it; the score, if the trial had ended already."""
         self._clear_if_another()
@@ -227,8 +225,6 @@ class Trial:
         stored = {"evaluations": list(map(asdict, self.looks)), "score": None if score is None else asdict(score)}
         replace_text(self.folder.path / FILE, json.dumps(stored, indent=1))
 
-    # -- training ---------------------------------------------------------------------------------------------------
-
     def go_on(self) -> Score | CannotWork:
         """From wherever it stands to its end."""
         forget_earlier_runs()
@@ -286,8 +282,6 @@ class Trial:
         except Exception as error:
             self.untold = error
             raise
-
-    # -- the score --------------------------------------------------------------------------------------------------
 
     def _best(self, looks: Sequence[Look]) -> int:
         """By the first metric that is measured: the first one that none beats."""
