@@ -110,10 +110,8 @@ def _short(value: float | None, metric: str) -> str:
 
 
 def train_runs(configs: Sequence[RunConfig], side_by_side: int, display: RunsDisplay, until: float = math.inf) -> None:
-    """All that are open, in this order; after a signal those under way are saved, and Interrupted is raised.
-
-    until   the time, by this machine's monotonic clock, after which no run is begun
-    """
+    """All that are open, in this order; after a signal those under way are saved, and Interrupted is raised.  After
+    ``until``, by this machine's monotonic clock, no run is begun."""
     is_open = [config for config in configs if _outcome(config).status == "open"]
     if not is_open or time.monotonic() > until:
         return

@@ -24,7 +24,7 @@ from fullbatch.evaluation.metric_names import is_share
 from fullbatch.training.display import print_line, words_of
 from fullbatch.training.run_folder import Folder
 from fullbatch.trials.search_plan import CHOSEN
-from fullbatch.trials.statistics import Spread, with_spread
+from fullbatch.trials.statistics import Entry, Spread, with_spread
 from fullbatch.trials.trial import Outcome, outcome_of
 
 LOOK_EVERY = 1.0  # seconds
@@ -33,7 +33,6 @@ NONE = "\u2013"  # an en dash for what is not known
 MOST_RUNNING = 8  # lines of trials under way
 MOST_ROWS = 10  # of a search's phase; search.csv has all
 Steps = Callable[[Any, int], str]  # phase and slot of a trial under way -> how far it is; empty: not known
-Entry = Mapping[str, Any]  # of comparison.json or search.json
 
 
 class _Display:

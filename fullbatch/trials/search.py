@@ -46,10 +46,8 @@ def search(
     pace: Pace,
     tell: Callable[[Mapping[str, Any]], None] = lambda summary: None,
 ) -> dict[str, Any]:
-    """Begin, join or go on; the summary, as in search.json.
-
-    tell   is given the summary where an error ends the search, before it is raised
-    """
+    """Begin, join or go on; the summary, as in search.json.  Where an error ends it, ``tell`` is given that before
+    the error is raised."""
     until = pace.until()
     opened = open_storage(storage, pace.lost_after)
     checked = check_search(plan)
@@ -178,10 +176,8 @@ class PhaseQueues:
 def work_off(
     queues: PhaseQueues, train: Train, stopping: Callable[[], bool] = lambda: False, until: float = math.inf
 ) -> None:
-    """To the end of the last phase, or until it is told to stop; the trial under way is then saved and released.
-
-    until   the time, by this machine's monotonic clock, after which no trial is begun
-    """
+    """To the end of the last phase, or until it is told to stop; the trial under way is then saved and released.  After
+    ``until``, by this machine's monotonic clock, no trial is begun."""
     ended: dict[PhaseName, Sequence[Ended]] = {}
     for phase in queues.plan.phases:
         queue = queues.queue(phase, ended)

@@ -22,12 +22,13 @@ from fullbatch.training.run_folder import replace_text
 from fullbatch.trials.phases import Ended, Running, Slot, costs_of, fronts, last_won, ranked
 from fullbatch.trials.search_plan import CHOSEN, PHASES, PhaseName, SearchPlan
 from fullbatch.trials.space import Choice
-from fullbatch.trials.statistics import finalist_of, finalists_of, gains, said_of_finals, said_of_one, value_said
+from fullbatch.trials.statistics import Entry, finalist_of, finalists_of, gains, said_of_finals, said_of_one, value_said
 
 SUMMARY, TABLE, BEST = "search.json", "search.csv", "best.yaml"
 TRIALS = "trials"  # the folder of all trials, in the search's
 
 Phases = Mapping[PhaseName, Sequence[Ended]]
+Owed = Mapping[PhaseName, int]  # how many trials a phase will have
 
 
 def trial_name(phase: PhaseName, slot: int) -> str:
@@ -47,8 +48,7 @@ def summarize(
     plan: SearchPlan,
     ended: Phases,
     running: Mapping[PhaseName, Sequence[Running]],
-    owed: Mapping[PhaseName, int],
-    *,
+    owed: Owed,
     importance: bool = True,
     jobs: int = 1,
 ) -> dict[str, Any]:
@@ -200,9 +200,7 @@ def _shares(columns: Mapping[str, list[Any]], values: Sequence[float]) -> dict[s
     return {key: {name: float(share) for name, share in by_name.items()} for key, by_name in shares.items()}
 
 
-def _winner(
-    plan: SearchPlan, ended: Phases, owed: Mapping[PhaseName, int], finalists: Sequence[Mapping[str, Any]]
-) -> dict[str, Any] | None:
+def _winner(plan: SearchPlan, ended: Phases, owed: Owed, finalists: Sequence[Entry]) -> dict[str, Any] | None:
     final = all(len(ended.get(name, ())) >= count for name, count in owed.items())
     last = last_won(ended, plan.maximise)
     tried = len(ranked(ended[last[0]], plan.maximise)) if last else 0
@@ -236,7 +234,7 @@ def _row_of(plan: SearchPlan, phase: PhaseName, trial: Ended) -> dict[str, Any]:
     return {**row, "params": _plain_params(plan, trial.params), "phase": phase, "slot": trial.slot.number}
 
 
-def _pareto(plan: SearchPlan, ended: Phases, finalists: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def _pareto(plan: SearchPlan, ended: Phases, finalists: Sequence[Entry]) -> list[dict[str, Any]]:
     """Those that no other beats in every metric: of the finalists by their means, else of the last phase's trials."""
     rows = [{**row, "label": row["name"]} for row in finalists if row["trained"]]
     if not rows and (last := last_won(ended, plan.maximise)) is not None:
@@ -246,7 +244,7 @@ def _pareto(plan: SearchPlan, ended: Phases, finalists: Sequence[Mapping[str, An
     return [{**{key: row[key] for key in ("label", "phase", "slot", "params")}, "values": row["mean"]} for row in first]
 
 
-def _cost(plan: SearchPlan, ended: Phases, workers: int, owed: Mapping[PhaseName, int]) -> dict[str, Any]:
+def _cost(plan: SearchPlan, ended: Phases, workers: int, owed: Owed) -> dict[str, Any]:
     trials = [trial for of_phase in ended.values() for trial in of_phase]
     return {
         "seconds": sum(trial.seconds for trial in trials),
@@ -258,7 +256,7 @@ def _cost(plan: SearchPlan, ended: Phases, workers: int, owed: Mapping[PhaseName
     }
 
 
-def _left(plan: SearchPlan, ended: Phases, owed: Mapping[PhaseName, int], workers: int) -> float | None:
+def _left(plan: SearchPlan, ended: Phases, owed: Owed, workers: int) -> float | None:
     """Each phase by the mean time of its trials; one that has none yet by the one before and how much longer its runs
     are, in their own unit.  Trials under way count as not begun, so it is a little too much."""
     left, pace = 0.0, dict[str, float]()  # seconds a unit of length, by the unit

@@ -179,7 +179,7 @@ def joined(items: Iterable[object], last: str = "and") -> str:
 # ---------------------------------------------------------------------------------------------------------------------
 # finalists and the winner, as search.json has them
 
-Row = Mapping[str, Any]
+Entry = Mapping[str, Any]  # of comparison.json or search.json
 
 
 def finalists_of(ended: Sequence[Ended], baselines: Sequence[str], metrics: Sequence[Metric]) -> list[dict[str, Any]]:
@@ -223,7 +223,7 @@ def finalist_of(label: str, trials: Sequence[Ended], is_baseline: bool = False, 
     }
 
 
-def gains(winner: Row, others: Sequence[Row], metrics: Sequence[Metric]) -> list[dict[str, Any]]:
+def gains(winner: Entry, others: Sequence[Entry], metrics: Sequence[Metric]) -> list[dict[str, Any]]:
     """Over the second and over every baseline, seed by seed, where they share seeds."""
     rows = []
     for other in (other for place, other in enumerate(others) if place == 0 or other["kind"] == "baseline"):
@@ -241,13 +241,13 @@ def value_said(metric: Metric, mean: float, sd: float | None) -> str:
     return f"{with_spread(mean, sd, metric.is_share)}{' %' if metric.is_share else ''}".replace("-", MINUS)
 
 
-def _gain_said(metric: Metric, gain: Row) -> str:
+def _gain_said(metric: Metric, gain: Entry) -> str:
     words = with_spread(gain["mean"], gain["sd"], metric.is_share, "+").replace("-", MINUS)
     return f"{words}{' points' if metric.is_share else ''} against {gain['against']}"
 
 
 def said_of_finals(
-    winner: Row, differences: Sequence[Row], metrics: Sequence[Metric], final: bool, tried: int, elsewhere: bool
+    winner: Entry, differences: Sequence[Entry], metrics: Sequence[Metric], final: bool, tried: int, elsewhere: bool
 ) -> str:
     """``differences``: its gains.  ``final``: all that was planned has ended.  ``tried``: how many trials the finalists
     were picked from.  ``elsewhere``: the finals are measured on sets that nothing was picked by."""
@@ -278,7 +278,7 @@ def _is_best(final: bool) -> str:
     return "is best" if final else "is best so far"
 
 
-def _doubt(differences: Sequence[Row], count: int, more_is_better: bool) -> str:
+def _doubt(differences: Sequence[Entry], count: int, more_is_better: bool) -> str:
     """What the seeds do not tell apart; the first of the differences is from the second."""
     if count == 1:
         return "one seed has no spread, so nothing is known of how sure this is"

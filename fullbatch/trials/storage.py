@@ -50,10 +50,8 @@ class StorageAway(ConnectionError):
 
 
 def open_storage(where: str, lost_after: float = LOST_AFTER) -> BaseStorage:
-    """``where``: the path of an SQLite file, or the URL of a data base.
-
-    lost_after   seconds without a heartbeat after which a worker counts as dead
-    """
+    """``where``: the path of an SQLite file, or the URL of a data base.  After ``lost_after`` seconds without a
+    heartbeat a worker counts as dead."""
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     logging.getLogger("alembic").setLevel(logging.WARNING)
     warnings.filterwarnings("ignore", category=ExperimentalWarning)

@@ -72,11 +72,9 @@ def outcome_of(run: Path) -> Outcome:
 def execute(
     config: RunConfig, busy: Callable[[], bool] = lambda: False, begin: Callable[[], None] = lambda: None
 ) -> Outcome:
-    """Train to the end, going on where the folder stands; Interrupted goes through to the caller.
-
-    busy    asked while another process is at work in the folder; if it says so, ``Abandoned`` is raised
-    begin   called before the training, if there is something to train
-    """
+    """Train to the end, going on where the folder stands; Interrupted goes through to the caller.  ``busy`` is asked
+    while another process is at work in the folder, and may give up: ``Abandoned``.  ``begin`` is called before the
+    training, if there is something to train."""
     folder = Folder.of(config)
     with alone_in(folder.path, busy):
         known = outcome_of(folder.path)
@@ -143,11 +141,8 @@ class Trial:
     untold: Exception | None = None  # what the report raised
 
     def run(self) -> Score:
-        """Train, going on where the folder stands.  ``Abandoned``: the trial is lost, or the process is to stop.
-
-        ``Interrupted`` goes through, as does what ``report`` raises: the trial has not ended then.  Nor has it when
-        ``CannotWork`` is raised.
-        """
+        """Train, going on where the folder stands.  ``Abandoned``: the trial is lost, or the process is to stop.  What
+        ``report`` raises goes through, as does ``Interrupted``: as after ``CannotWork``, the trial has not ended."""
         assert self.config.run.name, "a trial has a folder of its own"
         self.config = replace(self.config, run=replace(self.config.run, keep=1))
         self.folder = Folder.of(self.config)
