@@ -102,23 +102,18 @@ def plan_values(options: Compare, flags: Sequence[str]) -> dict[str, Any]:
         raise ValueError("--plan has its own methods; leave --methods out.")
     rows = _with_settings(named_rows(file.get("methods", options.methods)), options.settings_of)
     labels = [row["name"] for row in rows]
-    sizes = options.batch_sizes or file.get("batch_sizes")
-    if sizes is None:
-        sizes = () if file.get("runs") else (base.training.batch_size,)
-    default_baseline = "openclip" if "openclip" in labels or not labels else labels[0]
-    named = {
-        "name": options.name or file.get("name") or time.strftime("compare-%Y%m%d-%H%M%S"),
-        "base": to_dict(base),
-        "methods": rows,
-        "batch_sizes": sizes,
-        "seeds": options.seeds or file.get("seeds", (0, 1, 2)),
-        "baseline": options.baseline or file.get("baseline") or default_baseline,
-        "lr_base_batch": options.lr_base_batch or file.get("lr_base_batch") or base.training.batch_size,
+    batch_size = base.training.batch_size
+    usual = {
+        "name": time.strftime("compare-%Y%m%d-%H%M%S"),
+        "batch_sizes": () if file.get("runs") else (batch_size,),
+        "seeds": (0, 1, 2),
+        "baseline": "openclip" if "openclip" in labels or not labels else labels[0],
+        "lr_base_batch": batch_size,
     }
-    names = ("metric", "lr_scaling", "equal_time", "order")
-    optional = {name: getattr(options, name) or file.get(name) for name in names}
-    given = {name: value for name, value in optional.items() if value is not None}
-    return {**named, **given, "runs": file.get("runs") or ()}
+    of_file = {name: value for name, value in file.items() if value not in (None, "") and name != "recipe"}
+    names = (*usual, "metric", "lr_scaling", "equal_time", "order")
+    over = {name: value for name in names if (value := getattr(options, name))}
+    return {**usual, **of_file, **over, "base": to_dict(base), "methods": rows}
 
 
 def _with_settings(rows: list[dict[str, Any]], settings: Sequence[str]) -> list[dict[str, Any]]:

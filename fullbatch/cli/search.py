@@ -118,9 +118,10 @@ def _found(options: Search, flags: Sequence[str]) -> tuple[Any, Path, str]:
 
 def plan_values(options: Search, flags: Sequence[str]) -> dict[str, Any]:
     """The plan's values: the file's or the recipe's, under what the command line says, with the base config whole."""
-    from fullbatch.trials.search_plan import read_search
+    from fullbatch.trials.comparison_plan import read_plan
+    from fullbatch.trials.search_plan import SearchPlan
 
-    file = read_search(options.plan) if options.plan is not None else search_recipe(options.recipe or DEFAULT)
+    file = read_plan(options.plan, SearchPlan) if options.plan is not None else search_recipe(options.recipe or DEFAULT)
     recipe = ["--recipe", str(file["recipe"])] if file.get("recipe") is not None else []
     base, _ = train_config([*recipe, *flags], file.get("base") or {}, Command("search"))
     if options.plan is None:

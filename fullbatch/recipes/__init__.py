@@ -50,5 +50,5 @@ def cores() -> int:
 
 
 def search_recipe(name: str) -> dict[str, Any]:
-    """The values of a plan, as `search.plan.read_search` gives them of a user's file."""
+    """The values of a plan, as `read_plan` gives them of a user's file."""
     return read_yaml(_path("search", name))

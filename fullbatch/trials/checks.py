@@ -8,6 +8,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import combinations, product
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,10 +24,9 @@ from fullbatch.selection.periods import Periods
 from fullbatch.training.run_folder import Folder
 from fullbatch.training.schedule import phases as check_schedule
 from fullbatch.training.stages import Stages
-from fullbatch.trials.comparison_plan import Job, Plan
-from fullbatch.trials.phases import phases_of, tries_all_pairs
-from fullbatch.trials.search_plan import PRUNED, SearchPlan
-from fullbatch.trials.slots import CHOSEN, PhaseName
+from fullbatch.trials.comparison_plan import Plan
+from fullbatch.trials.phases import tries_all_pairs
+from fullbatch.trials.search_plan import CHOSEN, PRUNED, PhaseName, SearchPlan
 from fullbatch.trials.space import Dimension
 
 log = logging.getLogger("fullbatch")
@@ -78,63 +78,50 @@ def _check_model(model: Model, image_size: int | None) -> None:
             build_model(replace(model, image_weights=weights, text_weights=False), image_size)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# comparisons
-
-
-def check_jobs(jobs: Sequence[Job]) -> dict[str, int]:
-    """Are there data, tasks and a device for all of them, and are they long enough?  Each run's number of steps."""
+def check_runs(configs: Sequence[RunConfig]) -> dict[str, int]:
+    """Are there data, tasks and a device for all of them, and are they long enough?  Each run's number of steps.
+    Numbers are compared, so all measure what the first does."""
     opened, steps = _Opened(), {}
-    for job in jobs:
-        with _about(f"The run {job.name}"):
-            steps[job.name] = opened.stages(job.config).total
+    for config in configs:
+        name = config.run.name
+        with _about(f"The run {name}"):
+            steps[name] = opened.stages(config).total
+        if missing := [task for task in tasks_of(configs[0]) if task not in tasks_of(config)]:
+            raise ValueError(
+                f"The run {name} does not measure {missing[0]}, which others do; give all the same `evaluate`."
+            )
     return steps
 
 
-def check_measured(jobs: Sequence[Job], tasks: Sequence[str]) -> None:
-    """Numbers are compared only where all have them."""
-    for job in jobs:
-        missing = [task for task in tasks if task not in tasks_of(job.config)]
-        if missing:
-            raise ValueError(
-                f"The run {job.name} does not measure {missing[0]}, which others do; give all the same `evaluate`."
-            )
-
-
-def check_begun(jobs: Sequence[Job]) -> None:
+def check_begun(configs: Sequence[RunConfig]) -> None:
     """A run that was begun counts only as what it was begun as; asked when the samples of every run are known."""
-    for job in jobs:
-        there = Folder(job.folder)
-        change = first_difference(to_dict(there.read_config()), to_dict(job.config)) if there.config.is_file() else ""
-        if change:
+    for config in configs:
+        there = Folder.of(config)
+        if there.begun and (change := first_difference(to_dict(there.read_config()), to_dict(config))):
             raise ValueError(
                 f"{there.config} is of another run than this plan's: {change}. Take another --name, or remove "
                 f"{there.path}, and it is trained anew."
             )
 
 
-def check_same_time(before: Plan, now: Plan, folder: str) -> None:
-    """Runs of equal time and runs of equal samples do not belong into one table."""
+def check_same_plan(before: Plan, now: Plan, folder: Path) -> None:
+    """A comparison may grow (more methods, batch sizes, seeds); a run that is there may not change or vanish, and runs
+    of equal time and runs of equal samples do not belong into one table."""
+    held = ""
     if before.equal_time != now.equal_time:
-        was = f"equal_time was {before.equal_time!r} and is now {now.equal_time!r}"
-        _refuse(folder, f"another budget: {was}")
-
-
-def check_same_plan(before: Sequence[Job], now: Sequence[Job], folder: str) -> None:
-    """A comparison may grow (more methods, batch sizes, seeds); a run that is there may not change or vanish."""
-    wanted = {job.name: job.config for job in now}
-    for job in before:
-        if job.name not in wanted:
-            _refuse(folder, f"the run {job.name}, which this plan has not")
-        if change := first_difference(to_dict(job.config), to_dict(wanted[job.name])):
-            _refuse(folder, f"another plan: in the run {job.name} {change}")
-
-
-def _refuse(folder: str, held: str) -> None:
-    raise ValueError(
-        f"{folder} holds a comparison with {held}. Take another --name, or go on as it was with `fullbatch compare "
-        f"--resume {folder}`."
-    )
+        held = f"another budget: equal_time was {before.equal_time!r} and is now {now.equal_time!r}"
+    wanted = {config.run.name: config for config in now.configs(folder)}
+    for config in before.configs(folder):
+        name = config.run.name
+        if name not in wanted:
+            held = held or f"the run {name}, which this plan has not"
+        elif change := first_difference(to_dict(config), to_dict(wanted[name])):
+            held = held or f"another plan: in the run {name} {change}"
+    if held:
+        raise ValueError(
+            f"{folder} holds a comparison with {held}. Take another --name, or go on as it was with `fullbatch compare "
+            f"--resume {folder}`."
+        )
 
 
 # What may differ between two goes at the same comparison: it does not touch what a run learns.
@@ -153,10 +140,6 @@ def first_difference(before: Any, now: Any, where: str = "") -> str:
     return f"{where} was {before!r} and is now {now!r}" if before != now and where not in _FREE else ""
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# searches
-
-
 @dataclass(frozen=True)
 class CheckedSearch:
     """What is known of a search before it starts."""
@@ -170,12 +153,12 @@ def check_search(plan: SearchPlan) -> CheckedSearch:
     opened = _Opened()
     steps: dict[PhaseName, int] = {}
     evaluations: dict[PhaseName, int] = {}
-    for phase in phases_of(plan):
+    for phase in plan.phases:
         with _about(f"The phase {phase!r}"):
             plan.measures_in(phase)
             _check_judges(plan, phase)
     _warn_of_grid(plan)
-    for phase in phases_of(plan):
+    for phase in plan.phases:
         for params in tried(plan, phase):
             with _about(_words(phase, params)):
                 config = plan.config(phase, params, None, "runs", "checked")
@@ -211,7 +194,7 @@ def tried(plan: SearchPlan, phase: PhaseName) -> Iterator[dict[str, Any]]:
 
 def _reaching(plan: SearchPlan, phase: PhaseName, method: str, optimizer: str) -> dict[str, Dimension]:
     """Dimensions whose values a trial of the phase may have: what was chosen before comes along."""
-    phases = phases_of(plan)
+    phases = list(plan.phases)
     dimensions: dict[str, Dimension] = {}
     for name in phases[: phases.index(phase) + 1]:
         dimensions |= plan.dimensions(name, method, optimizer)

@@ -1,21 +1,16 @@
-"""A comparison from its plan to its tables.
-
-comparisons/NAME/
-  plan.yaml          what is compared; `fullbatch compare --resume` reads it
-  runs/              an ordinary run folder each, with outcome.json (how it ended) and output.txt (what it said)
-  comparison.json    every run's numbers, the table, paired differences, matches; rewritten whenever a run ends
-  comparison.csv     the table
-  report.html        the page
-  calibration.json   seconds a step, where times are to be equal; calibration/ has the runs that were timed
-"""
+"""A comparison from its plan to its tables, in a folder; docs/how-to/compare.md says what each of its files is."""
 
 from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import math
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,76 +21,67 @@ from fullbatch.config.training import Evaluation
 from fullbatch.config.tree import write_values
 from fullbatch.evaluation.metric_names import LINEAR, is_share, metric_named, named_numbers
 from fullbatch.evaluation.tasks import tasks_of
-from fullbatch.training.interruption import Interrupted
-from fullbatch.training.run_folder import Folder, alone_in, read_lines, replace_text
-from fullbatch.trials.checks import check_begun, check_jobs, check_measured, check_same_plan, check_same_time
-from fullbatch.trials.comparison_plan import Job, Plan, PlannedRun, plan_from, read_plan
-from fullbatch.trials.comparison_runs import OUTCOME, Outcome, outcome_of, train_runs
-from fullbatch.trials.processes import Pace
+from fullbatch.training.interruption import Abandoned, Interrupted
+from fullbatch.training.run_folder import Folder, alone_in, can_be_locked, read_lines, replace_text
+from fullbatch.trials.checks import check_begun, check_runs, check_same_plan
+from fullbatch.trials.comparison_plan import Plan, PlannedRun, plan_from, read_plan
+from fullbatch.trials.processes import OUTPUT, Member, Pace, WorkerContext, WorkerPool, in_brackets, last_line, print_to
 from fullbatch.trials.progress import RunsDisplay
 from fullbatch.trials.statistics import Guessing, Spread, match, paired
-from fullbatch.trials.trial import clear
+from fullbatch.trials.trial import OUTCOME, Outcome, clear, execute, outcome_of
 
 PLAN, SUMMARY, CALIBRATION = "plan.yaml", "comparison.json", "calibration.json"
+TRIES = 2  # of a run whose process dies
+LOOK_EVERY = 1.0  # seconds between looks for a run that others have left
 WARM_UP, MEASURED = 20, 80  # steps: caches, compilation and graphs first; then enough for what happens now and then
 
 
 def race(plan: Plan, folder: Path, pace: Pace) -> dict[str, Any]:
     """Run what is not done yet; the summary, as in comparison.json.  Several processes may do so at once."""
     until = pace.until()
-    jobs = _jobs(plan, folder)
+    configs = plan.configs(folder)
     if (folder / PLAN).is_file():
-        before = planned_in(folder)
-        check_same_time(before, plan, str(folder))
-        check_same_plan(_jobs(before, folder), jobs, str(folder))
-    steps = check_jobs(jobs)
-    tasks = tasks_of(jobs[0].config)
+        check_same_plan(planned_in(folder), plan, folder)
+    steps = check_runs(configs)
+    tasks = tasks_of(configs[0])
     metric = metric_named(plan.metric, tasks)
-    check_measured(jobs, tasks)
     training = plan.base["training"]
     length = {"samples": training["samples"]} if training["samples"] else {"epochs": training["epochs"]}
     budget = {**length, "equal_time": plan.equal_time}
-    with alone_in(folder), _resumable(folder):
+    with alone_in(folder):
         if plan.equal_time is None:
-            check_begun(jobs)
+            check_begun(configs)
         replace_text(folder / PLAN, write_values(plan.as_dict()))
         if plan.equal_time is not None:
             seconds = _timed(plan, folder, pace)
             samples = samples_in_equal_time(plan, seconds, steps)
             budget |= {"seconds_a_step": seconds, "samples_of_runs": samples}
-            jobs = _jobs(plan, folder, samples)
-            check_begun(jobs)
-            steps = check_jobs(jobs)
-        for job in jobs:
-            known = outcome_of(job.folder)
+            configs = plan.configs(folder, samples)
+            check_begun(configs)
+            steps = check_runs(configs)
+        for config in configs:
+            known = _outcome(config)
             if known.status == "failed" and (known.again or pace.retry_failed):
-                (job.folder / OUTCOME).unlink()
+                (Folder.of(config).path / OUTCOME).unlink()
 
     def write_summary() -> dict[str, Any]:
         """Of the plan in the folder: another command may have added runs."""
         with alone_in(folder):
             latest = plan if plan.equal_time is not None else planned_in(folder)
-            summary = summarize(latest, jobs if latest == plan else _jobs(latest, folder), budget, tasks, metric)
+            of_latest = configs if latest == plan else latest.configs(folder)
+            summary = summarize(latest, of_latest, budget, tasks, metric)
             replace_text(folder / SUMMARY, json.dumps(summary, indent=1))
             write_csv(summary, folder / "comparison.csv")
         return summary
 
-    def ending(job: Job, outcome: Outcome) -> str:
-        run = next(run for run in write_summary()["runs"] if run["name"] == job.name)
+    def ending(name: str, outcome: Outcome) -> str:
+        run = next(run for run in write_summary()["runs"] if run["name"] == name)
         return outcome.error if outcome.status == "open" and outcome.error else _words(run, metric)
 
     write_summary()
-    with _resumable(folder), RunsDisplay(jobs, steps, pace.quiet, ending) as display:
-        train_runs(jobs, pace.jobs, display, until)
+    with RunsDisplay(configs, steps, pace.quiet, ending) as display:
+        train_runs(configs, pace.jobs, display, until)
     return write_summary()
-
-
-@contextmanager
-def _resumable(folder: Path) -> Iterator[None]:
-    try:
-        yield
-    except Interrupted as stopped:
-        raise Interrupted(stopped.exit_code - 128, f"Go on with: fullbatch compare --resume {folder}") from None
 
 
 def planned_in(folder: Path) -> Plan:
@@ -103,11 +89,6 @@ def planned_in(folder: Path) -> Plan:
     if not (folder / PLAN).is_file():
         raise ValueError(f"{folder} is not the folder of a comparison: there is no {PLAN} in it.")
     return plan_from(read_plan(folder / PLAN))
-
-
-def _jobs(plan: Plan, folder: Path, samples: Mapping[str, int] | None = None) -> list[Job]:
-    runs = str(folder / "runs")
-    return [Job(run.name, plan.config(run, runs, samples[run.name] if samples else None)) for run in plan.planned]
 
 
 def _words(run: Mapping[str, Any], metric: str) -> str:
@@ -124,6 +105,83 @@ def _short(value: float | None, metric: str) -> str:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
+# Workers take the first run that is open and that no other process works on: a lock in its folder, which dies with its
+# process, says so.  So several commands, also on several machines with a shared disk, may work on one comparison.
+
+
+def train_runs(configs: Sequence[RunConfig], side_by_side: int, display: RunsDisplay, until: float = math.inf) -> None:
+    """All that are open, in this order; after a signal those under way are saved, and Interrupted is raised.  After
+    ``until``, by this machine's monotonic clock, no run is begun."""
+    is_open = [config for config in configs if _outcome(config).status == "open"]
+    if not is_open or time.monotonic() > until:
+        return
+    deaths = Counter[str]()
+
+    def hear(message: tuple[str, Outcome | None]) -> None:
+        name, outcome = message
+        if outcome is None:
+            display.started(name)
+        elif name in display.under_way:  # else another process has just ended it
+            display.ended(name, outcome)
+
+    def died(member: Member) -> None:
+        """Of a signal of the user's, of too little memory, of a crash in a kernel."""
+        name, _ = member.message or ("", None)
+        if name not in display.under_way:
+            return  # it died between two runs
+        folder = display.folders[name].path
+        deaths[name] += 1
+        words = in_brackets(last_line(folder / OUTPUT)) if (member.process.exitcode or 0) > 0 else ""
+        why = f"its process ended {member.ending}{words}"
+        outcome = Outcome("open", f"{why}; it is tried again")
+        if deaths[name] >= TRIES:
+            outcome = Outcome("failed", f"{why}, {TRIES} times", again=True)
+            with suppress(Abandoned), alone_in(folder, lambda: True):  # unless another command trains it
+                outcome.write(folder)
+        display.ended(name, outcome)
+
+    advice = f"Go on with: fullbatch compare --resume {Path(configs[0].run.runs).parent}"
+    pool = WorkerPool(side_by_side, len(is_open), hear, died, display.tick, advice)
+    pool.run(partial(_work, configs=is_open, side_by_side=side_by_side, until=until))
+
+
+def _outcome(config: RunConfig) -> Outcome:
+    return outcome_of(Folder.of(config).path)
+
+
+def _work(worker: WorkerContext, configs: Sequence[RunConfig], side_by_side: int, until: float) -> None:
+    """Until all runs have ended: another process that works on one may be about to stop, or to die."""
+    if not can_be_locked(Path(configs[0].run.runs)):  # then each worker has runs of its own
+        configs = configs[worker.place :: side_by_side]
+    while not worker.stopping and time.monotonic() < until:
+        if any(_tried(worker, config) for config in configs):
+            continue
+        if all(_outcome(config).status != "open" for config in configs):
+            return
+        time.sleep(LOOK_EVERY)
+
+
+def _tried(worker: WorkerContext, config: RunConfig) -> bool:
+    """Whether it was for this process to train."""
+
+    def begin() -> None:
+        worker.say((config.run.name, None))
+        print_to(Folder.of(config).path / OUTPUT)
+
+    if _outcome(config).status != "open":
+        return False
+    try:
+        outcome = execute(config, lambda: True, begin)
+    except Abandoned:  # another process is at work in it
+        return False
+    except Interrupted:
+        worker.say((config.run.name, Outcome("open")))
+        raise
+    worker.say((config.run.name, outcome))
+    return True
+
+
+# ---------------------------------------------------------------------------------------------------------------------
 # Equal time in place of equal samples, as in NeuCLIP's Table 13: a short run of every row at every batch size says how
 # long a step takes, and each row gets the samples that fit into the time of the row named.
 
@@ -137,15 +195,16 @@ def _timed(plan: Plan, folder: Path, pace: Pace) -> dict[str, float]:
     known: dict[str, float] = json.loads(kept.read_text()) if kept.is_file() else {}
     first = {run.cell: run for run in reversed(plan.planned) if run.cell not in known}
     cells = [run for run in plan.planned if first.get(run.cell) == run]
-    jobs = [Job(run.cell, _timing_config(plan.config(run, str(folder / "calibration")), run.cell)) for run in cells]
-    waiting = [job for job in jobs if outcome_of(job.folder).status != "done"]
-    for job in waiting:
-        with alone_in(job.folder):
-            clear(job.folder)
-    steps = {job.name: WARM_UP + MEASURED for job in jobs}
-    with RunsDisplay(jobs, steps, pace.quiet, lambda job, outcome: f"timed ({outcome.status})") as display:
+    configs = [_timing_config(plan.config(run, str(folder / "calibration")), run.cell) for run in cells]
+    waiting = [config for config in configs if _outcome(config).status != "done"]
+    for config in waiting:
+        run_folder = Folder.of(config).path
+        with alone_in(run_folder):
+            clear(run_folder)
+    steps = {config.run.name: WARM_UP + MEASURED for config in configs}
+    with RunsDisplay(configs, steps, pace.quiet, lambda name, outcome: f"timed ({outcome.status})") as display:
         train_runs(waiting, 1, display)
-    known |= {job.name: _measured(job) for job in jobs}
+    known |= {config.run.name: _measured(config) for config in configs}
     replace_text(kept, json.dumps(known, indent=1))
     return known
 
@@ -166,13 +225,13 @@ def _pairs_a_step(config: RunConfig) -> int:
     return config.training.batch_size * config.selection.batches_a_step
 
 
-def _measured(job: Job) -> float:
-    lines = read_lines(Folder(job.folder).metrics)
+def _measured(config: RunConfig) -> float:
+    lines = read_lines(Folder.of(config).metrics)
     at = {line["step"]: line.get("seconds") for line in lines if "kind" not in line}
     first, last = at.get(WARM_UP), at.get(WARM_UP + MEASURED)
     if first is None or last is None:
-        reason = outcome_of(job.folder).error or "the run did not end"
-        raise ValueError(f"The steps of {job.name} could not be timed: {reason}.")
+        reason = _outcome(config).error or "the run did not end"
+        raise ValueError(f"The steps of {config.run.name} could not be timed: {reason}.")
     return float(last - first) / MEASURED
 
 
@@ -201,9 +260,11 @@ Cells = dict[tuple[str, int, str], dict[int, float]]  # (row, batch size, metric
 
 
 def summarize(
-    plan: Plan, jobs: Sequence[Job], budget: Mapping[str, Any], tasks: Sequence[str], metric: str
+    plan: Plan, configs: Sequence[RunConfig], budget: Mapping[str, Any], tasks: Sequence[str], metric: str
 ) -> dict[str, Any]:
-    runs = [_run(run, job) for run, job in zip(plan.planned, jobs, strict=True)]
+    runs = [_run(run, config) for run, config in zip(plan.planned, configs, strict=True)]
+    results = [Folder.of(config).read_results() for config in configs if _outcome(config).status == "done"]
+    guessing = next((guessing_of(of_run, metric) for of_run in results if of_run), None)  # all have the same tasks
     cells: Cells = {}
     for run in runs:  # of one that has not ended well there are no results
         for name, value in run["results"].items():
@@ -225,12 +286,12 @@ def summarize(
             if method != plan.baseline
             and (difference := paired(ours, cells.get((plan.baseline, size, name), {}))) is not None
         ],
-        "matches": _matches(plan, cells, metric, _guessing(jobs, metric)),
+        "matches": _matches(plan, cells, metric, guessing),
     }
 
 
-def _run(run: PlannedRun, job: Job) -> dict[str, Any]:
-    folder, outcome = Folder(job.folder), outcome_of(job.folder)
+def _run(run: PlannedRun, config: RunConfig) -> dict[str, Any]:
+    folder, outcome = Folder.of(config), _outcome(config)
     lines = read_lines(folder.metrics) if folder.metrics.is_file() else []
     training = [line for line in lines if "kind" not in line]
     audits = [line for line in lines if line.get("kind") == "audit"]
@@ -240,7 +301,7 @@ def _run(run: PlannedRun, job: Job) -> dict[str, Any]:
         "name": run.name,
         "folder": f"runs/{run.name}",
         "method": run.row.name,
-        "settings": {"method": run.row.method, **dict(job.config.objective.settings)},
+        "settings": {"method": run.row.method, **config.objective.settings},
         "batch_size": run.batch_size,
         "seed": run.seed,
         "status": outcome.status,
@@ -251,27 +312,14 @@ def _run(run: PlannedRun, job: Job) -> dict[str, Any]:
         "samples_per_second": samples / seconds if seconds else None,
         "gpu_gib": max((line["gpu_gib"] for line in training if line.get("gpu_gib") is not None), default=None),
         "memory_gib": outcome.memory_gib,
-        "results": results_of(folder) if outcome.status == "done" else {},
+        "results": named_numbers(folder.read_results()) if outcome.status == "done" else {},
         "normalizer_error": audits[-1].get("normalizer_error") if audits else None,
         "tau": last.get("tau"),
     }
 
 
-def results_of(folder: Folder) -> dict[str, float]:
-    """Every number of results.json under "TASK METRIC"."""
-    return named_numbers(folder.read_results())
-
-
 def _spread(values: Mapping[int, float]) -> Spread:
     return Spread(tuple(values[seed] for seed in sorted(values)))
-
-
-def _guessing(jobs: Sequence[Job], metric: str) -> Guessing | None:
-    """Of whichever run has been measured: all have the same tasks."""
-    for job in jobs:
-        if outcome_of(job.folder).status == "done" and (results := Folder(job.folder).read_results()):
-            return guessing_of(results, metric)
-    return None
 
 
 def guessing_of(results: Mapping[str, Any], metric: str) -> Guessing | None:

@@ -11,38 +11,49 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from fullbatch.config.checks import Checked, Count, is_whole, require
+from fullbatch.config.checks import Checked, Count, Rule, is_whole, require
 from fullbatch.config.messages import listed, nearest
 from fullbatch.config.methods import named_method
 from fullbatch.config.run import RunConfig, layered
 from fullbatch.config.tree import from_dict, read_yaml, to_dict
 
+
+def different(least: int) -> Rule:
+    """Each a whole number of at least this, none twice."""
+
+    def holds(values: Sequence[Any]) -> bool:
+        return all(is_whole(value, least) for value in values) and len(set(values)) == len(values)
+
+    return Rule(f"be different whole numbers of at least {least}", holds)
+
+
 Order = Literal["seeds", "batch_sizes", "methods"]
+Sizes = Annotated[tuple[int, ...], different(2)]
+Seeds = Annotated[tuple[int, ...], different(0)]
 _OF_A_ROW = ("name", "method", "batch_sizes", "seeds", "at")
 Scaling = Literal["none", "sqrt", "linear"]
 
 
 @dataclass(frozen=True)
-class Row:
+class Row(Checked):
     """One row of the table."""
 
     name: str  # its label
     method: str
-    batch_sizes: tuple[int, ...] | None = None  # its own; None: the plan's
-    seeds: tuple[int, ...] | None = None  # its own; None: the plan's
+    batch_sizes: Sizes | None = None  # its own; None: the plan's
+    seeds: Seeds | None = None  # its own; None: the plan's
     at: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)  # changes at one batch size alone: a tuned lr
     changes: Mapping[str, Any] = field(default_factory=dict)  # of the base config, by the names of the flags
 
-    def __post_init__(self) -> None:
+    def _check(self) -> None:
         require(bool(self.name.strip()), self, "name", "not be empty")
         named_method(self.method)
         good = all(is_whole(size, 2) and isinstance(changes, Mapping) for size, changes in self.at.items())
         require(good, self, "at", "map batch sizes to changes, as in at: {64: {lr: 0.0004}}")
         for owned, changes in product(("batch_size", "seed", "name", "runs"), (self.changes, *self.at.values())):
             require(owned not in changes, self, "changes", f"leave {owned} to the plan")
-        _require_sizes_and_seeds(self)
 
     def as_dict(self) -> dict[str, Any]:
         given = {name: value for name, value in to_dict(self).items() if value not in (None, {})}
@@ -51,15 +62,12 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Block:
+class Block(Checked):
     """Further runs, after the others: rows by their labels x batch sizes x seeds.  None: all of the plan's."""
 
     methods: tuple[str, ...] | None = None
-    batch_sizes: tuple[int, ...] | None = None
-    seeds: tuple[int, ...] | None = None
-
-    def __post_init__(self) -> None:
-        _require_sizes_and_seeds(self)
+    batch_sizes: Sizes | None = None
+    seeds: Seeds | None = None
 
 
 @dataclass(frozen=True)
@@ -80,26 +88,14 @@ class PlannedRun:
 
 
 @dataclass(frozen=True)
-class Job:
-    """A planned run with its config."""
-
-    name: str
-    config: RunConfig
-
-    @property
-    def folder(self) -> Path:
-        return Path(self.config.run.runs) / self.config.run.name
-
-
-@dataclass(frozen=True)
 class Plan(Checked):
     """A comparison."""
 
     name: str  # of its folder
     base: Mapping[str, Any]  # the config all runs share, in the groups of config.yaml
     methods: tuple[Row, ...]
-    batch_sizes: tuple[int, ...]  # of every row that has none of its own
-    seeds: tuple[int, ...]  # of every row that has none of its own
+    batch_sizes: Sizes  # of every row that has none of its own
+    seeds: Seeds  # of every row that has none of its own
     baseline: str  # the label of the row that the others are held against
     runs: tuple[Block, ...] = ()  # further runs, after the grid
     metric: str | None = None  # the number to look at: METRIC or "TASK METRIC"; None: the main one of the first task
@@ -112,7 +108,6 @@ class Plan(Checked):
         plain = bool(self.name) and "/" not in self.name and self.name not in (".", "..")
         require(plain, self, "name", "be a plain folder name")
         require(bool(self.methods), self, "methods", "name at least one method")
-        _require_sizes_and_seeds(self)
         require(bool(self.seeds), self, "seeds", "name at least one seed")
         folders = [_folder_name(row.name) for row in self.methods]
         for row in self.methods:
@@ -182,21 +177,23 @@ class Plan(Checked):
             run=replace(config.run, runs=runs, name=run.name),
         )
 
+    def configs(self, folder: Path, samples: Mapping[str, int] | None = None) -> list[RunConfig]:
+        """Of all runs, in the comparison's folder; ``samples``: of each of them, in place of the shared budget."""
+        runs = str(folder / "runs")
+        return [self.config(run, runs, samples[run.name] if samples else None) for run in self.planned]
+
     def as_dict(self) -> dict[str, Any]:
         """As the YAML file has it."""
         return {**to_dict(self), "methods": [row.as_dict() for row in self.methods]}
 
 
-def read_plan(path: Path) -> dict[str, Any]:
-    return read_plan_file(path, Plan, "a plan")
-
-
-def read_plan_file(path: Path, kind: type[Any], called: str) -> dict[str, Any]:
+def read_plan(path: Path, kind: type[Any] = Plan) -> dict[str, Any]:
     """The values of a plan file; what it may leave out is the command line's to fill in."""
     values = read_yaml(path)
     known = [*(field.name for field in dataclasses.fields(kind)), "recipe"]
     for key in values:
         if key not in known:
+            called = "a plan" if kind is Plan else "a search"
             raise ValueError(f"{path}: {called} has no {key!r}{nearest(key, known)} It has {listed(known)}.")
     if not isinstance(values.get("base"), Mapping | None):
         raise ValueError(f"{path}: base must map names to values, as config.yaml does, got {values['base']!r}.")
@@ -228,10 +225,3 @@ def named_rows(methods: Any) -> list[dict[str, Any]]:
 def _folder_name(label: str) -> str:
     """A label as part of a folder's name."""
     return re.sub(r"[^A-Za-z0-9._=+-]+", "_", label)
-
-
-def _require_sizes_and_seeds(owner: Row | Block | Plan) -> None:
-    for name, least in (("batch_sizes", 2), ("seeds", 0)):
-        values = getattr(owner, name) or ()
-        good = all(is_whole(value, least) for value in values) and len(set(values)) == len(values)
-        require(good, owner, name, f"be different whole numbers of at least {least}")

@@ -1,20 +1,83 @@
-"""What each phase tries, from what the phases before it found; and which trial is better.
+"""The slots of each phase, from what the phases before it found; how a slot ended, and which trial is better.
 
-Every worker computes the slots of a phase by itself: they follow from the plan and from how the slots of the phases
-before ended, which nobody changes any more.
+A slot is a trial that must end once, however often its process dies.  Every worker computes the slots of a phase by
+itself: they follow from the plan and from how the slots of the phases before ended, which nobody changes any more.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import product
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
-from typing_extensions import assert_never
 
-from fullbatch.trials.search_plan import SearchPlan
-from fullbatch.trials.slots import CHOSEN, PHASES, Ended, PhaseName, Slot, Status
+from fullbatch.trials.search_plan import CHOSEN, PHASES, PhaseName, SearchPlan
+
+# done      trained to its end
+# stopped   it had not improved for a while; its value stands
+# pruned    others were better at the same point; its value is the last one
+# diverged  the loss ran away: a result, the worst there is
+# failed    it could not be trained (memory, a setting that does not fit the data); no value
+Status = Literal["done", "stopped", "pruned", "diverged", "failed"]
+
+
+@dataclass(frozen=True)
+class Slot:
+    number: int  # its place in the phase
+    params: Mapping[str, Any] = field(default_factory=dict)  # what is not left to the sampler, by names of the space
+    seed: int | None = None  # of the run; None: the plan's
+    label: str = ""  # of a finalist or a baseline, for tables; "": none
+
+
+@dataclass(frozen=True)
+class Score:
+    """How a trial ended."""
+
+    status: Status
+    values: tuple[float, ...] | None = None  # by the metrics; None: it failed, or diverged and no value is the worst
+    seconds: float = 0.0  # of training
+    device_hours: float = 0.0  # of training and of measuring
+    error: str = ""
+    evaluations: tuple[tuple[int, tuple[float, ...]], ...] = ()  # (number, values), oldest first
+    same_as: int | None = None  # the slot with the same settings whose numbers these are; None: it was trained itself
+
+    @classmethod
+    def read(cls, stored: Mapping[str, Any]) -> Score:
+        values = None if stored["values"] is None else tuple(stored["values"])
+        evaluations = tuple((int(step), tuple(values)) for step, values in stored["evaluations"])
+        return cls(**{**stored, "values": values, "evaluations": evaluations})
+
+
+@dataclass(frozen=True)
+class Running:
+    """A slot that somebody works on; ``since`` as the storage has it."""
+
+    slot: Slot
+    params: Mapping[str, Any]
+    worker: str
+    since: str
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a slot ended, as the storage has it: a ``Score``, and what it is of."""
+
+    slot: Slot
+    status: Status
+    params: Mapping[str, Any]  # all of them, sampled ones too
+    values: tuple[float, ...] | None
+    seconds: float = 0.0
+    device_hours: float = 0.0
+    error: str = ""
+    attempts: int = 1
+    number: int = -1  # Optuna's, of the trial that ended it
+    evaluations: tuple[tuple[int, tuple[float, ...]], ...] = ()
+    same_as: int | None = None
+    started: str = ""
+    ended: str = ""
+
 
 Before = Mapping[PhaseName, Sequence[Ended]]
 
@@ -23,22 +86,11 @@ class NoWinner(ValueError):
     """A phase has nothing to start from."""
 
 
-def phases_of(plan: SearchPlan) -> tuple[PhaseName, ...]:
-    return tuple(name for name, _ in plan.phases())
-
-
 def slots_of(phase: PhaseName, plan: SearchPlan, before: Before) -> list[Slot]:
-    match phase:
-        case "choices":
-            return _choices(plan)
-        case "grid":
-            return _grid(plan, before)
-        case "fine":
-            return _fine(plan, before)
-        case "finals":
-            return _finals(plan, before)
-        case _:
-            assert_never(phase)
+    if phase == "choices":
+        return _choices(plan)
+    make = {"grid": _grid, "fine": _fine, "finals": _finals}[phase]
+    return make(plan, before)
 
 
 def owed(plan: SearchPlan) -> dict[PhaseName, int]:
@@ -52,10 +104,6 @@ def owed(plan: SearchPlan) -> dict[PhaseName, int]:
     if plan.finals is not None:
         counts["finals"] = (plan.finals.best + len(plan.finals.baselines)) * len(plan.finals.seeds)
     return counts
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# the phases
 
 
 def _choices(plan: SearchPlan) -> list[Slot]:

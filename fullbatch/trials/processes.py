@@ -7,6 +7,7 @@ that loses its parent is told to save and end, as by a signal; no process stays 
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 import os
 import signal
@@ -42,13 +43,9 @@ class Pace:
     retry_failed: bool = False  # whether runs of a comparison that failed by themselves are tried again
     lost_after: float = 180.0  # seconds without a sign of life after which a search's worker elsewhere counts as dead
 
-    def until(self) -> float | None:
-        """By this machine's monotonic clock."""
-        return None if self.stop_after is None else time.monotonic() + 60.0 * self.stop_after
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# the parent's side
+    def until(self) -> float:
+        """When that is, by this machine's monotonic clock."""
+        return math.inf if self.stop_after is None else time.monotonic() + 60.0 * self.stop_after
 
 
 class WorkersDie(ValueError):
@@ -77,12 +74,13 @@ class WorkerPool:
     hear: Callable[[Any], None] = lambda message: None  # is told each message of a worker
     died: Callable[[Member], None] = lambda member: None  # is told of a worker that died early, and is replaced
     tick: Callable[[], None] = lambda: None  # is called about twice a second
+    advice: str = ""  # how to go on after a signal
     output: Path | None = None  # where workers write what they print, until ``print_to`` names another file
     _members: list[Member] = field(default_factory=list)
     _silent_deaths: int = 0
 
-    def run(self, work: Work, arguments: Any) -> None:
-        """``work(worker, arguments)`` in each of them, until all have returned; both must be such as can be pickled.
+    def run(self, work: Work) -> None:
+        """``work(worker)`` in each of them, until all have returned; it must be such as can be pickled.
 
         After a signal those under way are saved, and Interrupted is raised.  A ValueError or OSError in a worker is
         raised here, as a ValueError; a worker that ends otherwise before its work has, by a signal of its own or by an
@@ -92,7 +90,7 @@ class WorkerPool:
         with Interruption() as interruption:
             try:
                 for _ in range(self.jobs if self.at_most is None else min(self.jobs, self.at_most)):
-                    self._start(work, arguments)
+                    self._start(work)
                 while self._members:
                     if interruption.signal is not None and not stopping:
                         stopping = True
@@ -100,7 +98,7 @@ class WorkerPool:
                     ready = wait([member.connection for member in self._members], timeout=TICK)
                     for member in [member for member in self._members if member.connection in ready]:
                         if not self._receive(member) and self._has_died(member, interruption):
-                            self._start(work, arguments)
+                            self._start(work)
                     self.tick()
             except KeyboardInterrupt:  # the second: at once, without saving
                 self._signal_all(signal.SIGKILL)
@@ -108,15 +106,15 @@ class WorkerPool:
             finally:
                 self._end_all()
         if interruption.signal is not None:
-            raise Interrupted(interruption.signal, "")
+            raise Interrupted(interruption.signal, self.advice)
 
-    def _start(self, work: Work, arguments: Any) -> None:
+    def _start(self, work: Work) -> None:
         taken = {member.place for member in self._members}
         place = next(place for place in range(len(taken) + 1) if place not in taken)
         context = multiprocessing.get_context("spawn")
         ours, theirs = context.Pipe()
         gpus, threads = torch.cuda.device_count(), max(1, torch.get_num_threads() // self.jobs)
-        given = (place % gpus if gpus else None, threads, theirs, place, self.output, work, arguments)
+        given = (place % gpus if gpus else None, threads, theirs, place, self.output, work)
         process = context.Process(target=_main, args=given)  # no daemon: it has children
         process.start()
         theirs.close()
@@ -166,10 +164,6 @@ class WorkerPool:
         self._members.clear()
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# the worker's side
-
-
 @dataclass
 class WorkerContext:
     """What a worker's function is given."""
@@ -189,7 +183,7 @@ class WorkerContext:
             self._connection.send(message)
 
 
-Work = Callable[[WorkerContext, Any], None]
+Work = Callable[[WorkerContext], None]
 
 
 def _main(gpu: int | None, threads: int, *given: Any) -> None:
@@ -200,13 +194,13 @@ def _main(gpu: int | None, threads: int, *given: Any) -> None:
     _run_worker(*given)
 
 
-def _run_worker(connection: Connection, place: int, output: Path | None, work: Work, arguments: Any) -> None:
+def _run_worker(connection: Connection, place: int, output: Path | None, work: Work) -> None:
     if output is not None:
         print_to(output)
     with Interruption() as interruption:
         threading.Thread(target=_end_with_parent, args=(connection,), daemon=True).start()
         try:
-            work(WorkerContext(place, connection, interruption), arguments)
+            work(WorkerContext(place, connection, interruption))
         except Interrupted as stopped:
             print(f"fullbatch: {stopped}", flush=True)
             sys.exit(stopped.exit_code)

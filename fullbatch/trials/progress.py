@@ -19,13 +19,13 @@ from rich.text import Text
 from typing_extensions import Self
 
 from fullbatch.config.messages import message
+from fullbatch.config.run import RunConfig
 from fullbatch.evaluation.metric_names import is_share
 from fullbatch.training.display import print_line, words_of
 from fullbatch.training.run_folder import Folder
-from fullbatch.trials.comparison_plan import Job
-from fullbatch.trials.comparison_runs import Outcome, outcome_of
-from fullbatch.trials.slots import CHOSEN
-from fullbatch.trials.statistics import Spread, with_spread
+from fullbatch.trials.search_plan import CHOSEN
+from fullbatch.trials.statistics import Entry, Spread, with_spread
+from fullbatch.trials.trial import Outcome, outcome_of
 
 LOOK_EVERY = 1.0  # seconds
 TAIL = 16_384  # bytes that surely hold the last lines of metrics.jsonl
@@ -33,7 +33,6 @@ NONE = "\u2013"  # an en dash for what is not known
 MOST_RUNNING = 8  # lines of trials under way
 MOST_ROWS = 10  # of a search's phase; search.csv has all
 Steps = Callable[[Any, int], str]  # phase and slot of a trial under way -> how far it is; empty: not known
-Entry = Mapping[str, Any]  # of comparison.json or search.json
 
 
 class _Display:
@@ -57,19 +56,20 @@ class _Display:
 
 class RunsDisplay(_Display):
     """Steps of all runs together, so that the time left is meaningful; ``on_end`` is called after each run with its
-    outcome, and says how it ended."""
+    name and its outcome, and says how it ended."""
 
     _live: Progress | None
 
     def __init__(
-        self, jobs: Sequence[Job], steps: Mapping[str, int], quiet: bool, on_end: Callable[[Job, Outcome], str]
+        self, configs: Sequence[RunConfig], steps: Mapping[str, int], quiet: bool, on_end: Callable[[str, Outcome], str]
     ) -> None:
         super().__init__(quiet)
-        self.steps, self.on_end, self.count = steps, on_end, len(jobs)
-        ended = [job for job in jobs if outcome_of(job.folder).status == "done"]
-        self.ended_count = len(ended)
-        self._done_steps = sum(steps[job.name] for job in ended)
-        self._under_way: dict[str, tuple[Job, TaskID]] = {}
+        self.steps, self.on_end = steps, on_end
+        self.folders = {config.run.name: Folder.of(config) for config in configs}
+        done = [name for name, folder in self.folders.items() if outcome_of(folder.path).status == "done"]
+        self.ended_count = len(done)
+        self._done_steps = sum(steps[name] for name in done)
+        self.under_way: dict[str, TaskID] = {}
         self._looked = 0.0
         if self._has_bars:
             words, left = TextColumn("{task.description}"), TextColumn("{task.fields[words]}")
@@ -78,31 +78,29 @@ class RunsDisplay(_Display):
             total = sum(steps.values())
             self._all = self._live.add_task("all runs", total=total, completed=self._done_steps, words="steps")
 
-    def started(self, job: Job) -> None:
-        task = TaskID(0)
+    def started(self, name: str) -> None:
+        self.under_way[name] = TaskID(0)
         if self._live is not None:
-            task = self._live.add_task(job.name, total=self.steps[job.name], words="starting")
+            self.under_way[name] = self._live.add_task(name, total=self.steps[name], words="starting")
         else:
-            print_line(self.console, f"{job.name}: {'going on' if Folder(job.folder).config.is_file() else 'started'}")
-        self._under_way[job.name] = (job, task)
+            print_line(self.console, f"{name}: {'going on' if self.folders[name].begun else 'started'}")
 
-    def ended(self, job: Job, outcome: Outcome) -> None:
-        _, task = self._under_way.pop(job.name)
-        text = self.on_end(job, outcome)
+    def ended(self, name: str, outcome: Outcome) -> None:
+        task, text = self.under_way.pop(name), self.on_end(name, outcome)
         if outcome.status != "open":
             self.ended_count += 1
-            self._done_steps += self.steps[job.name]
+            self._done_steps += self.steps[name]
         if self._live is not None:
             self._live.remove_task(task)
-        print_line(self.console, f"{job.name}: {text}  [{self.ended_count} of {self.count}]")
+        print_line(self.console, f"{name}: {text}  [{self.ended_count} of {len(self.folders)}]")
 
     def tick(self) -> None:
         if self._live is None or time.monotonic() - self._looked < LOOK_EVERY:
             return
         self._looked = time.monotonic()
         together = self._done_steps
-        for job, task in self._under_way.values():
-            line = last_metrics(Folder(job.folder).metrics)
+        for name, task in self.under_way.items():
+            line = last_metrics(self.folders[name].metrics)
             if line is not None:
                 together += line["step"]
                 self._live.update(task, completed=line["step"], words=words_of(line))
@@ -186,17 +184,8 @@ def live_view(summary: Entry, steps: Steps = lambda phase, slot: "") -> Group:
     return Group(bars, *lines, Text(cost_and_left(summary["cost"])))
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# words
-
-
 def trial_line(phase: str, trial: Entry, metrics: Sequence[Entry]) -> str:
-    """
-    >>> metric = {"short": "mean_r1", "share": True}
-    >>> trial = {"slot": 3, "label": "radam + sogclr", "status": "done", "values": [0.2], "seconds": 65.0, "error": ""}
-    >>> trial_line("choices", trial, [metric])
-    'choices 3, radam + sogclr: 20.00%, 1 min 5 s'
-    """
+    """As "choices 3, radam + sogclr: 20.00%, 1 min 5 s"."""
     slot = f"{phase} {trial['slot']}"
     name = slot if trial["label"] == slot else f"{slot}, {trial['label']}"
     if trial["status"] == "failed":
@@ -244,10 +233,6 @@ def cost_and_left(cost: Entry) -> str:
     left = "time left not known yet" if cost["left_seconds"] is None else f"about {duration(cost['left_seconds'])} left"
     left = "nothing left" if cost["trials_done"] >= cost["trials_owed"] else left
     return f"{cost['device_hours']:.3g} device-hours, {left}"
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# tables
 
 
 def _print_columns(

@@ -40,8 +40,8 @@ from optuna.storages import BaseStorage
 from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
+from fullbatch.trials.phases import Ended, Running, Score, Slot
 from fullbatch.trials.processes import ProcessIdentity, is_gone, this_process
-from fullbatch.trials.slots import Ended, Running, Score, Slot
 from fullbatch.trials.storage import BEAT_EVERY, heartbeat_every, patiently
 
 MOST_DEATHS = 3  # after so many a slot is given up
@@ -88,9 +88,6 @@ class SlotQueue:
         self._looked = time.time(), time.monotonic()
         self._trusted_from = -math.inf  # by the monotonic clock: from when heartbeats that are missing tell something
 
-    # -----------------------------------------------------------------------------------------------------------------
-    # looking
-
     def trials(self) -> list[FrozenTrial]:
         return patiently(lambda: self.study.get_trials(deepcopy=False))
 
@@ -116,9 +113,6 @@ class SlotQueue:
 
     def is_finished(self, number: int) -> bool:
         return any(trial.number == number and trial.state.is_finished() for trial in self.trials())
-
-    # -----------------------------------------------------------------------------------------------------------------
-    # taking
 
     def take(self, sampler_for: Callable[[Slot], BaseSampler]) -> Lease | None:
         """The next trial; None: none is free now.  Unless all slots have ended, one may be later."""
@@ -168,7 +162,7 @@ class SlotQueue:
 
     def record(self, slot: Slot, number: int, score: Score) -> None:
         """An ending without a result, as a trial that is made finished."""
-        attrs = {SLOT: slot.number, ENDED: score.as_dict(), OF: number}
+        attrs = {SLOT: slot.number, ENDED: asdict(score), OF: number}
         made = create_trial(state=TrialState.FAIL, user_attrs=attrs)
         patiently(lambda: self.study.add_trial(made))
 
@@ -281,7 +275,7 @@ class Lease:
             if state is TrialState.FAIL:
                 self._queue.record(self.slot, number, score)
             else:
-                self._unless_lost(lambda: self.trial.set_user_attr(OUTCOME, score.as_dict()))
+                self._unless_lost(lambda: self.trial.set_user_attr(OUTCOME, asdict(score)))
             self._queue.tell(number, state, score.values)
             counts = any(found.slot == self.slot and found.number == number for found in self._queue.ended())
         self._close()
@@ -301,8 +295,6 @@ class Lease:
         self._queue.record_heartbeat(self.trial._trial_id)
         if self._queue.is_finished(self.trial.number) and not self._over.is_set():
             self._lost.set()
-
-    # -----------------------------------------------------------------------------------------------------------------
 
     def _unless_lost(self, act: Callable[[], Any]) -> Any:
         """None: it is lost, or was just now."""

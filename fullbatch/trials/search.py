@@ -1,25 +1,14 @@
-"""A search from its plan to its answer.
-
-searches/NAME/
-  search.yaml     the plan
-  study.db        the storage, where --study names no other
-  storage.txt     else: which one
-  trials/         an ordinary run folder each, with trial.json (its evaluations, how it ended) and output.txt
-  search.json     everything in numbers; rewritten whenever a trial ends
-  search.csv      the ranked table
-  best.yaml       the winner's config
-  report.html     the page
-  output.txt      what the workers said between trials
-"""
+"""A search from its plan to its answer, in a folder; docs/how-to/search.md says what each of its files is."""
 
 from __future__ import annotations
 
+import math
 import shlex
 import time
 import traceback
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -37,13 +26,12 @@ from fullbatch.training.display import words_of
 from fullbatch.training.interruption import Abandoned, Interrupted
 from fullbatch.training.run_folder import Folder, replace_text
 from fullbatch.trials.checks import check_search
-from fullbatch.trials.phases import NoWinner, owed, phases_of, slots_of
+from fullbatch.trials.phases import Ended, NoWinner, Running, Score, Slot, owed, slots_of
 from fullbatch.trials.processes import OUTPUT, Pace, WorkerContext, WorkerPool, WorkersDie, last_line, print_to
 from fullbatch.trials.progress import SearchDisplay, last_metrics
 from fullbatch.trials.queue import Lease, SlotQueue
-from fullbatch.trials.search_plan import PRUNED, Pruner, SearchPlan
+from fullbatch.trials.search_plan import PRUNED, Choices, Fine, PhaseName, Pruner, SearchPlan
 from fullbatch.trials.search_summary import TRIALS, summarize, trial_name, write_files
-from fullbatch.trials.slots import Choices, Ended, Fine, PhaseName, Running, Score, Slot
 from fullbatch.trials.storage import PLAN_FILE, StorageAway, keep_plan, kept_plan, open_storage, remember
 from fullbatch.trials.trial import CannotWork, Report, Trial
 
@@ -58,10 +46,8 @@ def search(
     pace: Pace,
     tell: Callable[[Mapping[str, Any]], None] = lambda summary: None,
 ) -> dict[str, Any]:
-    """Begin, join or go on; the summary, as in search.json.
-
-    tell   is given the summary where an error ends the search, before it is raised
-    """
+    """Begin, join or go on; the summary, as in search.json.  Where an error ends it, ``tell`` is given that before
+    the error is raised."""
     until = pace.until()
     opened = open_storage(storage, pace.lost_after)
     checked = check_search(plan)
@@ -69,20 +55,24 @@ def search(
     folder.mkdir(parents=True, exist_ok=True)
     remember(folder, storage)
     replace_text(folder / PLAN_FILE, write_values(plan.as_dict()))
-    terms = Terms(storage, plan.name, folder, dict(checked.evaluations), pace.lost_after, until, pace.jobs)
-    board = Board(PhaseQueues(opened, plan, checked.evaluations), folder, pace, checked.steps)
+    evaluations = dict(checked.evaluations)
+    board = Board(PhaseQueues(opened, plan, evaluations), folder, pace, checked.steps)
+    task = partial(
+        work, storage=storage, name=plan.name, folder=folder, evaluations=evaluations, pace=pace, until=until
+    )
     with how_to_go_on(folder, storage, pace.jobs):
         stopped: Interrupted | ValueError | None = None
         with board.display:
             board.display.known(board.look())  # what ended before is not news
             try:
-                WorkerPool(pace.jobs, tick=board.tick, output=folder / OUTPUT).run(work, terms)
+                advice = f"Go on with: {resume_command(folder, pace.jobs)}"
+                WorkerPool(pace.jobs, tick=board.tick, advice=advice, output=folder / OUTPUT).run(task)
             except (Interrupted, ValueError) as error:
                 stopped = error
             summary = board.look(importance=True)
             board.display.show(summary)
         if isinstance(stopped, Interrupted):
-            raise Interrupted(stopped.exit_code - 128, f"Go on with: {resume_command(folder, pace.jobs)}") from None
+            raise stopped
         if stopped is not None:
             tell(summary)
             if board.no_winner is None:
@@ -131,7 +121,7 @@ def sampler_of(plan: SearchPlan, phase: PhaseName, slot: Slot) -> BaseSampler:
     under way count as bad ones, so that workers do not all try the same.
     """
     seed = zlib.crc32(f"{plan.seed} {phase} {slot.number}".encode())
-    part = plan.phase(phase)
+    part = plan.phases[phase]
     if not isinstance(part, Choices | Fine):
         return RandomSampler(seed)  # nothing is left to it
     random = min(MOST_RANDOM, max(2, part.trials // 4))
@@ -146,10 +136,9 @@ def pruner_of(plan: SearchPlan, phase: PhaseName, evaluations: int) -> BasePrune
         case "none":
             return NopPruner()
         case "asha":
-            return SuccessiveHalvingPruner(min_resource=first, reduction_factor=factor)
+            return SuccessiveHalvingPruner(first, factor)
         case "hyperband":
-            most = max(evaluations, first)
-            return HyperbandPruner(min_resource=first, max_resource=most, reduction_factor=factor)
+            return HyperbandPruner(first, max(evaluations, first), factor)
         case "median":
             return MedianPruner(n_startup_trials=4, n_warmup_steps=first - 1)
         case _:
@@ -185,17 +174,15 @@ class PhaseQueues:
 
 
 def work_off(
-    queues: PhaseQueues, train: Train, stopping: Callable[[], bool] = lambda: False, until: float | None = None
+    queues: PhaseQueues, train: Train, stopping: Callable[[], bool] = lambda: False, until: float = math.inf
 ) -> None:
-    """To the end of the last phase, or until it is told to stop; the trial under way is then saved and released.
-
-    until   the time, by this machine's monotonic clock, after which no trial is begun; None: there is none
-    """
+    """To the end of the last phase, or until it is told to stop; the trial under way is then saved and released.  After
+    ``until``, by this machine's monotonic clock, no trial is begun."""
     ended: dict[PhaseName, Sequence[Ended]] = {}
-    for phase in phases_of(queues.plan):
+    for phase in queues.plan.phases:
         queue = queues.queue(phase, ended)
         while not queue.complete:
-            if stopping() or (until is not None and time.monotonic() > until):
+            if stopping() or time.monotonic() > until:
                 return
             lease = queue.take(partial(sampler_of, queues.plan, phase))
             if lease is None:
@@ -239,69 +226,52 @@ def _known(queue: SlotQueue, lease: Lease, params: Mapping[str, Any]) -> Score |
 
 @dataclass(frozen=True)
 class InFolder:
-    """Trains a trial as a run in a folder of the search's."""
+    """Trains a trial as a run in a folder of the search's.  What a worker's process prints meanwhile stands there too,
+    also why it dies; else in the search's."""
 
     plan: SearchPlan
     folder: Path
-    around: Callable[[Path], AbstractContextManager[None]] = lambda folder: nullcontext()  # entered with the run's
+    worker: WorkerContext | None = None  # None: it prints where it always does
 
     def __call__(
         self, phase: PhaseName, lease: Lease, params: Mapping[str, Any], report: Report, given_up: Callable[[], bool]
     ) -> Score:
         plan, runs, name = self.plan, self.folder / TRIALS, trial_name(phase, lease.slot.number)
-        with self.around(runs / name):
+        if self.worker is not None:
+            self.worker.say(name)
+            print_to(runs / name / OUTPUT)
+        try:
             try:
                 config = plan.config(phase, params, lease.slot.seed, str(runs), name)
             except ValueError as error:  # two settings that do not go together
                 return Score("failed", error=str(error))
             measures = plan.measures_in(phase)
             return Trial(config, measures, report, plan.patience, plan.take, lambda: lease.lost, given_up).run()
+        except (Abandoned, Interrupted):
+            raise
+        except Exception:
+            traceback.print_exc()
+            raise
+        finally:
+            if self.worker is not None:
+                print_to(self.folder / OUTPUT)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# a worker's process
-
-
-@dataclass(frozen=True)
-class Terms:
-    """What a worker is sent off with; the rest is in the storage."""
-
-    storage: str
-    name: str
-    folder: Path
-    evaluations: Mapping[PhaseName, int]
-    lost_after: float
-    until: float | None
-    jobs: int = 1
-
-
-def work(worker: WorkerContext, terms: Terms) -> None:
-    with how_to_go_on(terms.folder, terms.storage, terms.jobs):
-        opened = open_storage(terms.storage, terms.lost_after)
-        plan = kept_plan(opened, terms.name)
-        train = InFolder(plan, terms.folder, partial(_in_its_file, worker, terms.folder))
-        queues = PhaseQueues(opened, plan, terms.evaluations, terms.folder)
-        work_off(queues, train, lambda: worker.stopping, terms.until)
-
-
-@contextmanager
-def _in_its_file(worker: WorkerContext, search: Path, trial: Path) -> Iterator[None]:
-    """What is printed in a trial stands in the trial's folder, also why its process dies; else in the search's."""
-    worker.say(trial.name)
-    print_to(trial / OUTPUT)
-    try:
-        yield
-    except (Abandoned, Interrupted):
-        raise
-    except Exception:
-        traceback.print_exc()
-        raise
-    finally:
-        print_to(search / OUTPUT)
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# the parent's view
+def work(
+    worker: WorkerContext,
+    storage: str,
+    name: str,
+    folder: Path,
+    evaluations: Mapping[PhaseName, int],
+    pace: Pace,
+    until: float = math.inf,
+) -> None:
+    """A worker's process; what it is not told is in the storage."""
+    with how_to_go_on(folder, storage, pace.jobs):
+        opened = open_storage(storage, pace.lost_after)
+        plan = kept_plan(opened, name)
+        train = InFolder(plan, folder, worker)
+        work_off(PhaseQueues(opened, plan, evaluations, folder), train, lambda: worker.stopping, until)
 
 
 @dataclass
@@ -312,7 +282,6 @@ class Board:
     folder: Path
     pace: Pace
     steps: Mapping[PhaseName, int] = field(default_factory=dict)  # of a phase's longest trial
-    summary: dict[str, Any] | None = None
     no_winner: NoWinner | None = None  # why the phases end early
     _opened: dict[PhaseName, SlotQueue] = field(default_factory=dict)
     _count: int = -1  # trials ended, at the last look
@@ -336,7 +305,7 @@ class Board:
         plan = self.queues.plan
         ended: dict[PhaseName, Sequence[Ended]] = {}
         running: dict[PhaseName, Sequence[Running]] = {}
-        for phase in phases_of(plan):
+        for phase in plan.phases:
             if phase not in self._opened:
                 try:
                     self._opened[phase] = self.queues.queue(phase, ended)
@@ -348,10 +317,8 @@ class Board:
                 break
         count = sum(map(len, ended.values()))
         due = {**owed(plan), **{phase: len(queue.slots) for phase, queue in self._opened.items()}}
-        self.summary = summarize(
-            plan, ended, running, due, importance=importance, before=self.summary, jobs=self.pace.jobs
-        )
+        summary = summarize(plan, ended, running, due, importance=importance, jobs=self.pace.jobs)
         if importance or count != self._count:
-            write_files(plan, self.summary, self.folder)
+            write_files(plan, summary, self.folder)
         self._count, self._looked = count, time.monotonic()
-        return self.summary
+        return summary

@@ -6,7 +6,7 @@ A plan is a YAML file, a frozen tree, and JSON in the study's storage, so that o
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import product
@@ -21,8 +21,7 @@ from fullbatch.config.run import RunConfig, layered
 from fullbatch.config.tree import from_dict, merged, to_dict
 from fullbatch.evaluation.metric_names import Metric, parse_metrics
 from fullbatch.evaluation.tasks import tasks_of
-from fullbatch.trials.comparison_plan import read_plan_file
-from fullbatch.trials.slots import CHOSEN, PHASES, Choices, Finals, Fine, Grid, Phase, PhaseName, Take, all_different
+from fullbatch.trials.comparison_plan import Seeds
 from fullbatch.trials.space import (
     Choice,
     Dimension,
@@ -41,9 +40,67 @@ from fullbatch.trials.space import (
 if TYPE_CHECKING:
     from optuna.trial import BaseTrial
 
+PhaseName = Literal["choices", "grid", "fine", "finals"]
+PHASES: tuple[PhaseName, ...] = ("choices", "grid", "fine", "finals")
+CHOSEN = ("method", "optimizer")
+Take = Literal["best", "last"]  # which evaluation's values are a trial's
 Pruner = Literal["asha", "hyperband", "median", "none"]
 _NAME = re.compile(r"\w([\w .+=@,-]*[\w+=@-])?")
 PRUNED: tuple[PhaseName, ...] = ("choices", "fine")  # a grid and finals compare whole runs
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The phases.  ``changes``: what trials of the phase have otherwise than the base, by names as in the space.
+
+
+def all_different(values: Sequence[Any]) -> bool:
+    return len(set(values)) == len(values)
+
+
+@dataclass(frozen=True)
+class Choices(Checked):
+    """Phase 1, Bayesian: which method and which optimizer, in short trials."""
+
+    trials: Count = 30
+    over: tuple[str, ...] | None = CHOSEN  # what is chosen: these, and dimensions of the space; None: all of it
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    cover: bool = True  # each method and each optimizer is tried once before the sampler chooses
+
+
+@dataclass(frozen=True)
+class Grid(Checked):
+    """Phase 2: the best few methods x the best few optimizers of phase 1."""
+
+    methods: Count = 3
+    optimizers: Count = 3
+    changes: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Fine(Checked):
+    """Phase 3, Bayesian: the settings of the winner, which is the first to be tried."""
+
+    trials: Count = 30
+    over: tuple[str, ...] | None = None  # dimensions of the space; None: all that the winner has
+    changes: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Finals(Checked):
+    """Phase 4: the best few of the last phase again, with several seeds, beside methods as they come."""
+
+    best: Count = 3
+    seeds: Seeds = (0, 1, 2)
+    baselines: tuple[str, ...] = ()  # methods with their defaults and the base's optimizer
+    changes: Mapping[str, Any] = field(default_factory=dict)
+
+    def _check(self) -> None:
+        require(bool(self.seeds), self, "seeds", "be different whole numbers of at least 0")
+        for method in self.baselines:
+            named_method(method)
+        require(all_different(self.baselines), self, "baselines", "be different methods")
+
+
+Phase = Choices | Grid | Fine | Finals
 
 
 @dataclass(frozen=True)
@@ -85,29 +142,21 @@ class SearchPlan(Checked):
         self._check_over()
         self._check_something_to_choose()
 
-    # -----------------------------------------------------------------------------------------------------------------
-    # what there is to choose
-
     @property
     def candidates(self) -> Iterator[tuple[str, str]]:
         return product(self.methods, self.optimizers)
 
-    def phases(self) -> Iterator[tuple[PhaseName, Phase]]:
+    @cached_property
+    def phases(self) -> dict[PhaseName, Phase]:
         """Those that the plan has, in their order."""
-        for name in PHASES:
-            phase: Phase | None = getattr(self, name)
-            if phase is not None:
-                yield name, phase
-
-    def phase(self, name: PhaseName) -> Phase:
-        return dict(self.phases())[name]
+        return {name: phase for name in PHASES if (phase := getattr(self, name)) is not None}
 
     def dimensions(self, phase: PhaseName, method: str, optimizer: str) -> dict[str, Dimension]:
         """What the sampler chooses for this method and this optimizer in this phase, by Optuna's names.
 
         What the phase's changes say is not searched in it.
         """
-        part = self.phase(phase)
+        part = self.phases[phase]
         if not isinstance(part, Choices | Fine):
             return {}
         fixed = {place.plain for place in self._changes(phase, method, optimizer)}
@@ -158,9 +207,6 @@ class SearchPlan(Checked):
                 values[key] = int(value) if isinstance(dimension, Whole) else value
         return values
 
-    # -----------------------------------------------------------------------------------------------------------------
-    # from params to a run
-
     def config(
         self, phase: PhaseName, params: Mapping[str, Any], seed: int | None, runs: str | Path, name: str
     ) -> RunConfig:
@@ -182,7 +228,7 @@ class SearchPlan(Checked):
         return resolved(values, where, method, self._built[method], optimizer)
 
     def _changes(self, phase: PhaseName, method: str, optimizer: str) -> dict[Place, Any]:
-        return self._resolved(f"{phase}.changes", self.phase(phase).changes, method, optimizer)
+        return self._resolved(f"{phase}.changes", self.phases[phase].changes, method, optimizer)
 
     @cached_property
     def _built(self) -> dict[str, Method]:
@@ -190,9 +236,6 @@ class SearchPlan(Checked):
         names = dict.fromkeys((*self.methods, *(self.finals.baselines if self.finals else ())))
         overs = {name: layered(self.base, {"objective": {"method": name}}) for name in names}
         return {name: from_dict(RunConfig, values).objective.build() for name, values in overs.items()}
-
-    # -----------------------------------------------------------------------------------------------------------------
-    # what is measured
 
     @cached_property
     def tasks(self) -> tuple[str, ...]:
@@ -211,9 +254,6 @@ class SearchPlan(Checked):
     def maximise(self) -> tuple[bool, ...]:
         return tuple(metric.maximise for metric in self.measures)
 
-    # -----------------------------------------------------------------------------------------------------------------
-    # checks
-
     def _check_names(self) -> None:
         """Every name is known, counts for somebody, and means one thing for everybody."""
         for key in self.space:
@@ -224,7 +264,7 @@ class SearchPlan(Checked):
         usual = from_dict(RunConfig, self.base).optimizer.optimizer
         baselines = [(method, self._built[method], usual) for method in (self.finals.baselines if self.finals else ())]
         named: dict[str, Mapping[str, Any]] = {"space": self.space, "defaults": self.defaults}
-        named |= {f"{name}.changes": phase.changes for name, phase in self.phases()}
+        named |= {f"{name}.changes": phase.changes for name, phase in self.phases.items()}
         for where, values in named.items():
             known_to_one(values, where, [*candidates, *baselines] if where == "finals.changes" else candidates)
             for who in candidates:
@@ -234,7 +274,7 @@ class SearchPlan(Checked):
         """`over` names dimensions that the phase does not settle."""
         places = [searched_place(key) for key in self.space]
         plain = {name: place.plain for place in places for name in (place.key, place.plain)}
-        for name, phase in self.phases():
+        for name, phase in self.phases.items():
             allowed = (*CHOSEN, *plain) if name == "choices" else tuple(plain)
             settled = [place_of(key, f"{name}.changes").plain for key in phase.changes]
             for asked in (phase.over or ()) if isinstance(phase, Choices | Fine) else ():
@@ -272,8 +312,6 @@ class SearchPlan(Checked):
                     "dimension that they have, such as lr, or leave the phase out with `fine: null`."
                 )
 
-    # -----------------------------------------------------------------------------------------------------------------
-
     def as_dict(self) -> dict[str, Any]:
         """As the YAML file has it."""
         return {**to_dict(self), "space": {key: dimension_as_dict(ends) for key, ends in self.space.items()}}
@@ -285,10 +323,6 @@ def _over(values: Mapping[str, Any], over: Mapping[Place, Any]) -> dict[str, Any
     for place, value in over.items():
         grouped = merged(grouped, place.grouped(value))
     return layered(values, grouped)
-
-
-def read_search(path: Path) -> dict[str, Any]:
-    return read_plan_file(path, SearchPlan, "a search")
 
 
 def search_from(values: Mapping[str, Any]) -> SearchPlan:

@@ -19,16 +19,16 @@ from fullbatch.config.messages import cell
 from fullbatch.config.run import RunConfig
 from fullbatch.config.tree import write_yaml
 from fullbatch.training.run_folder import replace_text
-from fullbatch.trials.phases import costs_of, fronts, last_won, ranked
-from fullbatch.trials.search_plan import SearchPlan
-from fullbatch.trials.slots import CHOSEN, PHASES, Ended, PhaseName, Running, Slot
+from fullbatch.trials.phases import Ended, Running, Slot, costs_of, fronts, last_won, ranked
+from fullbatch.trials.search_plan import CHOSEN, PHASES, PhaseName, SearchPlan
 from fullbatch.trials.space import Choice
-from fullbatch.trials.statistics import Finalist, finalists_of, gains, said_of_finals, said_of_one, value_said
+from fullbatch.trials.statistics import Entry, finalist_of, finalists_of, gains, said_of_finals, said_of_one, value_said
 
 SUMMARY, TABLE, BEST = "search.json", "search.csv", "best.yaml"
 TRIALS = "trials"  # the folder of all trials, in the search's
 
 Phases = Mapping[PhaseName, Sequence[Ended]]
+Owed = Mapping[PhaseName, int]  # how many trials a phase will have
 
 
 def trial_name(phase: PhaseName, slot: int) -> str:
@@ -48,17 +48,16 @@ def summarize(
     plan: SearchPlan,
     ended: Phases,
     running: Mapping[PhaseName, Sequence[Running]],
-    owed: Mapping[PhaseName, int],
-    *,
+    owed: Owed,
     importance: bool = True,
-    before: Mapping[str, Any] | None = None,
     jobs: int = 1,
 ) -> dict[str, Any]:
-    """``importance`` takes some seconds where there are hundreds of trials, so a display does without it; from
-    ``before``, an earlier summary, it is taken over for a phase in which nothing has ended since.  ``jobs``: trials
-    side by side on this machine."""
-    finalists = finalists_of(ended.get("finals", ()), plan.finals.baselines if plan.finals else (), plan.measures)
-    known = {phase["name"]: phase for phase in (before or {}).get("phases", ())}
+    """``importance`` takes some seconds where there are hundreds of trials, so a display does without it.  ``jobs``:
+    trials side by side on this machine."""
+    baselines = plan.finals.baselines if plan.finals else ()
+    finalists = finalists_of(ended.get("finals", ()), baselines, plan.measures)
+    finalists = [{**row, "params": _plain_params(plan, row["params"])} for row in finalists]
+    not_yet = {"importance": None, "why_none": "not looked at yet"}
     return {
         "name": plan.name,
         "metrics": [
@@ -70,15 +69,12 @@ def summarize(
         "phases": [
             {
                 **_phase(plan, name, ended.get(name, ()), running.get(name, ()), owed[name]),
-                **_importance(plan, name, ended.get(name, ()), importance, known.get(name)),
+                **(_importance(plan, name, ended.get(name, ())) if importance else not_yet),
             }
             for name in PHASES
             if name in owed
         ],
-        "finalists": [
-            {**finalist.as_dict(len(plan.metrics)), "params": _plain_params(plan, finalist.params)}
-            for finalist in finalists
-        ],
+        "finalists": finalists,
         "winner": _winner(plan, ended, owed, finalists),
         "pareto": _pareto(plan, ended, finalists) if len(plan.metrics) > 1 else [],
         "cost": _cost(plan, ended, max(1, jobs, sum(map(len, running.values()))), owed),
@@ -102,7 +98,7 @@ def _phase(
             **named(trial),
             "rank": places.get(trial.slot.number),
             "values": None if trial.values is None else _finite(trial.values),
-            "seed": _seed(plan, trial),
+            "seed": plan.seed if trial.slot.seed is None else trial.slot.seed,
             "evaluations": [[step, _finite(values)] for step, values in trial.evaluations],
             "folder": f"{TRIALS}/{trial_name(name, trial.slot.number)}",
             **{key: getattr(trial, key) for key in _AS_STORED},
@@ -111,10 +107,6 @@ def _phase(
     ]
     under_way = [{**named(trial), "worker": trial.worker, "since": trial.since} for trial in running]
     return {"name": name, "owed": max(owed, len(ended)), "trials": trials, "running": under_way}
-
-
-def _seed(plan: SearchPlan, trial: Ended) -> int:
-    return plan.seed if trial.slot.seed is None else trial.slot.seed
 
 
 def _plain_params(plan: SearchPlan, params: Mapping[str, Any]) -> dict[str, Any]:
@@ -138,17 +130,11 @@ def _finite(values: Sequence[float]) -> list[float | None]:
 FEWEST = 8  # trials, below which a forest says nothing
 
 
-def _importance(
-    plan: SearchPlan, name: PhaseName, ended: Sequence[Ended], wanted: bool, before: Mapping[str, Any] | None
-) -> dict[str, Any]:
-    if before is not None and (not wanted or before["looked_at"] == len(ended)):
-        return {key: before[key] for key in ("importance", "why_none", "looked_at")}
-    if not wanted:
-        return {"importance": None, "why_none": "not looked at yet", "looked_at": None}
+def _importance(plan: SearchPlan, name: PhaseName, ended: Sequence[Ended]) -> dict[str, Any]:
     plainly = [replace(trial, params=_plain_params(plan, trial.params)) for trial in ended]
     shares = "finals sample nothing" if name == "finals" else importance_of(plainly, _log_scaled(plan))
-    none = isinstance(shares, str)
-    return {"importance": None if none else shares, "why_none": shares if none else "", "looked_at": len(ended)}
+    why_none = shares if isinstance(shares, str) else ""
+    return {"importance": None if why_none else shares, "why_none": why_none}
 
 
 def _log_scaled(plan: SearchPlan) -> list[str]:
@@ -157,7 +143,7 @@ def _log_scaled(plan: SearchPlan) -> list[str]:
     return sorted(plan.params_of(found))
 
 
-def importance_of(ended: Sequence[Ended], log_scaled: Collection[str], metric: int = 0) -> dict[str, Any] | str:
+def importance_of(ended: Sequence[Ended], log_scaled: Collection[str]) -> dict[str, Any] | str:
     """Shares by setting, largest first, that add up to 1; or why there are none.
 
     A trial that diverged counts with the worst value, where there is one.  Pruned trials are left out, since theirs is
@@ -166,7 +152,7 @@ def importance_of(ended: Sequence[Ended], log_scaled: Collection[str], metric: i
     """
     pruned = sum(trial.status == "pruned" for trial in ended)
     whole = [trial for trial in ended if trial.status not in ("pruned", "failed")]
-    known = [(trial.params, trial.values[metric]) for trial in whole if trial.values is not None]
+    known = [(trial.params, trial.values[0]) for trial in whole if trial.values is not None]
     trials = [(params, value) for params, value in known if math.isfinite(value)]
     if len(trials) < FEWEST:
         remark = f" ({pruned} were pruned)" if pruned else ""
@@ -214,81 +200,51 @@ def _shares(columns: Mapping[str, list[Any]], values: Sequence[float]) -> dict[s
     return {key: {name: float(share) for name, share in by_name.items()} for key, by_name in shares.items()}
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# the winner
-
-
-def _winner(
-    plan: SearchPlan, ended: Phases, owed: Mapping[PhaseName, int], finalists: Sequence[Finalist]
-) -> dict[str, Any] | None:
+def _winner(plan: SearchPlan, ended: Phases, owed: Owed, finalists: Sequence[Entry]) -> dict[str, Any] | None:
     final = all(len(ended.get(name, ())) >= count for name, count in owed.items())
     last = last_won(ended, plan.maximise)
     tried = len(ranked(ended[last[0]], plan.maximise)) if last else 0
-    if finalists and finalists[0].trained:
-        best, others = finalists[0], finalists[1:]
+    if finalists and finalists[0]["trained"]:
+        best, *others = finalists
         elsewhere = plan.finals is not None and plan.measures_in("finals") != plan.measures
-        phase, slot = best.origin
-        spreads = [best.spread(number) for number in range(len(plan.metrics))]
-        measured = {
+        differences = gains(best, others, plan.measures)
+        said = said_of_finals(best, differences, plan.measures, final, tried, elsewhere)
+        return {
+            **best,
             "measured": "finals",
-            "mean": [spread.mean for spread in spreads],
-            "sd": [spread.sd for spread in spreads],
-            "seeds": best.seeds,
-            "paired": [gain.as_dict(plan.metrics) for gain in gains(best, others, plan.measures)],
+            "final": final,
+            "paired": differences,
             "elsewhere": elsewhere,
-            "said": said_of_finals(best, others, plan.measures, final, tried, elsewhere),
+            "said": said,
         }
-    elif last is not None:
-        phase, trial = last[0], last[1][0]
-        assert trial.values is not None, "only trials with values are ranked"
-        label, slot = label_of(phase, trial.slot, trial.params), trial.slot.number
-        best = Finalist(label, "candidate", trial.params, {})
-        over = len(ended.get("finals", ())) >= owed.get("finals", 0)
-        why = "all finals failed or diverged" if over else "no final has ended yet"
-        why = "the plan has no finals" if plan.finals is None else why
-        measured = {
-            "measured": phase,
-            "mean": _finite(trial.values),
-            "sd": [None] * len(trial.values),
-            "seeds": [_seed(plan, trial)],
-            "paired": [],
-            "said": said_of_one(best.name, plan.measures[0], trial.values[0], phase, tried, final, why),
-        }
-    else:
+    if last is None:
         return None
-    shown = {"label": best.label, "name": best.name, "kind": best.kind, "params": _plain_params(plan, best.params)}
-    return {**shown, "phase": phase, "slot": slot, "final": final, **measured}
+    phase, best = last[0], _row_of(plan, last[0], last[1][0])
+    over = len(ended.get("finals", ())) >= owed.get("finals", 0)
+    why = "all finals failed or diverged" if over else "no final has ended yet"
+    why = "the plan has no finals" if plan.finals is None else why
+    said = said_of_one(best["name"], plan.measures[0], best["mean"][0], phase, tried, final, why)
+    means = {"mean": _finite(best["mean"]), "values": [_finite(values) for values in best["values"]]}
+    return {**best, **means, "measured": phase, "final": final, "paired": [], "said": said}
 
 
-def _pareto(plan: SearchPlan, ended: Phases, finalists: Sequence[Finalist]) -> list[dict[str, Any]]:
+def _row_of(plan: SearchPlan, phase: PhaseName, trial: Ended) -> dict[str, Any]:
+    """A trial as if it were a finalist of one seed."""
+    row = finalist_of(label_of(phase, trial.slot, trial.params), [trial], seed=plan.seed)
+    return {**row, "params": _plain_params(plan, trial.params), "phase": phase, "slot": trial.slot.number}
+
+
+def _pareto(plan: SearchPlan, ended: Phases, finalists: Sequence[Entry]) -> list[dict[str, Any]]:
     """Those that no other beats in every metric: of the finalists by their means, else of the last phase's trials."""
-
-    def row(label: str, phase: PhaseName, slot: int | None, params: Mapping[str, Any], values: Any) -> dict[str, Any]:
-        plain = _plain_params(plan, params)
-        return {"label": label, "phase": phase, "slot": slot, "params": plain, "values": list(values)}
-
-    metrics = range(len(plan.metrics))
-    rows = [
-        row(finalist.name, *finalist.origin, finalist.params, [finalist.spread(number).mean for number in metrics])
-        for finalist in finalists
-        if finalist.trained
-    ]
-    last = last_won(ended, plan.maximise)
-    if not rows and last is not None:
-        rows = [
-            row(label_of(last[0], trial.slot, trial.params), last[0], trial.slot.number, trial.params, trial.values)
-            for trial in last[1]
-            if trial.status in ("done", "stopped")
-        ]
-    numbers = fronts([costs_of(row["values"], plan.maximise) for row in rows])
-    return [row for row, number in zip(rows, numbers, strict=True) if number == 0]
+    rows = [{**row, "label": row["name"]} for row in finalists if row["trained"]]
+    if not rows and (last := last_won(ended, plan.maximise)) is not None:
+        rows = [_row_of(plan, last[0], trial) for trial in last[1] if trial.status in ("done", "stopped")]
+    numbers = fronts([costs_of(row["mean"], plan.maximise) for row in rows])
+    first = [row for row, number in zip(rows, numbers, strict=True) if number == 0]
+    return [{**{key: row[key] for key in ("label", "phase", "slot", "params")}, "values": row["mean"]} for row in first]
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# what it cost so far, and how long it will take yet
-
-
-def _cost(plan: SearchPlan, ended: Phases, workers: int, owed: Mapping[PhaseName, int]) -> dict[str, Any]:
+def _cost(plan: SearchPlan, ended: Phases, workers: int, owed: Owed) -> dict[str, Any]:
     trials = [trial for of_phase in ended.values() for trial in of_phase]
     return {
         "seconds": sum(trial.seconds for trial in trials),
@@ -300,10 +256,10 @@ def _cost(plan: SearchPlan, ended: Phases, workers: int, owed: Mapping[PhaseName
     }
 
 
-def _left(plan: SearchPlan, ended: Phases, owed: Mapping[PhaseName, int], workers: int) -> float | None:
+def _left(plan: SearchPlan, ended: Phases, owed: Owed, workers: int) -> float | None:
     """Each phase by the mean time of its trials; one that has none yet by the one before and how much longer its runs
     are, in their own unit.  Trials under way count as not begun, so it is a little too much."""
-    left, before = 0.0, None
+    left, pace = 0.0, dict[str, float]()  # seconds a unit of length, by the unit
     for name in (name for name in PHASES if name in owed):
         config = plan.config(name, {"method": plan.methods[0], "optimizer": plan.optimizers[0]}, None, "", "")
         samples, epochs = config.training.samples, float(config.training.epochs) * config.data.data_share
@@ -311,17 +267,11 @@ def _left(plan: SearchPlan, ended: Phases, owed: Mapping[PhaseName, int], worker
         times = [_took(trial) for trial in ended.get(name, ()) if trial.status != "failed" and trial.same_as is None]
         rest = max(0, owed[name] - len(ended.get(name, ())))
         if times:
-            mean = statistics.fmean(times)
-        elif not rest:
-            mean = 0.0
-        elif before is None or before[0] != unit:
+            pace = {unit: statistics.fmean(times) / length}
+        elif rest and unit not in pace:
             return None
-        else:
-            mean = before[2] * length / before[1]
-        if mean > 0.0:
-            before = (unit, length, mean)
         if rest:
-            left += mean * max(1.0, rest / workers)  # a single one is not done sooner by many
+            left += pace[unit] * length * max(1.0, rest / workers)  # a single one is not done sooner by many
     return left
 
 
@@ -331,10 +281,6 @@ def _took(trial: Ended) -> float:
         return trial.seconds
     clock = datetime.fromisoformat(trial.ended) - datetime.fromisoformat(trial.started)
     return max(trial.seconds, clock.total_seconds())
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# files
 
 
 def write_files(plan: SearchPlan, summary: Mapping[str, Any], folder: Path) -> None:

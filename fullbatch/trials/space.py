@@ -11,10 +11,10 @@ import dataclasses
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from fullbatch.config.axes import LearnedScale, Predicted, RobustGlobal, Sigmoid
-from fullbatch.config.checks import is_number, require
+from fullbatch.config.checks import Checked, Number, Positive, Rule, is_number, require
 from fullbatch.config.messages import listed, nearest
 from fullbatch.config.methods import METHODS, PARTS, Method, settings_of
 from fullbatch.config.model import DEFAULT_PAIR_WIDTH
@@ -27,27 +27,19 @@ if TYPE_CHECKING:  # Optuna is loaded by a search only
 Value = TypeVar("Value")
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# dimensions
-
-
 @dataclass(frozen=True)
-class Real:
+class Real(Checked):
     """Numbers from ``low`` to ``high``; ``log``: evenly by their logarithms; ``step``: only these."""
 
-    low: float
-    high: float
-    log: bool = False
-    step: float | None = None
+    low: Number
+    high: Number
+    log: Annotated[Any, Rule("be true or false", lambda value: isinstance(value, bool))] = False
+    step: Positive | None = None
 
-    def __post_init__(self) -> None:
-        for end in ("low", "high"):
-            require(is_number(getattr(self, end)), self, end, "be a number")
+    def _check(self) -> None:
         require(self.low < self.high, self, "low", f"be less than high ({self.high})")
-        require(isinstance(self.log, bool), self, "log", "be true or false")
         require(not self.log or self.low > 0, self, "low", "be positive with log")
         if self.step is not None:
-            require(is_number(self.step) and self.step > 0, self, "step", "be a positive number")
             require(not self.log or self.step == type(self).step, self, "step", "be left out with log")
             require(self.holds(self.high), self, "step", f"divide high - low ({self.high - self.low:g})")
 
@@ -82,12 +74,12 @@ Plain = str | int | float | bool | None
 
 
 @dataclass(frozen=True)
-class Choice:
+class Choice(Checked):
     """One of these: words, numbers, true, false or null (the field's None)."""
 
     values: tuple[Plain, ...]
 
-    def __post_init__(self) -> None:
+    def _check(self) -> None:
         plain = all(value is None or isinstance(value, str | int | float | bool) for value in self.values)
         require(plain, self, "values", "be words, numbers, true, false or null")
         different = len(set(self.values)) == len(self.values)  # Optuna tells them apart by ==, so that 1 is 1.0
@@ -141,9 +133,6 @@ def dimension_as_dict(dimension: Dimension) -> dict[str, Any]:
     return {name: value for name, value in vars(dimension).items() if value != default[name]}
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# names
-
 _AXES = ("pairwise", "normalizer", "temperature_rule")  # which settings there are depends on them
 _OWNED: Mapping[str, str] = {
     "method": "`methods` names them all",
@@ -175,16 +164,11 @@ def _settings() -> frozenset[str]:
 
 @dataclass(frozen=True)
 class Place:
-    """Where a value goes.
+    """Where a value goes."""
 
-    scope     the method or the optimizer that alone has it; "": all that know it
-    name      of the flag or the setting
-    group     of the flag, in config.yaml; "": it is a setting of a method
-    """
-
-    scope: str
-    name: str
-    group: str
+    scope: str  # the method or the optimizer that alone has it; "": all that know it
+    name: str  # of the flag or the setting
+    group: str  # of the flag, in config.yaml; "": it is a setting of a method
 
     @property
     def plain(self) -> str:

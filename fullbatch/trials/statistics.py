@@ -12,13 +12,13 @@ import re
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from scipy.special import stdtrit
 
 from fullbatch.evaluation.metric_names import Metric
-from fullbatch.trials.phases import costs_of, fronts
-from fullbatch.trials.slots import CHOSEN, Ended, PhaseName
+from fullbatch.trials.phases import Ended, costs_of, fronts
+from fullbatch.trials.search_plan import CHOSEN
 
 SEEDS_TO_TELL = 3  # with fewer, an interval says next to nothing
 MINUS = "\u2212"
@@ -43,6 +43,12 @@ class Spread:
     @property
     def sd(self) -> float | None:
         return statistics.stdev(self.values) if len(self.values) > 1 else None
+
+    @property
+    def leaves_zero_out(self) -> bool:
+        """Whether so many seeds tell the mean from zero."""
+        count = len(self.values)
+        return self.sd is not None and count >= SEEDS_TO_TELL and abs(self.mean) > half_interval(self.sd, count)
 
     def as_dict(self) -> dict[str, Any]:
         return {"mean": self.mean, "sd": self.sd, "values": list(self.values)}
@@ -171,131 +177,63 @@ def joined(items: Iterable[object], last: str = "and") -> str:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# finalists
+# finalists and the winner, as search.json has them
+
+Entry = Mapping[str, Any]  # of comparison.json or search.json
 
 
-@dataclass(frozen=True)
-class Finalist:
-    """One config over seeds."""
-
-    label: str
-    kind: Literal["candidate", "baseline"]
-    params: Mapping[str, Any]
-    values: Mapping[int, tuple[float, ...]]  # of each seed that has some, by metric
-    missing: int = 0  # seeds that ended without a value: they failed, or diverged where there is no worst value
-    diverged: int = 0  # seeds that ran away; those with a worst value have it among ``values``
-    trained: int = 0  # seeds that were trained to an end; without any it does not win
-
-    @property
-    def seeds(self) -> list[int]:
-        return sorted(self.values)
-
-    @property
-    def origin(self) -> tuple[PhaseName, int | None]:
-        """Where its settings come from: the finals themselves for a baseline."""
-        found = _ORIGIN.fullmatch(self.label) if self.kind == "candidate" else None
-        return (found[1], int(found[2])) if found else ("finals", None)  # type: ignore[return-value]
-
-    @property
-    def name(self) -> str:
-        """The label, with what it stands for."""
-        words = " + ".join(str(self.params[key]) for key in reversed(CHOSEN) if key in self.params)
-        return f"{self.label} ({words})" if words and words != self.label else self.label
-
-    def of(self, metric: int) -> dict[int, float]:
-        return {seed: self.values[seed][metric] for seed in self.seeds}
-
-    def spread(self, metric: int) -> Spread:
-        return Spread(tuple(self.of(metric).values()))
-
-    def as_dict(self, metrics: int) -> dict[str, Any]:
-        spreads = [self.spread(number) for number in range(metrics)] if self.values else []
-        return {
-            "label": self.label,
-            "name": self.name,
-            "kind": self.kind,
-            "params": dict(self.params),
-            "seeds": self.seeds,
-            "values": [list(self.values[seed]) for seed in self.seeds],
-            "mean": [spread.mean for spread in spreads],
-            "sd": [spread.sd for spread in spreads],
-            "missing": self.missing,
-            "diverged": self.diverged,
-        }
-
-
-def finalists_of(ended: Sequence[Ended], baselines: Sequence[str], metrics: Sequence[Metric]) -> list[Finalist]:
+def finalists_of(ended: Sequence[Ended], baselines: Sequence[str], metrics: Sequence[Metric]) -> list[dict[str, Any]]:
     """Best first; a finalist that lacks the value of a seed stands behind those that lack none, and one that ran away
     with every seed behind them all."""
-    rows: dict[str, list[Ended]] = {}
+    trials: dict[str, list[Ended]] = {}
     for trial in ended:
-        rows.setdefault(trial.slot.label, []).append(trial)
-    finalists = [_finalist(label, trials, baselines) for label, trials in rows.items()]
-    known = [finalist for finalist in finalists if finalist.values]
-    maximise = [metric.maximise for metric in metrics]
-    means = [[finalist.spread(number).mean for number in range(len(metrics))] for finalist in known]
-    costs = [costs_of(values, maximise) for values in means]
+        trials.setdefault(trial.slot.label, []).append(trial)
+    rows = [finalist_of(label, of_label, label in baselines) for label, of_label in trials.items()]
+    known = [row for row in rows if row["values"]]
+    costs = [costs_of(row["mean"], [metric.maximise for metric in metrics]) for row in known]
     places = zip(fronts(costs), costs, known, strict=True)
-    order = sorted(places, key=lambda row: (not row[2].trained, row[2].missing > 0, row[0], row[1]))
-    return [finalist for _, _, finalist in order] + [finalist for finalist in finalists if not finalist.values]
+    order = sorted(places, key=lambda place: (not place[2]["trained"], place[2]["missing"] > 0, place[0], place[1]))
+    return [row for _, _, row in order] + [row for row in rows if not row["values"]]
 
 
-def _finalist(label: str, trials: Sequence[Ended], baselines: Sequence[str]) -> Finalist:
-    params = trials[0].slot.params
-    by_default = label in baselines and dict(params) == {"method": label}
-    values = {
-        trial.slot.seed or 0: trial.values for trial in trials if trial.values is not None and trial.status != "failed"
+def finalist_of(label: str, trials: Sequence[Ended], is_baseline: bool = False, seed: int = 0) -> dict[str, Any]:
+    """One config over seeds; ``seed``: of a trial that has none of its own."""
+    params = dict(trials[0].params)
+    by_default = is_baseline and params == {"method": label}
+    origin = None if by_default else _ORIGIN.fullmatch(label)
+    words = " + ".join(str(params[key]) for key in reversed(CHOSEN) if key in params)
+    with_value = [trial for trial in trials if trial.values is not None and trial.status != "failed"]
+    values = {seed if trial.slot.seed is None else trial.slot.seed: trial.values or () for trial in with_value}
+    seeds = sorted(values)
+    spreads = [Spread(column) for column in zip(*(values[seed] for seed in seeds), strict=True)]
+    return {
+        "label": label,
+        "name": f"{label} ({words})" if words and words != label else label,
+        "kind": "baseline" if by_default else "candidate",
+        "params": params,
+        "phase": origin[1] if origin else "finals",  # where its settings come from
+        "slot": int(origin[2]) if origin else None,
+        "seeds": seeds,
+        "values": [list(values[seed]) for seed in seeds],
+        "mean": [spread.mean for spread in spreads],
+        "sd": [spread.sd for spread in spreads],
+        "missing": len(trials) - len(with_value),  # they failed, or diverged where there is no worst value
+        "diverged": sum(trial.status == "diverged" for trial in trials),
+        "trained": sum(trial.status != "diverged" for trial in with_value),  # without any it does not win
     }
-    diverged = sum(trial.status == "diverged" for trial in trials)
-    return Finalist(
-        label=label,
-        kind="baseline" if by_default else "candidate",
-        params=params,
-        values=values,
-        missing=sum(trial.values is None or trial.status == "failed" for trial in trials),
-        diverged=diverged,
-        trained=sum(trial.values is not None and trial.status not in ("failed", "diverged") for trial in trials),
-    )
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# differences
-
-
-@dataclass(frozen=True)
-class Gain:
-    """Of the winner over another finalist in one metric, seed by seed; ``better`` is in the metric's own direction."""
-
-    against: Finalist
-    metric: int
-    difference: Spread
-    better: float
-
-    @property
-    def seen(self) -> bool:
-        """Whether the seeds tell the two apart."""
-        count, sd = len(self.difference.values), self.difference.sd
-        return sd is not None and count >= SEEDS_TO_TELL and abs(self.difference.mean) > half_interval(sd, count)
-
-    def as_dict(self, metrics: Sequence[str]) -> dict[str, Any]:
-        named = {"against": self.against.label, "kind": self.against.kind, "metric": metrics[self.metric]}
-        return {**named, **self.difference.as_dict(), "seen": self.seen}
-
-
-def gains(winner: Finalist, others: Sequence[Finalist], metrics: Sequence[Metric]) -> list[Gain]:
-    """Over the second and over every baseline, where they share seeds."""
-    made = []
-    for other in (other for place, other in enumerate(others) if place == 0 or other.kind == "baseline"):
+def gains(winner: Entry, others: Sequence[Entry], metrics: Sequence[Metric]) -> list[dict[str, Any]]:
+    """Over the second and over every baseline, seed by seed, where they share seeds."""
+    rows = []
+    for other in (other for place, other in enumerate(others) if place == 0 or other["kind"] == "baseline"):
         for number, metric in enumerate(metrics):
-            difference = paired(winner.of(number), other.of(number))
-            if difference is not None:
-                better = difference.mean if metric.maximise else -difference.mean
-                made.append(Gain(other, number, difference, better))
-    return made
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# words
+            of_seed = [dict(zip(row["seeds"], row["values"], strict=True)) for row in (winner, other)]
+            ours, theirs = ({seed: values[number] for seed, values in by_seed.items()} for by_seed in of_seed)
+            if difference := paired(ours, theirs):
+                named = {"against": other["label"], "kind": other["kind"], "metric": metric.name}
+                rows.append({**named, **difference.as_dict(), "seen": difference.leaves_zero_out})
+    return rows
 
 
 def value_said(metric: Metric, mean: float, sd: float | None) -> str:
@@ -303,35 +241,35 @@ def value_said(metric: Metric, mean: float, sd: float | None) -> str:
     return f"{with_spread(mean, sd, metric.is_share)}{' %' if metric.is_share else ''}".replace("-", MINUS)
 
 
-def _gain_said(metric: Metric, gain: Gain) -> str:
-    words = with_spread(gain.difference.mean, gain.difference.sd, metric.is_share, "+").replace("-", MINUS)
-    return f"{words}{' points' if metric.is_share else ''} against {gain.against.label}"
+def _gain_said(metric: Metric, gain: Entry) -> str:
+    words = with_spread(gain["mean"], gain["sd"], metric.is_share, "+").replace("-", MINUS)
+    return f"{words}{' points' if metric.is_share else ''} against {gain['against']}"
 
 
 def said_of_finals(
-    winner: Finalist, others: Sequence[Finalist], metrics: Sequence[Metric], final: bool, tried: int, elsewhere: bool
+    winner: Entry, differences: Sequence[Entry], metrics: Sequence[Metric], final: bool, tried: int, elsewhere: bool
 ) -> str:
-    """``final``: all that was planned has ended.  ``tried``: how many trials the finalists were picked from.
-    ``elsewhere``: the finals are measured on sets that nothing was picked by."""
-    main, spread = metrics[0], winner.spread(0)
-    count = len(spread.values)
-    name = f"{winner.name}, a baseline that no candidate beats," if winner.kind == "baseline" else winner.name
+    """``differences``: its gains.  ``final``: all that was planned has ended.  ``tried``: how many trials the finalists
+    were picked from.  ``elsewhere``: the finals are measured on sets that nothing was picked by."""
+    main, count = metrics[0], len(winner["seeds"])
+    value = value_said(main, winner["mean"][0], winner["sd"][0])
+    is_baseline = winner["kind"] == "baseline"
+    name = f"{winner['name']}, a baseline that no candidate beats," if is_baseline else winner["name"]
     among = f" (the first of {len(metrics)} metrics)" if len(metrics) > 1 else ""
     pieces = [
-        f"{name} {_is_best(final)} with {value_said(main, spread.mean, spread.sd)} {main.short}{among} over "
+        f"{name} {_is_best(final)} with {value} {main.short}{among} over "
         f"{'one seed' if count == 1 else f'{count} seeds'}"
     ]
-    in_main = [gain for gain in gains(winner, others, metrics) if gain.metric == 0]
-    if words := [_gain_said(main, gain) for gain in in_main if gain.against.kind == "baseline"]:
+    in_main = [gain for gain in differences if gain["metric"] == main.name]
+    if words := [_gain_said(main, gain) for gain in in_main if gain["kind"] == "baseline"]:
         pieces.append(f"seed by seed {joined(words)}")
-    pieces.append(_doubt(in_main, count))
-    if winner.diverged:
-        pieces.append(f"{winner.diverged} of its seeds diverged")
-    if winner.missing:
-        pieces.append(f"{winner.missing} of its seeds ended without a value")
+    pieces.append(_doubt(in_main, count, main.maximise))
+    for key, ending in (("diverged", "diverged"), ("missing", "ended without a value")):
+        if winner[key]:
+            pieces.append(f"{winner[key]} of its seeds {ending}")
     if elsewhere:
         pieces.append("measured on sets that nothing was picked by")
-    elif tried > 1 and winner.kind == "candidate":
+    elif tried > 1 and not is_baseline:
         pieces.append(f"picked as the best of {tried} trials on the same evaluation sets, so on the optimistic side")
     return "; ".join(pieces) + "."
 
@@ -340,19 +278,19 @@ def _is_best(final: bool) -> str:
     return "is best" if final else "is best so far"
 
 
-def _doubt(made: Sequence[Gain], count: int) -> str:
-    """What the seeds do not tell apart; the first of the gains is over the second."""
+def _doubt(differences: Sequence[Entry], count: int, more_is_better: bool) -> str:
+    """What the seeds do not tell apart; the first of the differences is from the second."""
     if count == 1:
         return "one seed has no spread, so nothing is known of how sure this is"
-    if not made:
+    if not differences:
         return "there is no other finalist to hold it against"
     unsure = [
-        f"{gain.against.label}{'' if place else ' (the second)'}"
-        for place, gain in enumerate(made)
-        if not gain.seen or gain.better <= 0
+        f"{gain['against']}{'' if place else ' (the second)'}"
+        for place, gain in enumerate(differences)
+        if not gain["seen"] or (gain["mean"] > 0) != more_is_better
     ]
     if not unsure:
-        kinds = {gain.against.kind for gain in made}
+        kinds = {gain["kind"] for gain in differences}
         words = {"candidate": "the second", "baseline": "every baseline"}
         return f"the spread separates it from {' and from '.join(words[kind] for kind in words if kind in kinds)}"
     if count < SEEDS_TO_TELL:

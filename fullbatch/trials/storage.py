@@ -25,13 +25,14 @@ from optuna.exceptions import ExperimentalWarning, StorageInternalError
 from optuna.storages import BaseStorage, RDBStorage
 from optuna.trial import TrialState, create_trial
 from sqlalchemy import event
-from sqlalchemy.engine import URL, make_url
+from sqlalchemy.engine import URL, Connection, Engine, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError, NoSuchModuleError, SQLAlchemyError
 
 from fullbatch.config.messages import HIDDEN, listed, nearest, without_password
 from fullbatch.training.run_folder import replace_text
 from fullbatch.trials.checks import first_difference
-from fullbatch.trials.search_plan import SearchPlan, read_search, search_from
+from fullbatch.trials.comparison_plan import read_plan
+from fullbatch.trials.search_plan import SearchPlan, search_from
 
 T = TypeVar("T")
 LOST_AFTER = 180.0  # seconds without a heartbeat
@@ -49,10 +50,8 @@ class StorageAway(ConnectionError):
 
 
 def open_storage(where: str, lost_after: float = LOST_AFTER) -> BaseStorage:
-    """``where``: the path of an SQLite file, or the URL of a data base.
-
-    lost_after   seconds without a heartbeat after which a worker counts as dead
-    """
+    """``where``: the path of an SQLite file, or the URL of a data base.  After ``lost_after`` seconds without a
+    heartbeat a worker counts as dead."""
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     logging.getLogger("alembic").setLevel(logging.WARNING)
     warnings.filterwarnings("ignore", category=ExperimentalWarning)
@@ -63,7 +62,63 @@ def open_storage(where: str, lost_after: float = LOST_AFTER) -> BaseStorage:
         _check_file(Path(where))
         where = URL.create("sqlite", database=str(Path(where).absolute())).render_as_string()
         where = where.replace("{", "{{").replace("}", "}}")  # Optuna formats it
-    return _data_base(where, lost_after)
+    try:
+        shown, url = without_password(where), make_url(where)
+        kind = url.get_backend_name()
+    except (ArgumentError, ValueError) as error:
+        raise ValueError(
+            f"{without_password(where)!r} is not a URL of a data base; one is postgresql://USER:PASSWORD@HOST/NAME."
+        ) from error
+    if url.host and "@" in f"{url.host}{url.database}":
+        raise ValueError(f"{shown}: in a password write %40 for an @.")
+    for wait in (0.05, 0.2, 0.5, 1.0, 2.0, None):
+        try:
+            return _opened(where, kind, max(1, round(lost_after)))
+        except (NoSuchModuleError, ImportError) as error:
+            unknown = f"there is no driver for {kind!r} here; known are sqlite:///FILE and postgresql://…"
+            raise ValueError(f"{shown}: {_WITHOUT_DRIVER.get(kind, unknown)}") from error
+        except (SQLAlchemyError, StorageInternalError, RuntimeError) as error:
+            cause = error if isinstance(error, SQLAlchemyError) else error.__cause__
+            said = str(cause.orig) if isinstance(cause, DBAPIError) else str(cause or error)
+            # two processes that make the tables at the same time: one of them has to look again
+            at_once = isinstance(cause, IntegrityError) or "already exists" in said or "locked" in said
+            if wait is None or not at_once:
+                raise ValueError(f"The study's data base {shown} cannot be used: {' '.join(said.split())}") from error
+            time.sleep(wait)
+    raise AssertionError("unreachable")
+
+
+def _opened(url: str, kind: str, grace: int) -> RDBStorage:
+    options: dict[str, Any] = {"connect_args": {"timeout": PATIENCE}} if kind == "sqlite" else {"pool_pre_ping": True}
+    if kind == "postgresql":
+        url, options["connect_args"] = _with_driver(url), {"connect_timeout": 10}
+    storage = RDBStorage(url, options, heartbeat_interval=max(1, grace // 6), grace_period=grace)
+    if kind == "sqlite":
+        _lock_at_the_beginning(storage.engine)
+    return storage
+
+
+def _lock_at_the_beginning(engine: Engine) -> None:
+    @event.listens_for(engine, "connect")
+    def connected(connection: Any, record: object) -> None:
+        connection.isolation_level = None  # sqlite3 must not begin by itself
+
+    @event.listens_for(engine, "begin")
+    def begun(connection: Connection) -> None:
+        connection.exec_driver_sql("BEGIN IMMEDIATE")
+
+    engine.dispose()  # connections from before do not know
+
+
+def _with_driver(url: str) -> str:
+    """SQLAlchemy's default driver has changed over its versions; take the one that is installed."""
+    scheme, rest = url.split("://", 1)
+    if scheme != "postgresql":
+        return url
+    for module, named in _DRIVERS.items():
+        if find_spec(module) is not None:
+            return f"{named}://{rest}"
+    raise ImportError("psycopg2")
 
 
 def _check_file(path: Path) -> None:
@@ -105,76 +160,6 @@ def patiently(act: Callable[[], T], patience: float = PATIENCE) -> T:
         time.sleep(pause)
         pause = min(2 * pause, 5.0)
 
-
-# ---------------------------------------------------------------------------------------------------------------------
-# data bases
-
-
-def _data_base(url: str, lost_after: float) -> BaseStorage:
-    try:
-        shown, parts = without_password(url), make_url(url)
-        kind = parts.get_backend_name()
-    except (ArgumentError, ValueError) as error:
-        raise ValueError(
-            f"{without_password(url)!r} is not a URL of a data base; one is postgresql://USER:PASSWORD@HOST/NAME."
-        ) from error
-    if parts.host and "@" in f"{parts.host}{parts.database}":
-        raise ValueError(f"{shown}: in a password write %40 for an @.")
-    for wait in (0.05, 0.2, 0.5, 1.0, 2.0, None):
-        try:
-            return _opened(url, kind, lost_after)
-        except (NoSuchModuleError, ImportError) as error:
-            unknown = f"there is no driver for {kind!r} here; known are sqlite:///FILE and postgresql://…"
-            raise ValueError(f"{shown}: {_WITHOUT_DRIVER.get(kind, unknown)}") from error
-        except (SQLAlchemyError, StorageInternalError, RuntimeError) as error:
-            cause = error if isinstance(error, SQLAlchemyError) else error.__cause__
-            said = str(cause.orig) if isinstance(cause, DBAPIError) else str(cause or error)
-            # two processes that make the tables at the same time: one of them has to look again
-            at_once = isinstance(cause, IntegrityError) or "already exists" in said or "locked" in said
-            if wait is None or not at_once:
-                raise ValueError(f"The study's data base {shown} cannot be used: {' '.join(said.split())}") from error
-            time.sleep(wait)
-    raise AssertionError("unreachable")
-
-
-def _opened(url: str, kind: str, lost_after: float) -> RDBStorage:
-    options: dict[str, Any] = {"pool_pre_ping": True}
-    if kind == "sqlite":
-        options = {"connect_args": {"timeout": PATIENCE}}
-    if kind == "postgresql":
-        url, options = _with_driver(url), {**options, "connect_args": {"connect_timeout": 10}}
-    grace = max(1, round(lost_after))
-    storage = RDBStorage(url, options, heartbeat_interval=max(1, grace // 6), grace_period=grace)
-    if kind == "sqlite":
-        _lock_at_the_beginning(storage)
-    return storage
-
-
-def _lock_at_the_beginning(storage: RDBStorage) -> None:
-    def connected(connection: Any, record: object) -> None:
-        connection.isolation_level = None  # sqlite3 must not begin by itself
-
-    def begun(connection: Any) -> None:
-        connection.exec_driver_sql("BEGIN IMMEDIATE")
-
-    event.listen(storage.engine, "connect", connected)
-    event.listen(storage.engine, "begin", begun)
-    storage.engine.dispose()  # connections from before do not know
-
-
-def _with_driver(url: str) -> str:
-    """SQLAlchemy's default driver has changed over its versions; take the one that is installed."""
-    scheme, rest = url.split("://", 1)
-    if scheme != "postgresql":
-        return url
-    for module, named in _DRIVERS.items():
-        if find_spec(module) is not None:
-            return f"{named}://{rest}"
-    raise ImportError("psycopg2")
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# the plan in the storage
 
 PLAN = "plan"
 
@@ -235,8 +220,8 @@ def kept_plan(storage: BaseStorage, name: str | None) -> SearchPlan:
 
 
 def searches_in(storage: BaseStorage) -> list[str]:
-    found = patiently(lambda: optuna.get_all_study_summaries(storage, include_best_trial=False))
-    return sorted(one.study_name for one in found if PLAN in one.user_attrs)
+    studies = patiently(lambda: optuna.get_all_study_summaries(storage, include_best_trial=False))
+    return sorted(study.study_name for study in studies if PLAN in study.user_attrs)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -246,14 +231,14 @@ def searches_in(storage: BaseStorage) -> list[str]:
 
 PLAN_FILE, STUDY, STORAGE = "search.yaml", "study.db", "storage.txt"
 _JOURNAL = "study.journal"  # of earlier versions
-_SQLITE_FILE = re.compile(r"(sqlite(?:\+\w+)?:///)(?!file:|:memory:)([^?]+)(.*)")
+_SQLITE_FILE = re.compile(r"^(sqlite(?:\+\w+)?:///)(?!file:|:memory:)([^?]+)(.*)$")
 
 
 def storage_of(folder: Path, given: str | None) -> str:
     """The folder's, once it has one; until then the one that is ``given``, else a data base of its own."""
-    own = str(folder / STUDY)
+    own, named = str(folder / STUDY), None if given is None else _absolute(given)
     if not (folder / PLAN_FILE).is_file():
-        return own if given is None else absolute(given)
+        return named or own
     file = folder / STORAGE
     kept = file.read_text(encoding="utf-8").strip() if file.is_file() else None
     if kept is None and (folder / _JOURNAL).is_file():
@@ -263,25 +248,25 @@ def storage_of(folder: Path, given: str | None) -> str:
         )
     if given is None and HIDDEN in (kept or ""):
         raise ValueError(f"{folder} goes on with the storage {kept}; give it again, with its password: --study URL.")
-    if given is None or (kept is None and absolute(given) == absolute(own)):
+    if named is None or (kept is None and named == _absolute(own)):
         return kept or own
-    if _bare(absolute(given)) != _bare(kept or absolute(own)):
+    if _bare(named) != _bare(kept or _absolute(own)):
         raise ValueError(
-            f"{folder} belongs to the storage {kept or own}, and --study names {without_password(given)}; leave --study"
-            " out, or take another --name or --searches."
+            f"{folder} belongs to the storage {kept or own}, and --study names {without_password(given or '')}; leave "
+            "--study out, or take another --name or --searches."
         )
-    return absolute(given)
+    return named
 
 
 def remember(folder: Path, storage: str) -> None:
     """Where the storage is another one than the folder's own."""
-    if absolute(storage) != absolute(str(folder / STUDY)):
-        replace_text(folder / STORAGE, without_password(absolute(storage)) + "\n")
+    if _absolute(storage) != _absolute(str(folder / STUDY)):
+        replace_text(folder / STORAGE, without_password(_absolute(storage)) + "\n")
 
 
 def plan_to_go_on_with(folder: Path, storage: str) -> SearchPlan:
     """The one in the storage, which search.yaml says as well."""
-    written = search_from(read_search(folder / PLAN_FILE))
+    written = search_from(read_plan(folder / PLAN_FILE, SearchPlan))
     file = _file_of(storage)
     opened = open_storage(storage) if file is None or file.is_file() else None
     there = [] if opened is None else searches_in(opened)
@@ -301,23 +286,22 @@ def plan_to_go_on_with(folder: Path, storage: str) -> SearchPlan:
     return plan
 
 
-def absolute(storage: str) -> str:
+def _file_of(storage: str) -> Path | None:
+    if "://" not in storage:
+        return Path(storage)
+    sqlite = _SQLITE_FILE.fullmatch(storage)
+    return None if sqlite is None else Path(sqlite[2])
+
+
+def _absolute(storage: str) -> str:
     """A file by its path from the root.
 
-    >>> absolute("postgresql://me@host/db"), absolute("sqlite:////a/b.db?timeout=3")
+    >>> _absolute("postgresql://me@host/db"), _absolute("sqlite:////a/b.db?timeout=3")
     ('postgresql://me@host/db', 'sqlite:////a/b.db?timeout=3')
     """
     if "://" not in storage:
         return str(Path(storage).absolute())
-    found = _SQLITE_FILE.fullmatch(storage)
-    return storage if found is None else f"{found[1]}{Path(found[2]).absolute()}{found[3]}"
-
-
-def _file_of(storage: str) -> Path | None:
-    if "://" not in storage:
-        return Path(storage)
-    found = _SQLITE_FILE.fullmatch(storage)
-    return None if found is None else Path(found[2])
+    return _SQLITE_FILE.sub(lambda url: f"{url[1]}{Path(url[2]).absolute()}{url[3]}", storage)
 
 
 def _bare(storage: str) -> str:

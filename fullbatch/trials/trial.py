@@ -1,8 +1,9 @@
-"""One trial of a search: a run whose evaluations are reported, and which may be ended early for what they say.
+"""One run of a comparison, or one trial of a search: trained by one process from wherever it stands to its end.
 
-trial.json in the run's folder has every evaluation and what followed from it, and at the end how the trial ended.  A
-trial whose process dies goes on from there, in another process, and ends as if nothing had happened: what was decided
-stays decided, even if by now the pruner would say otherwise.
+A trial is a run whose evaluations are reported, and which may be ended early for what they say.  trial.json in its
+folder has every evaluation and what followed from it, and at the end how the trial ended.  A trial whose process dies
+goes on from there, in another process, and ends as if nothing had happened: what was decided stays decided, even if by
+now the pruner would say otherwise.
 """
 
 from __future__ import annotations
@@ -10,10 +11,11 @@ from __future__ import annotations
 import gc
 import json
 import logging
+import resource
 import shutil
 import sys
 import traceback
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -35,12 +37,75 @@ from fullbatch.training.stages import cost_of
 from fullbatch.training.trainer import Diverged
 from fullbatch.training_run import Evaluated, train
 from fullbatch.trials.checks import first_difference
+from fullbatch.trials.phases import Score, Status
 from fullbatch.trials.processes import OUTPUT
-from fullbatch.trials.slots import Score, Status, Take
+from fullbatch.trials.search_plan import Take
 
 log = logging.getLogger("fullbatch")
 
 FILE = "trial.json"
+OUTCOME = "outcome.json"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended; outcome.json in its folder."""
+
+    status: Literal["done", "failed", "open"]
+    error: str = ""  # of a failed one
+    again: bool = False  # whether another try may end otherwise: a full disk, a killed process
+    memory_gib: float | None = None  # the most main memory its process held, data workers not counted
+
+    def write(self, run: Path) -> None:
+        run.mkdir(parents=True, exist_ok=True)
+        replace_text(run / OUTCOME, json.dumps(asdict(self), indent=1))
+
+
+def outcome_of(run: Path) -> Outcome:
+    """What is known of a run from its folder; "open" if it has not ended."""
+    try:
+        return Outcome(**json.loads((run / OUTCOME).read_text()))
+    except (OSError, ValueError, TypeError):
+        return Outcome("open")
+
+
+def execute(
+    config: RunConfig, busy: Callable[[], bool] = lambda: False, begin: Callable[[], None] = lambda: None
+) -> Outcome:
+    """Train to the end, going on where the folder stands; Interrupted goes through to the caller.  ``busy`` is asked
+    while another process is at work in the folder, and may give up: ``Abandoned``.  ``begin`` is called before the
+    training, if there is something to train."""
+    folder = Folder.of(config)
+    with alone_in(folder.path, busy):
+        known = outcome_of(folder.path)
+        if known.status != "open":
+            return known
+        begin()
+        forget_earlier_runs()
+        outcome = Outcome("done")
+        try:
+            train(config, folder.begun)
+        except torch.OutOfMemoryError as error:
+            outcome = Outcome("failed", out_of_memory(error))
+        except (ValueError, OSError) as error:
+            outcome = Outcome("failed", str(error), again=isinstance(error, OSError))
+        outcome = replace(outcome, memory_gib=_most_memory())
+        outcome.write(folder.path)
+        return outcome
+
+
+def _most_memory() -> float:
+    """GiB.  Without Linux's resettable mark it is the most of all runs of this process so far."""
+    with suppress(OSError):
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) / 2**20
+    unit = 2**30 if sys.platform == "darwin" else 2**20
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# a trial of a search
 
 
 class CannotWork(ValueError):
@@ -76,17 +141,10 @@ class Trial:
     untold: Exception | None = None  # what the report raised
 
     def run(self) -> Score:
-        """Train, going on where the folder stands.  ``Abandoned``: the trial is lost, or the process is to stop.
-
-        ``Interrupted`` goes through, as does what ``report`` raises: the trial has not ended then.  Nor has it when
-        ``CannotWork`` is raised.
-        """
+        """Train, going on where the folder stands.  ``Abandoned``: the trial is lost, or the process is to stop.  What
+        ``report`` raises goes through, as does ``Interrupted``: as after ``CannotWork``, the trial has not ended."""
         assert self.config.run.name, "a trial has a folder of its own"
         self.config = replace(self.config, run=replace(self.config.run, keep=1))
-        try:
-            pick_device(self.config)
-        except ValueError as error:
-            raise CannotWork(str(error)) from None
         self.folder = Folder.of(self.config)
         with alone_in(self.folder.path, self.given_up):
             score = self.open()
@@ -100,17 +158,12 @@ class Trial:
             self.close(score)
             return score
 
-    # -- before and after -------------------------------------------------------------------------------------------
-
     def open(self) -> Score | None:
-        """Read what is there and report it; the score, if the trial had ended already or cannot be reported."""
+        """Read what is there and report it; the score, if the trial had ended already."""
         self._clear_if_another()
         score = self._read()
-        try:
-            for number, look in enumerate(self.looks, 1):
-                self._tell(number, look.values)  # whatever the answer: what was decided stays decided
-        except OSError as error:
-            return self._score("failed", str(error))
+        for number, look in enumerate(self.looks, 1):
+            self._tell(number, look.values)  # whatever the answer: what was decided stays decided
         killed = self.looks and self.looks[-1].verdict == "pruned"  # before it could say so
         return self._score() if score is None and killed else score
 
@@ -124,7 +177,7 @@ class Trial:
             change = str(error)
         if change:
             log.warning("%s is trained anew: it is of another trial (%s)", self.folder.path, change)
-            clear(self.folder.path, but=[OUTPUT])  # where this process writes just now
+            clear(self.folder.path)
 
     def given_up(self) -> bool:
         return self.lost() or self.stopping()
@@ -164,10 +217,8 @@ class Trial:
         return None if stored["score"] is None else Score.read(stored["score"])
 
     def _write(self, score: Score | None = None) -> None:
-        stored = {"evaluations": list(map(asdict, self.looks)), "score": None if score is None else score.as_dict()}
+        stored = {"evaluations": list(map(asdict, self.looks)), "score": None if score is None else asdict(score)}
         replace_text(self.folder.path / FILE, json.dumps(stored, indent=1))
-
-    # -- training ---------------------------------------------------------------------------------------------------
 
     def go_on(self) -> Score | CannotWork:
         """From wherever it stands to its end."""
@@ -194,8 +245,7 @@ class Trial:
         """Whether the run ends here.  An evaluation that is done again, after a kill, keeps what followed from it."""
         if not seen.parts.stages.trained(seen.step):
             return False
-        if self.lost():
-            raise OSError("The trial was given to another process.")  # so that this evaluation is not noted as done
+        self.check_ours(self.lost)  # else this evaluation would be noted as done
         look = next((look for look in self.looks if look.step == seen.step), None)
         if look is None:
             results = seen.measured.as_dict()
@@ -226,9 +276,7 @@ class Trial:
             return bool(self.report(number, values[0]))
         except Exception as error:
             self.untold = error
-            raise OSError(f"The evaluation could not be reported: {error}") from error
-
-    # -- the score --------------------------------------------------------------------------------------------------
+            raise
 
     def _best(self, looks: Sequence[Look]) -> int:
         """By the first metric that is measured: the first one that none beats."""
@@ -264,12 +312,12 @@ def out_of_memory(error: Exception) -> str:
     return str(error).split(".")[0] + advice
 
 
-def clear(run: Path, but: Collection[str] = ()) -> None:
-    """All but the lock, which is the caller's, and the files of these names."""
+def clear(run: Path) -> None:
+    """All but the lock, which is the caller's, and what its processes print."""
     for path in run.iterdir():
         if path.is_dir():
             shutil.rmtree(path)
-        elif path.name != LOCK and path.name not in but:
+        elif path.name not in (LOCK, OUTPUT):
             path.unlink()
 
 
@@ -288,6 +336,7 @@ def _unseen(config: RunConfig) -> str:
     """Which of the things that every trial needs this machine does not have, though it had when the search began."""
     model = config.model
     try:
+        pick_device(config)
         open_pool(replace(config.data, data_share=1.0))
         check_tasks(tasks_of(config))
         if model.pretrained or model.image_weights or model.text_weights:

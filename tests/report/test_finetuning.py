@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from fullbatch.evaluation.metric_names import named_numbers
 from fullbatch.report.collect import read_run
 from fullbatch.report.curves import clock_of, run_charts
 from fullbatch.report.embedded import RunModel, shown_model, training_pool
@@ -22,7 +23,6 @@ from fullbatch.report.model_view import (
 from fullbatch.report.page import write_page
 from fullbatch.report.wording import MINUS
 from fullbatch.training.run_folder import Folder
-from fullbatch.trials.comparison import results_of
 from tests.report.making import SCRIPT, cost_of
 from tests.report.test_pages import data_of, text_of
 
@@ -113,7 +113,7 @@ def test_seconds_of_an_evaluation_are_no_metric(tunings):
     charts = run_charts([plain], ["one"], [0]) + run_charts([plain, plain], ["one", "two"], [0, 1])
     said = " ".join(f"{chart.key} {chart.title} {line.label}" for chart in charts for line in chart.series)
     assert "evaluation" in said and "seconds" not in said.lower() and "stage" not in said.lower()
-    assert not any("seconds" in name for name in results_of(Folder(tunings[0])))
+    assert not any("seconds" in name for name in named_numbers(Folder(tunings[0]).read_results()))
 
 
 def test_a_task_on_the_training_data_is_marked(tunings):

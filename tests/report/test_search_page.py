@@ -7,8 +7,8 @@ import pytest
 
 from fullbatch.report.page import MAX_BYTES, write_page
 from fullbatch.report.search_figures import EndedTrial, _height, setting_axes
+from fullbatch.trials.phases import Slot
 from fullbatch.trials.search_summary import summarize, write_files
-from fullbatch.trials.slots import Slot
 from tests.report.making import HOSTILE, SCRIPT
 from tests.report.test_pages import data_of
 from tests.trials.made_up import Running, all_owed, plan_of, played

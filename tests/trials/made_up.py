@@ -9,9 +9,8 @@ from typing import Any
 
 from fullbatch.cli.train import train_config
 from fullbatch.config.tree import to_dict
-from fullbatch.trials.phases import owed, slots_of
-from fullbatch.trials.search_plan import SearchPlan, search_from
-from fullbatch.trials.slots import Ended, PhaseName, Slot, Status
+from fullbatch.trials.phases import Ended, Slot, Status, owed, slots_of
+from fullbatch.trials.search_plan import PhaseName, SearchPlan, search_from
 from fullbatch.trials.space import Choice, Whole
 
 _OPTIMIZERS = {"adamw": 0.20, "radam": 0.24, "lamb": 0.15, "sgd": 0.03, "adam": 0.19, "lion": 0.17}

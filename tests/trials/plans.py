@@ -8,8 +8,7 @@ from typing import Any
 
 from fullbatch.cli.train import train_config
 from fullbatch.config.tree import to_dict
-from fullbatch.trials.search_plan import SearchPlan, search_from
-from fullbatch.trials.slots import PhaseName
+from fullbatch.trials.search_plan import PhaseName, SearchPlan, search_from
 from fullbatch.trials.space import Choice, Dimension, Real, Whole
 
 BASE, _ = train_config([])

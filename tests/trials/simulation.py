@@ -9,9 +9,9 @@ from optuna.storages import BaseStorage, InMemoryStorage
 from optuna.storages._heartbeat import BaseHeartbeat
 from optuna.trial import TrialState
 
+from fullbatch.trials.phases import Ended, Score
 from fullbatch.trials.processes import ProcessIdentity
 from fullbatch.trials.queue import SlotQueue
-from fullbatch.trials.slots import Ended, Score
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)
 

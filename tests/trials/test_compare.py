@@ -6,12 +6,11 @@ import re
 import pytest
 
 from fullbatch import cli
-from fullbatch.evaluation.metric_names import CLASSIFICATION, RETRIEVAL
+from fullbatch.evaluation.metric_names import CLASSIFICATION, RETRIEVAL, named_numbers
 from fullbatch.training.run_folder import Folder, read_lines
-from fullbatch.trials.checks import check_jobs
-from fullbatch.trials.comparison import results_of
-from fullbatch.trials.comparison_plan import Job, plan_from, read_plan
-from fullbatch.trials.comparison_runs import execute
+from fullbatch.trials.checks import check_runs
+from fullbatch.trials.comparison_plan import plan_from, read_plan
+from fullbatch.trials.trial import execute
 from tests.trials.comparison_making import arguments, small_plan
 
 
@@ -41,7 +40,7 @@ def test_a_comparison_with_a_row_that_fails(tmp_path, capsys):
     run = summary["runs"][0]
     assert run["steps"] == 20 and run["samples"] == 160 and run["seconds"] > 0 and run["memory_gib"] > 0
     assert run["samples_per_second"] == pytest.approx(160 / run["seconds"])
-    assert run["results"] == results_of(Folder(tmp_path / "small" / run["folder"]))
+    assert run["results"] == named_numbers(Folder(tmp_path / "small" / run["folder"]).read_results())
     for task, names in zip(summary["tasks"], (RETRIEVAL, CLASSIFICATION), strict=True):
         assert {name for name in run["results"] if name.startswith(task)} == {f"{task} {name}" for name in names}
 
@@ -125,10 +124,10 @@ def test_a_run_has_as_many_steps_as_were_counted(tmp_path, changes, steps):
     plan = plan_from(
         read_plan(small_plan(tmp_path, baseline="x", methods=[{"name": "x", "method": "sogclr", **changes}]))
     )
-    job = Job("x", plan.config(plan.planned[0], str(tmp_path / "runs")))
-    assert check_jobs([job]) == {"x": steps}
-    execute(job.config)
-    assert max(line["step"] for line in read_lines(Folder(job.folder).metrics)) == steps
+    (config,) = plan.configs(tmp_path)
+    assert check_runs([config]) == {config.run.name: steps}
+    execute(config)
+    assert max(line["step"] for line in read_lines(Folder.of(config).metrics)) == steps
 
 
 @pytest.mark.slow

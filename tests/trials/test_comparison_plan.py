@@ -10,9 +10,8 @@ from fullbatch.cli.compare import Compare, plan_values
 from fullbatch.cli.train import train_config
 from fullbatch.config.tree import to_dict, write_values
 from fullbatch.training.run_folder import Folder
-from fullbatch.trials.checks import check_begun, check_jobs, check_same_plan, check_same_time
-from fullbatch.trials.comparison import _jobs
-from fullbatch.trials.comparison_plan import Job, plan_from
+from fullbatch.trials.checks import check_begun, check_runs, check_same_plan
+from fullbatch.trials.comparison_plan import plan_from
 from tests.training.small import write_inputs
 
 
@@ -130,38 +129,38 @@ def test_what_is_written_is_read_back_the_same(tmp_path):
 
 
 def test_a_comparison_may_grow_but_not_change(tmp_path):
-    def jobs(*flags, **options):
-        return _jobs(planned(*flags, **{"methods": ("openclip",), "seeds": (0,), **options}), tmp_path)
+    def plan(*flags, **options):
+        return planned(*flags, **{"methods": ("openclip",), "seeds": (0,), **options})
 
-    before = jobs("--samples", "640")
-    check_same_plan(before, jobs("--samples", "640", methods=("openclip", "sogclr"), seeds=(0, 1)), "f")
-    check_same_plan(before, jobs("--samples", "640", "--workers", "0"), "f")
+    before = plan("--samples", "640")
+    check_same_plan(before, plan("--samples", "640", methods=("openclip", "sogclr"), seeds=(0, 1)), tmp_path)
+    check_same_plan(before, plan("--samples", "640", "--workers", "0"), tmp_path)
     with pytest.raises(ValueError, match=r"openclip-b128-seed0 training.samples was 640 and is now 641"):
-        check_same_plan(before, jobs("--samples", "641"), "f")
+        check_same_plan(before, plan("--samples", "641"), tmp_path)
     with pytest.raises(ValueError, match="holds a comparison with the run openclip-b128-seed0"):
-        check_same_plan(before, jobs("--samples", "640", seeds=(1,)), "f")
+        check_same_plan(before, plan("--samples", "640", seeds=(1,)), tmp_path)
 
 
-def test_the_rule_of_the_budget_may_not_change():
+def test_the_rule_of_the_budget_may_not_change(tmp_path):
     samples, timed = planned(), planned(equal_time="openclip")
-    check_same_time(timed, planned(equal_time="openclip", seeds=(0, 1, 2, 3)), "f")
+    check_same_plan(timed, planned(equal_time="openclip", seeds=(0, 1, 2, 3)), tmp_path)
     with pytest.raises(ValueError, match=r"equal_time was None and is now 'openclip'\. Take another --name"):
-        check_same_time(samples, timed, "f")
+        check_same_plan(samples, timed, tmp_path)
     with pytest.raises(ValueError, match="equal_time was 'openclip' and is now 'sogclr'"):
-        check_same_time(timed, planned(equal_time="sogclr"), "f")
+        check_same_plan(timed, planned(equal_time="sogclr"), tmp_path)
 
 
 def test_a_run_that_was_begun_otherwise_is_refused(tmp_path):
     plan = planned("--samples", "640", methods=("openclip",), seeds=(0,), equal_time="openclip")
-    (job,) = _jobs(plan, tmp_path, {"openclip-b128-seed0": 1280})
-    check_begun([job])
-    job.folder.mkdir(parents=True)
-    Folder(job.folder).write_config(job.config)
-    check_begun([job])
+    (config,) = plan.configs(tmp_path, {"openclip-b128-seed0": 1280})
+    check_begun([config])
+    Folder.of(config).path.mkdir(parents=True)
+    Folder.of(config).write_config(config)
+    check_begun([config])
     moved = tmp_path.rename(tmp_path.with_name("moved"))
-    check_begun(_jobs(plan, moved, {"openclip-b128-seed0": 1280}))
+    check_begun(plan.configs(moved, {"openclip-b128-seed0": 1280}))
     with pytest.raises(ValueError, match=r"config.yaml is of another run .* training.samples was 1280 and is now 1152"):
-        check_begun(_jobs(plan, moved, {"openclip-b128-seed0": 1152}))
+        check_begun(plan.configs(moved, {"openclip-b128-seed0": 1152}))
 
 
 @pytest.mark.parametrize(
@@ -194,7 +193,7 @@ def test_a_run_that_was_begun_otherwise_is_refused(tmp_path):
 )
 def test_mistakes_in_a_plan(tmp_path, text, words):
     with pytest.raises(ValueError, match=words):
-        _jobs(from_file(tmp_path, text), tmp_path)
+        from_file(tmp_path, text).configs(tmp_path)
 
 
 def test_the_data_scaling_of_the_docs(tmp_path):
@@ -216,5 +215,7 @@ def test_the_data_scaling_of_the_docs(tmp_path):
     path = tmp_path / "scaling.yaml"
     path.write_text(text)
     plan = plan_from(plan_values(Compare(plan=path, name="t", batch_sizes=(4,)), (*small, "--precision", "fp32")))
-    jobs = [Job(run.name, plan.config(run, str(tmp_path))) for run in plan.planned if run.seed == 0]
-    assert list(check_jobs(jobs).values()) == [20, 40, 60, 80, 100], "ten epochs of 8, 16, ... pictures, four at a time"
+    configs = [config for config in plan.configs(tmp_path) if config.training.seed == 0]
+    assert list(check_runs(configs).values()) == [20, 40, 60, 80, 100], (
+        "ten epochs of 8, 16, ... pictures, four at a time"
+    )

@@ -2,6 +2,7 @@
 
 import errno
 import fcntl
+import math
 import threading
 import time
 from dataclasses import replace
@@ -10,25 +11,22 @@ from types import SimpleNamespace
 import pytest
 
 from fullbatch.config.run import RunConfig
-from fullbatch.config.tree import to_dict
 from fullbatch.training import run_folder
-from fullbatch.trials import comparison_runs
-from fullbatch.trials.comparison_runs import Outcome, _Terms, _work, outcome_of
+from fullbatch.trials import comparison, trial
+from fullbatch.trials.comparison import _work
+from fullbatch.trials.trial import Outcome, outcome_of
 
 
 @pytest.fixture
 def configs(tmp_path, monkeypatch):
     """Four runs that end when they are begun; ``configs.trained`` says in whose hands."""
     base = RunConfig()
-    named = {
-        name: replace(base, run=replace(base.run, runs=str(tmp_path / "runs"), name=name))
-        for name in ("a", "b", "c", "d")
-    }
-    monkeypatch.setattr(comparison_runs, "train", lambda config, resume: trained.append(config.run.name))
-    monkeypatch.setattr(comparison_runs, "print_to", lambda path: None)
-    monkeypatch.setattr(comparison_runs, "LOOK_EVERY", 0.01)
+    runs = [replace(base, run=replace(base.run, runs=str(tmp_path / "runs"), name=name)) for name in "abcd"]
+    monkeypatch.setattr(trial, "train", lambda config, resume: trained.append(config.run.name))
+    monkeypatch.setattr(comparison, "print_to", lambda path: None)
+    monkeypatch.setattr(comparison, "LOOK_EVERY", 0.01)
     trained = []
-    return SimpleNamespace(values={name: to_dict(config) for name, config in named.items()}, trained=trained)
+    return SimpleNamespace(runs=runs, trained=trained)
 
 
 def worker(place=0):
@@ -38,7 +36,7 @@ def worker(place=0):
 def test_a_run_that_another_process_still_saves_is_waited_for(configs, tmp_path, monkeypatch):
     held, lock = {"a"}, run_folder._lock
     monkeypatch.setattr(run_folder, "_lock", lambda run: None if run.name in held else lock(run))
-    waiting = threading.Thread(target=_work, args=(worker(), _Terms(configs.values, 1, None)))
+    waiting = threading.Thread(target=_work, args=(worker(), configs.runs, 1, math.inf))
     waiting.start()
     until = time.monotonic() + 20
     while len(configs.trained) < 3 and time.monotonic() < until:
@@ -52,7 +50,7 @@ def test_a_run_that_another_process_still_saves_is_waited_for(configs, tmp_path,
 
 def test_a_run_that_another_process_ends_is_not_trained_again(configs, tmp_path):
     Outcome("done").write(tmp_path / "runs" / "b")
-    _work(worker(), _Terms(configs.values, 1, None))
+    _work(worker(), configs.runs, 1, math.inf)
     assert configs.trained == ["a", "c", "d"]
 
 
@@ -61,7 +59,7 @@ def test_without_locks_each_worker_has_runs_of_its_own(configs, monkeypatch):
         raise OSError(errno.ENOSYS, "Function not implemented")
 
     monkeypatch.setattr(fcntl, "lockf", no_locks)
-    _work(worker(place=1), _Terms(configs.values, 2, None))
+    _work(worker(place=1), configs.runs, 2, math.inf)
     assert configs.trained == ["b", "d"]
-    _work(worker(place=0), _Terms(configs.values, 2, None))
+    _work(worker(place=0), configs.runs, 2, math.inf)
     assert configs.trained == ["b", "d", "a", "c"]

@@ -6,11 +6,12 @@ import pytest
 
 from fullbatch import cli
 from fullbatch.cli.compare import Compare, plan_values
+from fullbatch.training.run_folder import Folder
 from fullbatch.trials import comparison
 from fullbatch.trials.comparison import _timed, samples_in_equal_time
 from fullbatch.trials.comparison_plan import plan_from
-from fullbatch.trials.comparison_runs import Outcome
 from fullbatch.trials.processes import Pace
+from fullbatch.trials.trial import Outcome
 from tests.trials.comparison_making import arguments, small_plan
 
 
@@ -38,15 +39,16 @@ def test_the_reference_must_run_at_every_batch_size(tmp_path):
         samples_in_equal_time(plan, seconds, {run.name: 10 for run in plan.planned})
 
 
-def quick_runs(jobs, side_by_side, watch):
+def quick_runs(configs, side_by_side, display):
     """In place of processes: a run that takes a second a step."""
-    for job in jobs:
-        watch.started(job)
-        assert {path.name for path in job.folder.iterdir()} <= {".lock"}, "what was left is gone"
+    for config in configs:
+        name, folder = config.run.name, Folder.of(config).path
+        display.started(name)
+        assert {path.name for path in folder.iterdir()} <= {".lock"}, "what was left is gone"
         lines = [{"step": step, "seconds": float(step)} for step in (20, 100)]
-        (job.folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-        Outcome("done").write(job.folder)
-        watch.ended(job, Outcome("done"))
+        (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        Outcome("done").write(folder)
+        display.ended(name, Outcome("done"))
 
 
 def test_timing_counts_its_own_runs_and_none_that_was_interrupted(tmp_path, monkeypatch, capsys):

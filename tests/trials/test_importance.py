@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from fullbatch.trials.phases import Ended, Slot
 from fullbatch.trials.search_summary import importance_of
-from fullbatch.trials.slots import Ended, Slot
 
 
 def trials(count, value, seed=0, **more):
@@ -66,9 +66,3 @@ def test_which_trials_and_settings_count():
     few = importance_of([replace(one, status="pruned") for one in ended[:15]] + ended[15:], ())
     assert few == "of whole trials there are 5 (15 were pruned), and fewer than 8 tell nothing"
     assert found["trials"] == 16 and found["left_out"] == ["gamma"] and "gamma" not in found["fanova"]
-
-
-def test_the_metric_can_be_another():
-    ended = [Ended(one.slot, "done", one.params, (0.0, *one.values)) for one in trials(20, lambda p: p["lr"])]
-    assert "the same value" in importance_of(ended, ())
-    assert next(iter(importance_of(ended, (), metric=1)["fanova"])) == "lr"

@@ -7,8 +7,8 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from optuna.trial import TrialState
 
+from fullbatch.trials.phases import Slot
 from fullbatch.trials.queue import ATTEMPT, MOST_DEATHS, RELEASED, SLOT, SlotQueue
-from fullbatch.trials.slots import Slot
 from tests.trials.simulation import Actor, Seen, Stage
 
 SLOTS = [Slot(number) for number in range(5)]

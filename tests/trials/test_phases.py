@@ -4,9 +4,8 @@ import pytest
 
 from fullbatch.cli.train import train_config
 from fullbatch.config.tree import to_dict
-from fullbatch.trials.phases import NoWinner, fronts, owed, phases_of, ranked, slots_of
+from fullbatch.trials.phases import Ended, NoWinner, Slot, fronts, owed, ranked, slots_of
 from fullbatch.trials.search_plan import search_from
-from fullbatch.trials.slots import Ended, Slot
 
 BASE = to_dict(train_config([])[0])
 
@@ -153,8 +152,8 @@ def test_nothing_to_go_on_with_is_said():
 
 
 def test_phases_and_what_they_owe():
-    assert phases_of(plan()) == ("choices", "grid", "fine", "finals")
-    assert phases_of(plan(grid=None, finals=None)) == ("choices", "fine")
+    assert tuple(plan().phases) == ("choices", "grid", "fine", "finals")
+    assert tuple(plan(grid=None, finals=None).phases) == ("choices", "fine")
     assert owed(plan()) == {"choices": 5, "grid": 4, "fine": 3, "finals": 6}
     assert owed(plan(grid={"methods": 9, "optimizers": 9}))["grid"] == 6
 

@@ -5,10 +5,9 @@ import math
 import pytest
 from optuna.storages import InMemoryStorage
 
-from fullbatch.trials.phases import phases_of
+from fullbatch.trials.phases import Score
 from fullbatch.trials.search import PhaseQueues, work_off
 from fullbatch.trials.search_plan import search_from
-from fullbatch.trials.slots import Score
 from tests.trials.test_phases import BASE
 
 METHODS, OPTIMIZERS = ["openclip", "sogclr", "neuclip"], ["adamw", "sgd", "radam", "lamb"]
@@ -56,10 +55,10 @@ def run(plan, worth=worth):
         value = worth(params, lease.slot.seed or 0)
         return Score("done", (value,), seconds=1.0) if math.isfinite(value) else Score("diverged", (0.0,))
 
-    queues = PhaseQueues(InMemoryStorage(), plan, dict.fromkeys(phases_of(plan), 1))
+    queues = PhaseQueues(InMemoryStorage(), plan, dict.fromkeys(plan.phases, 1))
     work_off(queues, train)
     ended = {}
-    for phase in phases_of(plan):
+    for phase in plan.phases:
         ended[phase] = queues.queue(phase, ended).ended()
     return ended, tried
 
@@ -155,12 +154,12 @@ def test_a_search_that_stops_and_goes_on_makes_the_trials_it_would_have_made(sto
             raise Gone
         return Score("done", (worth(params, lease.slot.seed or 0),), seconds=1.0)
 
-    queues = PhaseQueues(storage, plan, dict.fromkeys(phases_of(plan), 1))
+    queues = PhaseQueues(storage, plan, dict.fromkeys(plan.phases, 1))
     with pytest.raises(Gone):
         work_off(queues, train)
     work_off(queues, train)
     ended = {}
-    for phase in phases_of(plan):
+    for phase in plan.phases:
         ended[phase] = queues.queue(phase, ended).ended()
         assert [one.params for one in ended[phase]] == [one.params for one in whole[phase]]
         assert [one.values for one in ended[phase]] == [one.values for one in whole[phase]]

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -91,8 +92,8 @@ class Gone:
 @pytest.mark.slow
 def test_who_dies_is_replaced(tmp_path):
     heard, died, ticks = [], [], []
-    pool = WorkerPool(2, None, heard.append, died.append, lambda: ticks.append(1), tmp_path / "output.txt")
-    pool.run(die_once, tmp_path)
+    pool = WorkerPool(2, None, heard.append, died.append, lambda: ticks.append(1), output=tmp_path / "output.txt")
+    pool.run(partial(die_once, folder=tmp_path))
     assert len(list(tmp_path.glob("peace-*"))) == 2
     assert len(heard) == 4 and {place for _, place in heard} == {0, 1} and ticks
     assert sorted(member.ending for member in died) == ["by SIGKILL", "with status 1"]
@@ -102,7 +103,7 @@ def test_who_dies_is_replaced(tmp_path):
 @pytest.mark.slow
 def test_a_users_mistake_is_raised_and_the_others_end(tmp_path):
     with pytest.raises(ValueError, match="the field must be another"):
-        WorkerPool(2, output=tmp_path / "output.txt").run(complain, tmp_path)
+        WorkerPool(2, output=tmp_path / "output.txt").run(partial(complain, folder=tmp_path))
     (other,) = tmp_path.glob("pid-*")
     assert (tmp_path / other.name.replace("pid", "saved")).exists()
 
@@ -110,30 +111,31 @@ def test_a_users_mistake_is_raised_and_the_others_end(tmp_path):
 @pytest.mark.slow
 def test_workers_that_only_die_are_given_up(tmp_path):
     with pytest.raises(WorkersDie, match=r"one after another.*no use.*What they said is in .*output.txt"):
-        WorkerPool(1, output=tmp_path / "output.txt").run(die, tmp_path)
+        WorkerPool(1, output=tmp_path / "output.txt").run(partial(die, folder=tmp_path))
 
 
 @pytest.mark.slow
 def test_who_is_told_to_stop_alone_is_replaced(tmp_path):
-    WorkerPool(1, output=tmp_path / "output.txt").run(told_to_end, tmp_path)
+    WorkerPool(1, output=tmp_path / "output.txt").run(partial(told_to_end, folder=tmp_path))
     assert {path.name for path in tmp_path.iterdir()} >= {"within", "between", "peace"}
 
 
 @pytest.mark.slow
 def test_what_is_not_there_for_a_worker_stops_the_search(tmp_path):
     with pytest.raises(ValueError, match="No space left"):
-        WorkerPool(1, output=tmp_path / "output.txt").run(no_room, tmp_path)
+        WorkerPool(1, output=tmp_path / "output.txt").run(partial(no_room, folder=tmp_path))
 
 
 def test_a_parent_that_is_gone_is_not_told(capsys):
     gone = Gone()
     with pytest.raises(SystemExit):
-        _run_worker(gone, 0, None, no_room, None)
+        _run_worker(gone, 0, None, partial(no_room, folder=None))
     assert gone.tried and "No space left" in capsys.readouterr().err
 
 
 PARENT = """
 import sys
+from functools import partial
 from pathlib import Path
 from fullbatch.trials.processes import WorkerPool
 from fullbatch.training.interruption import Interrupted
@@ -142,7 +144,7 @@ from tests.trials.test_processes import until_stopped
 if __name__ == "__main__":
     folder = Path(sys.argv[1])
     try:
-        WorkerPool(2, output=folder / "output.txt").run(until_stopped, folder)
+        WorkerPool(2, output=folder / "output.txt").run(partial(until_stopped, folder=folder))
     except Interrupted as stopped:
         sys.exit(stopped.exit_code)
 """

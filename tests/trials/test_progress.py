@@ -4,9 +4,9 @@ import io
 
 from rich.console import Console
 
+from fullbatch.trials.phases import Slot
 from fullbatch.trials.progress import SearchDisplay, cost_and_left, live_view, print_search, trial_line
 from fullbatch.trials.search_summary import summarize
-from fullbatch.trials.slots import Slot
 from tests.trials.made_up import Running, all_owed, plan_of, played
 
 
@@ -77,6 +77,8 @@ def test_how_a_trial_ended_is_said():
         status: trial_line("fine", {**trial, "status": status}, [metric])
         for status in ("stopped", "pruned", "diverged")
     }
+    done = trial_line("choices", {**trial, "label": "radam + sogclr", "status": "done"}, [metric])
+    assert done == "choices 3, radam + sogclr: 20.00%, 1 min 5 s"
     assert words == {
         "stopped": "fine 3: stopped early, 20.00%, 1 min 5 s",
         "pruned": "fine 3: pruned, 20.00%, 1 min 5 s",

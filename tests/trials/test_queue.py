@@ -12,9 +12,9 @@ from optuna.samplers import TPESampler
 from optuna.storages import InMemoryStorage
 from optuna.trial import TrialState, create_trial
 
+from fullbatch.trials.phases import Score, Slot
 from fullbatch.trials.processes import ProcessIdentity, is_gone, this_process
 from fullbatch.trials.queue import ATTEMPT, MOST_DEATHS, SLOT, WORKER, SlotQueue
-from fullbatch.trials.slots import Score, Slot
 from fullbatch.trials.storage import heartbeat_every, open_storage
 
 

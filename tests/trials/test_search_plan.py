@@ -15,7 +15,8 @@ from fullbatch.config.methods import METHODS, settings_of
 from fullbatch.config.optimization import OPTIMIZER_SETTINGS, OPTIMIZERS
 from fullbatch.config.tree import to_dict, write_values
 from fullbatch.recipes import recipe_values
-from fullbatch.trials.search_plan import read_search, search_from
+from fullbatch.trials.comparison_plan import read_plan
+from fullbatch.trials.search_plan import SearchPlan, search_from
 from fullbatch.trials.space import Real, place_of, value_in
 from tests.trials.plans import BASE, plan_of, sampled
 
@@ -128,7 +129,7 @@ def test_a_config_has_the_params_and_is_the_bases_otherwise(all_at_once, chance,
             assert value_in(config, place_of(name, "x")) == value
     assert (config.objective.method, config.optimizer.optimizer) == (params["method"], params["optimizer"])
     assert (config.training.seed, config.run.runs, config.run.name) == (7, "somewhere", "trial")
-    assert config.training.epochs == plan.phase(phase).changes["epochs"]
+    assert config.training.epochs == plan.phases[phase].changes["epochs"]
     assert config.data.data_share == (0.2 if phase == "choices" else 1.0)
     assert (config.training.batch_size, config.model, config.evaluation) == (128, BASE.model, BASE.evaluation)
     again = plan.config(phase, plan.params_of(params), 7, "somewhere", "trial")
@@ -191,7 +192,7 @@ def test_a_plan_goes_through_json_and_yaml(tmp_path):
     assert search_from(json.loads(json.dumps(plan.as_dict()))) == plan
     path = tmp_path / "plan.yaml"
     path.write_text(write_values(plan.as_dict()))
-    assert search_from(read_search(path)) == plan
+    assert search_from(read_plan(path, SearchPlan)) == plan
 
 
 @quickly
@@ -206,7 +207,7 @@ def test_a_range_goes_through_json_bit_by_bit(all_at_once, data):
 def test_a_recipe_is_left_to_the_command(tmp_path):
     path = tmp_path / "plan.yaml"
     path.write_text("recipe: emoji\nname: x\n")
-    values = read_search(path)
+    values = read_plan(path, SearchPlan)
     assert values == {"recipe": "emoji", "name": "x"}
     assert plan_of(recipe="emoji") == plan_of()
 
@@ -299,7 +300,7 @@ def test_a_wrong_file_is_named(tmp_path, text, said):
     path = tmp_path / "plan.yaml"
     path.write_text(text)
     with pytest.raises(ValueError, match=rf"{re.escape(str(path))}: {re.escape(said)}"):
-        read_search(path)
+        read_plan(path, SearchPlan)
 
 
 @pytest.mark.slow

@@ -12,11 +12,10 @@ from optuna.storages import InMemoryStorage
 import fullbatch.trials.trial
 from fullbatch.cli.search import Search, plan_values
 from fullbatch.training.interruption import Interruption
-from fullbatch.trials.phases import phases_of
-from fullbatch.trials.processes import OUTPUT, WorkersDie
-from fullbatch.trials.search import InFolder, PhaseQueues, Terms, how_to_go_on, work, work_off
+from fullbatch.trials.phases import Score
+from fullbatch.trials.processes import OUTPUT, Pace, WorkersDie
+from fullbatch.trials.search import InFolder, PhaseQueues, how_to_go_on, work, work_off
 from fullbatch.trials.search_plan import search_from
-from fullbatch.trials.slots import Score
 from fullbatch.trials.storage import StorageAway, keep_plan, open_storage
 from fullbatch.trials.trial import CannotWork
 from tests.trials.search_making import small_search
@@ -30,7 +29,7 @@ def plan(tmp_path):
 
 
 def phases(plan, **more):
-    return PhaseQueues(InMemoryStorage(), plan, dict.fromkeys(phases_of(plan), 2), **more)
+    return PhaseQueues(InMemoryStorage(), plan, dict.fromkeys(plan.phases, 2), **more)
 
 
 def attempts(phases):
@@ -119,7 +118,7 @@ def test_a_crash_is_told_where_the_trial_failed(plan, tmp_path, monkeypatch):
     """A mistake of ours in every trial: the processes die, and the reason is among the results."""
     where = str(tmp_path / "study.db")
     keep_plan(open_storage(where), plan)
-    terms = Terms(where, plan.name, tmp_path, dict.fromkeys(phases_of(plan), 2), 60.0, None)
+    terms = (where, plan.name, tmp_path, dict.fromkeys(plan.phases, 2), Pace(lost_after=60.0))
 
     def crash(*args):
         print("in the trial")
@@ -134,18 +133,18 @@ def test_a_crash_is_told_where_the_trial_failed(plan, tmp_path, monkeypatch):
     try:
         for _ in range(3):
             with pytest.raises(KeyError):
-                work(Context(), terms)
+                work(Context(), *terms)
             print("between trials", flush=True)
         monkeypatch.setattr(
             "fullbatch.trials.search.InFolder", lambda *given: lambda *given: Score("done", (1.0,), seconds=1.0)
         )
-        work(Context(), terms)
+        work(Context(), *terms)
     finally:
         sys.stdout.flush()
         for number, file in enumerate(kept, 1):
             os.dup2(file, number)
             os.close(file)
-    made = PhaseQueues(open_storage(where), plan, terms.evaluations)
+    made = PhaseQueues(open_storage(where), plan, dict.fromkeys(plan.phases, 2))
     first, second = made.queue("choices", {}).ended()
     assert (first.status, second.status) == ("failed", "done")
     assert "died 3 times" in first.error and "its output ends with: KeyError: 'a mistake of ours'" in first.error

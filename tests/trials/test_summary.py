@@ -10,8 +10,8 @@ import pytest
 
 from fullbatch.config.run import RunConfig
 from fullbatch.config.tree import from_dict, read_yaml
+from fullbatch.trials.phases import Ended, Slot
 from fullbatch.trials.search_summary import label_of, summarize, trial_name, write_files
-from fullbatch.trials.slots import Ended, Slot
 from tests.trials.made_up import Running, all_owed, plan_of, played
 
 
@@ -208,23 +208,13 @@ def test_the_cost_and_what_is_left():
     assert summarize(other, ended, {}, all_owed(other))["cost"]["left_seconds"] is None, "samples and epochs differ"
 
 
-def test_importance_is_taken_over_where_nothing_ended_since():
+def test_importance_is_looked_at_where_it_is_asked_for():
     plan = plan_of()
     ended = played(plan, ("choices", "grid"))
     first = summarize(plan, ended, {}, all_owed(plan))
     assert first["phases"][0]["importance"]["trials"] == 20 and "fewer than 8" in first["phases"][1]["why_none"]
-    marked = json.loads(json.dumps(first))
-    marked["phases"][0]["importance"]["trials"] = 99
-    again = summarize(plan, ended, {}, all_owed(plan), before=marked)
-    assert again["phases"][0]["importance"]["trials"] == 99, "not computed twice"
-    more = {**ended, "choices": ended["choices"][:-1]}
-    assert summarize(plan, more, {}, all_owed(plan), before=marked)["phases"][0]["importance"]["trials"] == 19
     quick = summarize(plan, ended, {}, all_owed(plan), importance=False)
     assert quick["phases"][0]["importance"] is None and quick["phases"][0]["why_none"] == "not looked at yet"
-    late = summarize(plan, ended, {}, all_owed(plan), before=quick)
-    assert late["phases"] == first["phases"], "what was not looked at is not taken over"
-    kept = summarize(plan, more, {}, all_owed(plan), importance=False, before=first)["phases"][0]
-    assert kept["importance"]["trials"] == 20, "the last one that there was"
 
 
 # ---------------------------------------------------------------------------------------------------------------------

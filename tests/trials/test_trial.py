@@ -24,8 +24,8 @@ from fullbatch.training import checkpoint
 from fullbatch.training.interruption import Abandoned, Interrupted
 from fullbatch.training.run_folder import alone_in
 from fullbatch.training_run import train
+from fullbatch.trials.phases import Score
 from fullbatch.trials.processes import OUTPUT
-from fullbatch.trials.slots import Score
 from fullbatch.trials.trial import FILE, CannotWork, Trial
 from tests.training.small import renamed, small_config
 

@@ -11,8 +11,8 @@ from pathlib import Path
 from optuna.samplers import TPESampler
 
 import fullbatch.trials.queue
+from fullbatch.trials.phases import Score, Slot
 from fullbatch.trials.queue import SlotQueue
-from fullbatch.trials.slots import Score, Slot
 from fullbatch.trials.storage import open_storage
 
 
