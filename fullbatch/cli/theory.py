@@ -74,6 +74,6 @@ def _lines(done: Study) -> list[str]:
         if len(rows) > 1:  # not only a head
             lines += [*([title] if title else []), *columns(rows, left=1), ""]
     if done.turn is not None:
-        least, greatest = done.turn.ratios
+        least, greatest = done.turn.ratio.values()
         lines.append(f"along one angle: full-batch over mini-batch loss goes from {least:.3f} to {greatest:.3f}")
     return lines

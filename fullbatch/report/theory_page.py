@@ -103,10 +103,10 @@ def _optimum(minima: Sequence[Descent]) -> Section:
 def _unproven(cases: Sequence[Unproven]) -> Section:
     pieces: list[Html] = []
     for case in cases:
-        minimisers = (("full batch", case.full_NN), ("all batches", case.all_NN))
+        names = {"full": "full batch", "all": "all batches"}
         maps = [
-            (name, f"loss {loss:.6f}", _arranged(gram_NN))
-            for (name, gram_NN), loss in zip(minimisers, case.full_losses, strict=True)
+            (names[key], f"loss {case.full_batch_loss[f'of_{key}']:.6f}", _arranged(gram_NN))
+            for key, gram_NN in case.heat_maps.items()
         ]
         pieces += [node("h3", f"N = {case.count}, d = {case.width}"), heat_maps(maps)]
     lead = (
@@ -167,10 +167,10 @@ def _angle(turned: Turn) -> Section:
     losses = (("full batch", turned.full), ("all mini-batches", turned.mini))
     series = [Series(label, degrees, loss, color, style="path") for color, (label, loss) in enumerate(losses)]
     chart = Chart("angle", "N = 10, d = 2", "loss while u₁ turns", series, Axis(), Axis("degrees"))
-    least, greatest = turned.ratios
+    ratio, best = turned.ratio, turned.best_angle
     text = (
-        f"Both are least at {abs(turned.best_angles[0]):.3f} and {abs(turned.best_angles[1]):.3f} rad; their "
-        f"ratio goes from {least:.3f} to {greatest:.3f}, so one is no multiple of the other."
+        f"Both are least at {abs(best['full']):.3f} and {abs(best['mini']):.3f} rad; their ratio goes from "
+        f"{ratio['least']:.3f} to {ratio['greatest']:.3f}, so one is no multiple of the other."
     )
     lead = "Ten pairs at the optimum in the plane, of which u₁ alone is turned."
     return Section("angle", "Along one angle", joined(node("p", text), figures([chart])), lead)

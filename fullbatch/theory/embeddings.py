@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cache
 from itertools import combinations, permutations
 
 import torch
@@ -59,6 +60,7 @@ def random_pairs(count: int, width: int, seeds: int, free: bool = False) -> Free
     return FreePairs.of(torch.stack(drawn, dim=1), free)
 
 
+@cache
 def all_batches(count: int, batch_size: int) -> Tensor:
     """Every batch there is, (K, B) with K = C(N, B); the full batch is the only one of its size."""
     return torch.tensor(list(combinations(range(count), batch_size)))
@@ -100,21 +102,17 @@ def _places(batches_KB: Tensor, count: int) -> Tensor:
     return batches_KB.unsqueeze(-1) * count + batches_KB.unsqueeze(-2)
 
 
-def descended(pairs: FreePairs, batches_KB: Tensor, rate: float) -> FreePairs:
-    """One step of gradient descent on the mean loss of the batches, then all rows are normalised again.
+def descended(pairs: FreePairs, batches_KB: Tensor, rate: float, free: bool = False) -> FreePairs:
+    """One step of gradient descent on the mean loss of the batches, then all rows are normalised again: the paper's
+    Algorithms 4 to 7, lines 4 to 6.
 
-    As the paper has it: Algorithms 4 to 7, lines 4 to 6.
+    ``free`` is the authors' code: the gradient goes through the normalisation, the rows keep their length.  They only
+    get longer, so their directions move by ever smaller steps: a learning rate that falls by itself.
     """
-    return FreePairs.of(pairs.unit_2RND - rate * pairs.gradient(batches_KB))
-
-
-def descended_freely(pairs: FreePairs, batches_KB: Tensor, rate: float) -> FreePairs:
-    """One step as the authors' code takes it: the gradient goes through the normalisation, the rows keep their length.
-
-    They only get longer, so their directions move by ever smaller steps: a learning rate that falls by itself.
-    """
-    through_2RND = pairs.along_sphere(pairs.gradient(batches_KB)) / pairs.length_2RN1
-    return FreePairs.of(pairs.unit_2RND * pairs.length_2RN1 - rate * through_2RND, free=True)
+    gradient_2RND = pairs.gradient(batches_KB)
+    if free:
+        gradient_2RND = pairs.along_sphere(gradient_2RND) / pairs.length_2RN1
+    return FreePairs.of(pairs.unit_2RND * pairs.length_2RN1 - rate * gradient_2RND, free)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
