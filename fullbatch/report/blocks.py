@@ -1,4 +1,4 @@
-"""The pieces that pages are built of: sections, headers, tables, ratio bars, settings."""
+"""The pieces that pages are built of: sections, headers, tables, ratio bars, settings.  A piece of nothing is empty."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fullbatch.config.tree import to_dict
 from fullbatch.report.charts import Chart, figure
 from fullbatch.report.collect import Fields, RunData
 from fullbatch.report.embedded import Pictures
-from fullbatch.report.markup import Child, Html, joined, node
+from fullbatch.report.markup import Child, Html, filled, joined, node
 from fullbatch.report.wording import counted, metric_words, setting_text
 
 _MOST_WARNINGS = 40
@@ -31,26 +31,17 @@ class Section:
 
 @dataclass(frozen=True)
 class Page:
-    """runs       for page.js: a clock and a batch size each
-    filters    what the curves can be narrowed to, as batch sizes
-    shared     one legend for all curves of a section
-    """
-
     title: str
     header: Html
-    sections: Sequence[Section | None]
-    runs: Sequence[Mapping[str, Any]] = ()
+    sections: Sequence[Section]  # those without a body are left out
+    runs: Sequence[Mapping[str, Any]] = ()  # for page.js: a clock and a batch size each
     pictures: Pictures = field(default_factory=lambda: Pictures(1))
-    filters: Sequence[str] = ()
-    shared: bool = False
-
-    @property
-    def shown(self) -> list[Section]:
-        return [section for section in self.sections if section is not None]
+    filters: Sequence[str] = ()  # what the curves can be narrowed to, as batch sizes
+    shared: bool = False  # one legend for all curves of a section
 
     @property
     def charts(self) -> list[Chart]:
-        return [chart for section in self.shown for chart in section.body.charts]
+        return [chart for section in self.sections for chart in section.body.charts]
 
 
 def page_header(kind: str, title: str, facts: Sequence[tuple[str, str]] = (), *more: Child) -> Html:
@@ -59,28 +50,20 @@ def page_header(kind: str, title: str, facts: Sequence[tuple[str, str]] = (), *m
     return joined(
         node("p", f"fullbatch · {kind}", class_="eyebrow"),
         node("h1", title),
-        node("dl", shown, class_="facts") if shown else None,
+        filled("dl", shown, class_="facts"),
         *more,
     )
 
 
 def table(head: Sequence[Child], rows: Iterable[Sequence[Child]], class_: str) -> Html:
     """Its first column names the rows; it scrolls by itself where it is too wide."""
-    body = [
-        node(
-            "tr",
-            node("th", cells[0], scope="row"),
-            [cell if isinstance(cell, Html) and cell.startswith("<td") else node("td", cell) for cell in cells[1:]],
-        )
-        for cells in rows
-    ]
-    whole = node(
-        "table",
-        node("thead", node("tr", [node("th", name, scope="col") for name in head])),
-        node("tbody", body),
-        class_=class_,
-    )
-    return node("div", whole, class_="scroll", tabindex="0", role="group", aria_label="a table")
+    body = []
+    for first, *others in rows:
+        cells = [cell if isinstance(cell, Html) and cell.startswith("<td") else node("td", cell) for cell in others]
+        body.append(node("tr", node("th", first, scope="row"), cells))
+    names = node("thead", node("tr", [node("th", name, scope="col") for name in head]))
+    whole = node("table", names, node("tbody", body), class_=class_) if body else None
+    return filled("div", whole, class_="scroll", tabindex="0", role="group", aria_label="a table")
 
 
 def best(text: Child, is_best: bool) -> Html:
@@ -95,13 +78,14 @@ def notice(*children: Child) -> Html:
     return node("p", *children, class_="notice")
 
 
-def notices(reasons: Sequence[str]) -> Html | None:
+def notices(reasons: Sequence[str]) -> Html:
     """What is missing, and why."""
-    return joined(*(notice(plain(reason)) for reason in reasons)) if reasons else None
+    return joined(*(notice(plain(reason)) for reason in reasons))
 
 
 def folded(title: str, *children: Child, unfolded: bool = False) -> Html:
-    return node("details", node("summary", title), *children, open=unfolded)
+    inside = joined(*children)
+    return node("details", node("summary", title), inside, open=unfolded) if inside else inside
 
 
 def first_shown(pieces: Sequence[Child], shown: int, thing: str, class_: str | None = None) -> Html:
@@ -112,7 +96,7 @@ def first_shown(pieces: Sequence[Child], shown: int, thing: str, class_: str | N
 
 
 def listing(items: Iterable[Child], class_: str | None = None) -> Html:
-    return node("ul", [node("li", item) for item in items], class_=class_)
+    return filled("ul", [node("li", item) for item in items], class_=class_)
 
 
 def some_names(names: Sequence[str], most: int, thing: str = "") -> str:
@@ -136,7 +120,7 @@ def headline(key: str, value: str, against: Sequence[Child]) -> Html:
         node("span", value, class_="big"),
         node("span", plain(what.replace(" · ", " "), 60), class_="what"),
         node("span", plain(source, 60), class_="source"),
-        node("span", against, class_="against") if against else None,
+        filled("span", against, class_="against"),
     )
 
 
@@ -155,9 +139,9 @@ def ratio_bar(share: float | None, greatest: float, mark: float | None = None) -
     return node("svg", pieces, class_="bar", viewBox="0 0 100 10", preserveAspectRatio="none", aria_hidden="true")
 
 
-def curves_section(charts: Sequence[Chart], filters: Sequence[str] = (), lead: str = "") -> Section | None:
+def curves_section(charts: Sequence[Chart], filters: Sequence[str] = (), lead: str = "") -> Section:
     if not charts:
-        return None
+        return Section("curves", "Curves", Html(""))
     controls = node(
         "div",
         _choice("x", (("step", "steps"), ("samples", "pairs seen"), ("time", "time")), "along"),
@@ -199,7 +183,7 @@ def settings_section(run: RunData) -> Section:
             if not is_default:
                 changed.append((setting_name(group, name), shown))
     body = joined(
-        table(("changed from the default", "value"), changed, "settings") if changed else notice("All defaults."),
+        table(("changed from the default", "value"), changed, "settings") or notice("All defaults."),
         folded("the whole config", table(("setting", "value"), everything, "settings")),
         node("h3", "Environment"),
         environment_table(run.environment),

@@ -7,39 +7,14 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 from fullbatch.config.messages import plain
-from fullbatch.report.blocks import (
-    Page,
-    Section,
-    best,
-    curves_section,
-    first_shown,
-    folded,
-    listing,
-    named_metric,
-    notice,
-    page_header,
-    some_names,
-    table,
-)
+from fullbatch.report import blocks
+from fullbatch.report import wording as say
+from fullbatch.report.blocks import Page, Section, listing, named_metric, notice, some_names, table
 from fullbatch.report.charts import Axis, Chart, Series, figures
 from fullbatch.report.collect import Fields, RunData, SummaryFile, fields_of, numbers_of
 from fullbatch.report.curves import for_script, metric_axis, run_charts
 from fullbatch.report.markup import Child, Html, joined, node
-from fullbatch.report.wording import (
-    MINUS,
-    NOTHING,
-    best_of,
-    counted,
-    difference_text,
-    duration,
-    is_number,
-    is_share,
-    mean_text,
-    metric_words,
-    number,
-    setting_text,
-    value_text,
-)
+from fullbatch.report.wording import MINUS, NOTHING, is_number, is_share, setting_text, value_text
 from fullbatch.trials.statistics import SEEDS_TO_TELL, half_interval
 
 _MOST_METRICS = 60
@@ -68,7 +43,7 @@ def comparison_page(summary: SummaryFile) -> Page:
             _against_batch_size(cells),
             _differences(cells),
             _costs(cells),
-            curves_section(curves, sizes, "One line a run; seeds share a colour."),
+            blocks.curves_section(curves, sizes, "One line a run; seeds share a colour."),
             _every_run(cells),
         ],
         runs=[for_script(run, row.get("batch_size")) for row, run in shown],
@@ -129,10 +104,10 @@ def _header(cells: _Cells) -> Html:
         ("runs", ", ".join(counts) or "none"),
         ("baseline", plain(content.get("baseline") or NOTHING, 60)),
     ]
-    return page_header("a comparison", plain(cells.summary.name, 120), facts, _unfinished(rows))
+    return blocks.page_header("a comparison", plain(cells.summary.name, 120), facts, _unfinished(rows))
 
 
-def _unfinished(rows: Sequence[Fields]) -> Html | None:
+def _unfinished(rows: Sequence[Fields]) -> Html:
     """Failed runs by name: a mean over fewer seeds must not pass for a whole one."""
     items = [
         joined(node("strong", plain(row.get("name"), 80)), " failed: ", plain(row.get("error") or "no reason given"))
@@ -142,12 +117,12 @@ def _unfinished(rows: Sequence[Fields]) -> Html | None:
     waiting = [str(row.get("name")) for row in rows if row.get("status") == "open"]
     if waiting:
         items.append(joined(f"{len(waiting)} not finished yet: ", some_names(waiting, _MOST_NAMES)))
-    return node("div", node("p", "Not everything ran:"), listing(items), class_="notice") if items else None
+    return node("div", node("p", "Not everything ran:"), listing(items), class_="notice") if items else Html("")
 
 
-def _verdicts(summary: SummaryFile) -> Section | None:
+def _verdicts(summary: SummaryFile) -> Section:
     texts = [plain(row["text"]) for row in summary.rows("matches") if isinstance(row.get("text"), str)]
-    return Section("matches", "In short", listing(texts[:40], "verdicts")) if texts else None
+    return Section("matches", "In short", listing(texts[:40], "verdicts"))
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -178,15 +153,17 @@ def _means(cells: _Cells) -> Section:
 
     def cell(metric: str, method: str, size: int) -> Html:
         row = cells.mean(method, size, metric)
-        top = best_of((cells.mean(other, size, metric).get("mean") for other in cells.colors), metric)
-        return best(mean_text(row.get("mean"), is_share(metric), _spread(row)), bool(row) and row["mean"] == top)
+        top = say.best_of((cells.mean(other, size, metric).get("mean") for other in cells.colors), metric)
+        return blocks.best(
+            say.mean_text(row.get("mean"), is_share(metric), _spread(row)), bool(row) and row["mean"] == top
+        )
 
     lead = "Mean ± standard deviation over seeds; ★ marks the best mean of a column."
     tables = _by_metric(cells, "method", lambda _: cells.colors, cell)
-    return Section("results", "Results", first_shown(tables, cells.mains, "metric"), lead)
+    return Section("results", "Results", blocks.first_shown(tables, cells.mains, "metric"), lead)
 
 
-def _differences(cells: _Cells) -> Section | None:
+def _differences(cells: _Cells) -> Section:
     by_cell = {
         (str(row.get("metric")), f"{row.get('method')} {MINUS} {row.get('against')}", row.get("batch_size")): row
         for row in cells.summary.rows("differences")
@@ -198,15 +175,12 @@ def _differences(cells: _Cells) -> Section | None:
         if not is_number(mean):
             return node("td", NOTHING)
         clear = is_number(sd) and count >= SEEDS_TO_TELL and abs(mean) > half_interval(float(sd), count)
-        text = difference_text(mean, is_share(metric), sd)
+        text = say.difference_text(mean, is_share(metric), sd)
         return node("td", text, node("span", f" ({count})", class_="quiet"), node("span", " ●") if clear else None)
 
     def names(metric: str) -> Iterable[str]:
         return dict.fromkeys(name for of_metric, name, _ in by_cell if of_metric == metric)
 
-    made = _by_metric(cells, "difference", names, cell)
-    if not made:
-        return None
     at_three, at_five = (half_interval(seeds**0.5, seeds) for seeds in (3, 5))
     lead = (
         "Seed by seed, in points: mean ± standard deviation, and the number of seeds. ● marks a mean whose 95 % "
@@ -214,14 +188,15 @@ def _differences(cells: _Cells) -> Section | None:
         f"± {at_five:.2f} at 5) leaves 0 out, where there are at least {SEEDS_TO_TELL} seeds. The intervals are of "
         "one difference each: of twenty without any effect, one is marked by chance."
     )
-    return Section("differences", "Paired differences", first_shown(made, cells.mains, "metric"), lead)
+    tables = _by_metric(cells, "difference", names, cell)
+    return Section("differences", "Paired differences", blocks.first_shown(tables, cells.mains, "metric"), lead)
 
 
-def _against_batch_size(cells: _Cells) -> Section | None:
+def _against_batch_size(cells: _Cells) -> Section:
     """Charts of the main metrics, and of what the runs cost."""
     charts = []
     for place, metric in enumerate(cells.metrics[: min(cells.mains, _MOST_CHARTS)]):
-        source, what = metric_words(metric)
+        source, what = say.metric_words(metric)
         series = _bars(cells, partial(cells.mean, metric=metric))
         charts.append(Chart(f"points-{place}", source or what, what, series, metric_axis(metric), _BATCH_SIZE))
     probed = "mean squared log error, by the last probe during training"
@@ -231,12 +206,10 @@ def _against_batch_size(cells: _Cells) -> Section | None:
     ):
         series = _bars(cells, partial(cells.of_runs, key=key))
         charts.append(Chart(f"points-{key}", title, note, series, y, _BATCH_SIZE))
-    charts = [chart for chart in charts if len({x for series in chart.series for x in series.x}) > 1]
-    if not charts:
-        return None
+    drawn = figures([chart for chart in charts if len({x for series in chart.series for x in series.x}) > 1])
     legend = node("div", node("div", class_="legend shared"), class_="controls")
     lead = "Bars are one standard deviation over seeds."
-    return Section("batch-size", "Against batch size", joined(legend, figures(charts)), lead)
+    return Section("batch-size", "Against batch size", joined(legend, drawn) if drawn else drawn, lead)
 
 
 def _bars(cells: _Cells, row_of: Callable[[str, int], Fields]) -> list[Series]:
@@ -255,16 +228,14 @@ def _bars(cells: _Cells, row_of: Callable[[str, int], Fields]) -> list[Series]:
 # cost, and every run
 
 
-def _costs(cells: _Cells) -> Section | None:
+def _costs(cells: _Cells) -> Section:
     rows: list[list[Child]] = []
     for method in cells.colors:
         for size in cells.batch_sizes:
             seconds, *others = (cells.of_runs(method, size, key).get("mean") for key in _COSTS)
-            numbers = [NOTHING if value is None else number(float(f"{value:.3g}")) for value in others]
+            numbers = [NOTHING if value is None else say.number(float(f"{value:.3g}")) for value in others]
             if any(value is not None for value in (seconds, *others)):
-                rows.append([plain(method, 60), str(size), duration(seconds), *numbers])
-    if not rows:
-        return None
+                rows.append([plain(method, 60), str(size), say.duration(seconds), *numbers])
     head = ("method", "batch size", "time", "pairs/s", "memory GiB", "GPU GiB", "normalizer error")
     return Section("cost", "Time, memory, normalizer error", table(head, rows, "numbers"), "Means over seeds.")
 
@@ -287,4 +258,6 @@ def _every_run(cells: _Cells) -> Section:
             ]
         )
     head: list[Child] = ["run", "status", "seed", "steps", "settings", *(named_metric(key) for key in keys)]
-    return Section("runs", "Every run", folded(counted(len(cells.runs), "run"), table(head, written, "numbers")))
+    return Section(
+        "runs", "Every run", blocks.folded(say.counted(len(cells.runs), "run"), table(head, written, "numbers"))
+    )

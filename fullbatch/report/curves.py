@@ -137,7 +137,7 @@ def short_name(key: str) -> str:
 # how hard the batches were
 
 
-def batch_losses_section(run: RunData) -> Section | None:
+def batch_losses_section(run: RunData) -> Section:
     """How hard the selected batches were beside uniform ones, as in Figures 3 and 5 of Cho et al. 2023.
 
     From RUN/batches/losses.jsonl, a line a plan; and how hard spectral ones would have been, whatever the run was
@@ -146,10 +146,9 @@ def batch_losses_section(run: RunData) -> Section | None:
     audited = [{**fields_of(audit, "batch_losses"), "step": audit["step"]} for audit in run.audits]
     charts: list[Chart] = []
     for lines, name, label in ((run.batch_losses, "period", "selected"), (audited, "step", "spectral")):
-        every = [_batch_losses(line, name, label) for line in lines]
-        charts += spread_out([chart for chart in every if chart is not None], _MOST_PERIODS)
-    if not charts:
-        return None
+        made = [chart for line in lines if (chart := _batch_losses(line, name, label)) is not None]
+        count = min(len(made), _MOST_PERIODS)
+        charts += [made[round(place * (len(made) - 1) / max(count - 1, 1))] for place in range(count)]
     lead = (
         f"Losses of the {run.setting('selection', 'batches')} batches of some periods, and of as many uniform batches "
         "of the same samples, both by the embeddings that the plan was made from."
@@ -159,12 +158,6 @@ def batch_losses_section(run: RunData) -> Section | None:
     )
     lead += " Harder batches lie to the right."
     return Section("batch-losses", "How hard the batches were", figures(charts), lead)
-
-
-def spread_out(charts: Sequence[Chart], most: int) -> list[Chart]:
-    """The first, the last, and some evenly spread between them."""
-    count = min(len(charts), most)
-    return [charts[round(place * (len(charts) - 1) / max(count - 1, 1))] for place in range(count)]
 
 
 def _batch_losses(line: Fields, name: str, label: str) -> Chart | None:

@@ -8,6 +8,7 @@ import base64
 import hashlib
 import io
 import random
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,7 +19,6 @@ from PIL import Image, features
 from torch import Tensor
 from torch.nn.functional import adaptive_avg_pool2d
 
-from fullbatch.config.data import Data
 from fullbatch.config.messages import plain
 from fullbatch.config.model import Model
 from fullbatch.config.run import RunConfig
@@ -45,21 +45,20 @@ Pair = tuple[int, int, float]  # two rows, the first before the second, and a sc
 
 @dataclass(frozen=True)
 class Embedded:
-    """ids       places in the pool
-    tiny_NP   the pictures at 16 x 16 pixels, in [0, 1]
-    of        how many samples the pool has
-    """
-
     pool: SamplePool
-    ids: list[int]
+    ids: list[int]  # places in the pool
     image_ND: Tensor
     text_ND: Tensor
-    tiny_NP: Tensor
+    tiny_NP: Tensor  # the pictures at 16 x 16 pixels, in [0, 1]
     captions: list[str]
 
     @property
     def of(self) -> int:
         return len(self.pool)
+
+    def part(self, rows: list[int]) -> Embedded:
+        ids, captions = [self.ids[row] for row in rows], [self.captions[row] for row in rows]
+        return Embedded(self.pool, ids, self.image_ND[rows], self.text_ND[rows], self.tiny_NP[rows], captions)
 
     @cached_property
     def groups_N(self) -> Tensor:
@@ -112,6 +111,9 @@ class RunModel:
         """What is embedded unless the user says otherwise: some seconds of a small model's time."""
         return SAMPLES_ON_GPU if self.device.type == "cuda" else SAMPLES_ON_CPU
 
+    def training(self, most: int) -> Embedded:
+        return self.embed(open_pool(self.config.data)[0], most)
+
     @torch.no_grad()
     def embed(self, pool: SamplePool, most: int) -> Embedded:
         """Embed the pool, or ``most`` samples drawn from it, always the same ones; bad samples are left out."""
@@ -141,10 +143,6 @@ class RunModel:
         if not bool(image_ND.isfinite().all() and text_ND.isfinite().all()):
             raise ValueError("the model's embeddings are not finite")
         return Embedded(pool, [ids[place] for place in places], image_ND, text_ND, tiny_NP, captions)
-
-
-def training_pool(config: Data) -> SamplePool:
-    return open_pool(config)[0]
 
 
 def shown_model(run: RunData) -> str | None:
@@ -202,15 +200,25 @@ def _best_pairs(count: int, scores: Callable[[slice], Tensor], most: int, chunk:
     return [(first, second, score) for (first, second), score in rows if score > -torch.inf]
 
 
-def nearest_other(image_ND: Tensor, text_ND: Tensor, groups_N: Tensor, rows: list[int]) -> list[tuple[int, float]]:
-    """For each of these rows, the other sample whose caption is nearest to the picture; itself if there is none."""
-    rows_K = torch.tensor(rows, device=image_ND.device, dtype=torch.int64)
-    groups = groups_N.to(image_ND.device)
-    sim_KN = image_ND[rows_K] @ text_ND.T
-    sim_KN.masked_fill_(groups[rows_K, None] == groups[None, :], -torch.inf)
+def nearest_other(
+    image_ND: Tensor, text_ND: Tensor, groups_N: Tensor, rows: list[int]
+) -> list[tuple[int | None, float]]:
+    """For each of these rows, the other sample whose caption is nearest to the picture, if there is one."""
+    sim_KN = (image_ND[rows] @ text_ND.T).cpu().masked_fill_(groups_N[rows, None] == groups_N, -torch.inf)
     best = sim_KN.max(dim=1)
-    nearest = zip(rows, best.indices.tolist(), best.values.tolist(), strict=True)
-    return [(other, score) if score > -torch.inf else (row, 1.0) for row, other, score in nearest]
+    nearest = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+    return [(other if score > -torch.inf else None, score) for other, score in nearest]
+
+
+def without_repeats(pairs: Sequence[Pair], most: int, often: int = 2) -> list[Pair]:
+    """The first pairs, no sample in more than a few: one strange sample would fill the list."""
+    seen: Counter[int] = Counter()
+    kept: list[Pair] = []
+    for pair in pairs:
+        if len(kept) < most and max(seen[pair[0]], seen[pair[1]]) < often:
+            seen.update(pair[:2])
+            kept.append(pair)
+    return kept
 
 
 # ---------------------------------------------------------------------------------------------------------------------

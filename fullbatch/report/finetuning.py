@@ -31,10 +31,10 @@ _MOST_NAMED = 5  # tasks in a row of mixtures
 _ALPHA = "share of the tuned weights"
 
 
-def finetuning_section(run: RunData) -> Section | None:
-    """None for a run that is no fine-tuning."""
+def finetuning_section(run: RunData) -> Section:
+    """Empty for a run that is no fine-tuning."""
     if not run.finetune:
-        return None
+        return Section("finetuning", "Fine-tuning", Html(""))
     places = [figure(chart) for chart in task_charts(run)]
     shown = first_shown(places, _CHARTS, "task", "charts") if places else notice("No task has been measured yet.")
     body = joined(_verdict(run), _before_after(run), node("h3", "From the base on"), shown, _mixtures(run))
@@ -84,7 +84,7 @@ def _best(record: Fields) -> str:
     return f", as it was after epoch {plain(chosen.get('epoch'), 20)}, the best by {by} ({scores})"
 
 
-def _before_after(run: RunData) -> Html | None:
+def _before_after(run: RunData) -> Html:
     rows: list[list[Child]] = []
     for task in records_of(run.finetune, "tasks"):
         metric = str(task.get("metric", ""))
@@ -100,7 +100,7 @@ def _before_after(run: RunData) -> Html | None:
                 node("td", node("span", "▼ regressed", class_=lost) if lost else None),
             ]
         )
-    return table(("task", "chance", "base", "tuned", "change", ""), rows, "results tuning") if rows else None
+    return table(("task", "chance", "base", "tuned", "change", ""), rows, "results tuning")
 
 
 def task_charts(run: RunData) -> list[Chart]:
@@ -167,8 +167,8 @@ def _mixtures(run: RunData) -> Html | None:
 # cost, as TuneCLIP's Tables 16 to 18 count it
 
 
-def cost_section(runs: Sequence[RunData], labels: Sequence[str] = ()) -> Section | None:
-    """Stage by stage; ``labels`` name the runs where there are several; None where no run knows its cost."""
+def cost_section(runs: Sequence[RunData], labels: Sequence[str] = ()) -> Section:
+    """Stage by stage; ``labels`` name the runs where there are several; empty where no run knows its cost."""
     rows: list[list[Child]] = []
     for place, run in enumerate(runs):
         stages = [stage for stage in records_of(run.cost, "stages") if is_number(stage.get("seconds"))]
@@ -188,8 +188,6 @@ def cost_section(runs: Sequence[RunData], labels: Sequence[str] = ()) -> Section
                 short_number(stage.get("device_hours")),
             ]
             rows.append([labels[place], *cells] if labels else cells)
-    if not rows:
-        return None
     head = [*(["run"] if labels else []), "stage", "steps", "pairs", "time", "device-hours"]
     lead = "Device-hours are wall-clock hours by the number of devices."
     return Section("cost", "Cost by stage", table(head, rows, "numbers"), lead)

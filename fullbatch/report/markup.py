@@ -43,6 +43,12 @@ def node(name: str, /, *children: Child, **attributes: str | int | bool | None) 
     return Html(start if name in _EMPTY else f"{start}{inside}</{name}>", inside.charts)
 
 
+def filled(name: str, /, *children: Child, **attributes: str | int | bool | None) -> Html:
+    """An element; nothing where it would hold nothing."""
+    inside = joined(*children)
+    return node(name, inside, **attributes) if inside else inside
+
+
 def joined(*children: Child) -> Html:
     """Children one after the other; None is nothing, lists are opened."""
     pieces: list[str] = []

@@ -11,7 +11,7 @@ from fullbatch.config.tree import write_values
 from fullbatch.report.blocks import Page, Section, best, folded, listing, note, notice, page_header, table
 from fullbatch.report.charts import figures
 from fullbatch.report.collect import Fields, SummaryFile, fields_of, numbers_of, records_of
-from fullbatch.report.markup import Child, Html, joined, node
+from fullbatch.report.markup import Child, Html, filled, joined, node
 from fullbatch.report.search_figures import (
     WHOLE,
     EndedTrial,
@@ -102,7 +102,7 @@ def _tip(
     label: str, metrics: Sequence[SearchMetric], values: Sequence[object], params: Mapping[str, Any], error: str = ""
 ) -> str:
     scores = ", ".join(f"{metric.short} {metric.text(value)}" for metric, value in zip(metrics, values, strict=False))
-    return "\n".join(line for line in (label, scores, _settings(params), error) if line)
+    return "\n".join(filter(None, (label, scores, _settings(params), error)))
 
 
 def _values(written: object, count: int) -> tuple[float | None, ...]:
@@ -154,7 +154,7 @@ def _header(summary: SummaryFile, phases: Sequence[_Phase], metrics: Sequence[Se
     return page_header("a search", plain(summary.name, 120), facts, _failed(phases))
 
 
-def _failed(phases: Sequence[_Phase]) -> Html | None:
+def _failed(phases: Sequence[_Phase]) -> Html:
     items: list[Child] = []
     for phase in phases:
         for trial in (trial for trial in phase.trials if trial.status == "failed"):
@@ -162,11 +162,10 @@ def _failed(phases: Sequence[_Phase]) -> Html | None:
             which = "" if trial.label == name else f" ({trial.label})"
             reason = plain(phase.rows[trial.slot].get("error") or "no reason given")
             items.append(joined(node("strong", name), f"{which} failed: ", reason))
-    if not items:
-        return None
     if len(items) > _MOST_ERRORS:
         items[_MOST_ERRORS:] = [f"and {len(items) - _MOST_ERRORS} more, in search.csv"]
-    return node("div", node("p", "Trials that could not be trained:"), listing(items), class_="notice")
+    heading = node("p", "Trials that could not be trained:") if items else None
+    return filled("div", heading, listing(items), class_="notice")
 
 
 def _winner(winner: Fields) -> Section:
@@ -175,16 +174,16 @@ def _winner(winner: Fields) -> Section:
     settings = [(plain(name, 60), plain(setting_text(value))) for name, value in fields_of(winner, "params").items()]
     body = joined(
         listing([plain(winner.get("said"), 1200)], "verdicts"),
-        table(("the winner's settings", "value"), settings, "settings") if settings else None,
+        table(("the winner's settings", "value"), settings, "settings"),
         note(joined("Its whole config is best.yaml: ", node("code", "fullbatch train --config best.yaml"))),
     )
     return Section("winner", "In short", body)
 
 
-def _finalists(summary: SummaryFile, metrics: Sequence[SearchMetric]) -> Section | None:
+def _finalists(summary: SummaryFile, metrics: Sequence[SearchMetric]) -> Section:
     rows, winner = summary.rows("finalists"), summary.fields("winner")
     if not any(numbers_of(row, "mean") for row in rows):
-        return None
+        return Section("finalists", "Finalists", Html(""))
     tips = [_settings(fields_of(row, "params")) for row in rows]
     unfit = [
         f"{plain(row.get('name') or row.get('label'), 80)}: {row.get('diverged') or 0} seeds diverged, "
@@ -200,7 +199,7 @@ def _finalists(summary: SummaryFile, metrics: Sequence[SearchMetric]) -> Section
     body = joined(
         [finalists(number, rows, tips, metric) for number, metric in enumerate(metrics)],
         _paired(winner, metrics),
-        notice(listing(unfit)) if unfit else None,
+        filled("p", listing(unfit), class_="notice"),
     )
     return Section("finalists", "Finalists", body, lead)
 
@@ -231,10 +230,10 @@ def _paired(winner: Fields, metrics: Sequence[SearchMetric]) -> Html | None:
     return joined(node("h3", "Paired differences"), table(head, rows, "numbers"), node("p", under, class_="note"))
 
 
-def _front(summary: SummaryFile, phases: Sequence[_Phase], metrics: Sequence[SearchMetric]) -> Section | None:
+def _front(summary: SummaryFile, phases: Sequence[_Phase], metrics: Sequence[SearchMetric]) -> Section:
     rows = [row for row in summary.rows("pareto") if _values(row.get("values"), len(metrics))]
     if len(metrics) < 2 or not rows:
-        return None
+        return Section("front", "Front", Html(""))
     shown = []
     for row in summary.rows("finalists"):  # by their means, each a point
         label, means = plain(row.get("name") or row.get("label"), 80), _values(row.get("mean"), len(metrics))
@@ -280,7 +279,7 @@ def _tried(phase: _Phase, metric: SearchMetric, log_scaled: Sequence[str]) -> Se
     varied = [trial for trial in trials if trial.params]
     sliced = [_without_choices(trial) for trial in varied] if choosing else varied
     body = joined(
-        figures([chart for chart in charts if chart is not None]),
+        figures(charts) or node("div", class_="charts"),
         node("p", f"No importance: {why}.", class_="note") if bars is None and why else None,
         slices(key, sliced, log_scaled, metric),
         parallel(key, varied, log_scaled, metric),
@@ -294,7 +293,7 @@ def _without_choices(trial: EndedTrial) -> EndedTrial:
     return replace(trial, params=kept)
 
 
-def _ranked(phases: Sequence[_Phase], metrics: Sequence[SearchMetric]) -> Section | None:
+def _ranked(phases: Sequence[_Phase], metrics: Sequence[SearchMetric]) -> Section:
     """A table a phase, the last one first."""
     made: list[Child] = []
     head = ["trial", "rank", *(metric.short for metric in metrics), "status", "settings", "time"]
@@ -306,17 +305,14 @@ def _ranked(phases: Sequence[_Phase], metrics: Sequence[SearchMetric]) -> Sectio
             if len(trials) > 1 and all(trial.params.get(setting, ...) == value for trial in trials)
         }
         rows = [_trial_row(trial, metrics, list(common), phase) for trial in trials]
+        more, left = rows[_FIRST_ROWS:_MOST_ROWS], len(rows) - _MOST_ROWS
         made += [
             node("h3", phase.title),
             node("p", f"All with {_settings(common)}.", class_="note") if common else None,
+            table(head, rows[:_FIRST_ROWS], "trials"),
+            folded(f"{len(more)} more of {phase.title.lower()}", table(head, more, "trials")),
+            node("p", f"{left} more are in search.csv.", class_="note") if left > 0 else None,
         ]
-        made.append(table(head, rows[:_FIRST_ROWS], "trials"))
-        more = rows[_FIRST_ROWS:_MOST_ROWS]
-        made.append(folded(f"{len(more)} more of {phase.title.lower()}", table(head, more, "trials")) if more else None)
-        if len(rows) > _MOST_ROWS:
-            made.append(node("p", f"{len(rows) - _MOST_ROWS} more are in search.csv.", class_="note"))
-    if not made:
-        return None
     by = "by value" if len(metrics) == 1 else "by fronts, within a front by the first metric"
     lead = f"Whole trials {by}, then pruned ones, whose value is that of a shorter training, then diverged ones."
     return Section("ranked", "All trials", joined(*made), lead)
@@ -338,12 +334,11 @@ def _trial_row(trial: EndedTrial, metrics: Sequence[SearchMetric], common: Seque
     ]
 
 
-def _cost(phases: Sequence[_Phase]) -> Section | None:
+def _cost(phases: Sequence[_Phase]) -> Section:
     named = [(phase.title, list(phase.rows.values())) for phase in phases if phase.rows]
-    if not named:
-        return None
+    named += [("together", [row for _, rows_of in named for row in rows_of])] if named else []
     rows: list[list[Child]] = []
-    for name, trials in [*named, ("together", [row for _, rows_of in named for row in rows_of])]:
+    for name, trials in named:
         seconds, hours = (
             sum(float(row[key]) for row in trials if is_number(row.get(key))) for key in ("seconds", "device_hours")
         )
@@ -355,10 +350,8 @@ def _cost(phases: Sequence[_Phase]) -> Section | None:
     return Section("cost", "Cost", table(head, rows, "numbers"), lead)
 
 
-def _plan(plan: Fields) -> Section | None:
-    if not plan:
-        return None
+def _plan(plan: Fields) -> Section:
     short = {key: value for key, value in plan.items() if key != "base"}
     base = node("pre", node("code", write_values(fields_of(plan, "base"))))
     body = joined(node("pre", node("code", write_values(short))), folded("the base config of all trials", base))
-    return Section("plan", "Plan", body)
+    return Section("plan", "Plan", body if plan else Html(""))

@@ -20,18 +20,10 @@ from torch import Tensor
 
 from fullbatch.audit.exact import exact_log_normalizers
 from fullbatch.config.messages import cell
+from fullbatch.report import embedded as near
 from fullbatch.report.blocks import Section, folded, note, notices
-from fullbatch.report.embedded import (
-    Embedded,
-    Pictures,
-    RunModel,
-    fits_the_other,
-    groups_of,
-    looks_alike,
-    nearest_other,
-)
+from fullbatch.report.embedded import Embedded, Pictures, RunModel
 from fullbatch.report.markup import Child, joined, node
-from fullbatch.report.model_view import without_repeats
 from fullbatch.training import checkpoint
 from fullbatch.training.run_folder import Folder
 
@@ -70,14 +62,10 @@ _TITLES: dict[Kind, tuple[str, str]] = {
 
 @dataclass(frozen=True)
 class Suspect:
-    """first, other   rows of the embedded samples; other is None where one sample is meant
-    score          larger is more suspect, within its kind
-    """
-
     kind: Kind
-    first: int
-    other: int | None
-    score: float
+    first: int  # a row of the embedded samples
+    other: int | None  # another; None where one sample is meant
+    score: float  # larger is more suspect, within its kind
     reason: str
 
 
@@ -92,13 +80,9 @@ class Memory:
 
 @dataclass(frozen=True)
 class Suspects:
-    """by_kind  most suspect first
-    about    how the normalizers came about
-    """
-
     embedded: Embedded
-    by_kind: dict[Kind, list[Suspect]]
-    about: str
+    by_kind: dict[Kind, list[Suspect]]  # most suspect first
+    about: str  # how the normalizers came about
     gaps: Sequence[str]
 
 
@@ -200,7 +184,7 @@ def same_pictures(embedded: Embedded) -> dict[tuple[int, int], tuple[float, str]
         by_caption = sorted(rows, key=lambda row: (words_of(embedded.captions[row]), row))
         for pair in pairwise(by_caption):
             alike[min(pair), max(pair)] = (1.0, "the same picture, byte for byte")
-    for first, other, score in looks_alike(embedded.tiny_NP, MOST, _ALIKE):
+    for first, other, score in near.looks_alike(embedded.tiny_NP, MOST, _ALIKE):
         reason = f"near-identical pictures (pixels differ by {-score * 255.0:.1f} of 255)"
         alike.setdefault((first, other), (1.0 + score, reason))
     return alike
@@ -220,8 +204,8 @@ def _groups(keys: Iterable[object]) -> list[list[int]]:
 
 def _interchangeable(embedded: Embedded) -> list[Suspect]:
     """s_ij and s_ji at least as large as s_ii and s_jj."""
-    groups_N = groups_of(map(words_of, embedded.captions))
-    pairs = fits_the_other(embedded.image_ND, embedded.text_ND, groups_N, MOST)
+    groups_N = near.groups_of(map(words_of, embedded.captions))
+    pairs = near.fits_the_other(embedded.image_ND, embedded.text_ND, groups_N, MOST)
     reason = "each picture is nearer to the other's caption than to its own, by at least"
     return [
         Suspect("interchangeable", first, other, score, f"{reason} {score:.3f}")
@@ -243,15 +227,14 @@ def _crowded(model: RunModel, embedded: Embedded, memory: Memory) -> tuple[list[
     middle = float(known_N.nanmedian())  # NaN where none is known: then none is larger
     order = known_N.nan_to_num(-torch.inf).argsort(descending=True)
     rows = [row for row in order[:_SINGLES].tolist() if float(known_N[row]) > middle]
-    nearest = nearest_other(embedded.image_ND, embedded.text_ND, embedded.groups_N, rows)
+    nearest = near.nearest_other(embedded.image_ND, embedded.text_ND, embedded.groups_N, rows)
     crowded = []
     for row, (other, similarity) in zip(rows, nearest, strict=True):
         value = float(log_u_N[row])
         reason = f"log u = {value:.2f}, the median is {middle:.2f}"
-        partner = None if other == row else other
-        if partner is not None:
+        if other is not None:
             reason += f"; its picture's nearest other caption has similarity {similarity:.3f}"
-        crowded.append(Suspect("crowded", row, partner, value, reason))
+        crowded.append(Suspect("crowded", row, other, value, reason))
     return crowded, about
 
 
@@ -319,5 +302,5 @@ def _some(kind: Kind, listed: list[Suspect]) -> list[Suspect]:
         return listed[: _SHOWN // 2] + listed[half : half + _SHOWN // 2]
     if kind == "interchangeable":
         by_pair = {(suspect.first, suspect.other or 0, suspect.score): suspect for suspect in listed}
-        return [by_pair[pair] for pair in without_repeats(list(by_pair), _SHOWN)]
+        return [by_pair[pair] for pair in near.without_repeats(list(by_pair), _SHOWN)]
     return listed[:_SHOWN]

@@ -4,8 +4,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import groupby
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -32,16 +33,17 @@ def theory_page(done: Study) -> Page:
         f"Cho et al. 2023, {done.extent.seeds} random starts each, batches of {done.extent.batch_size} pairs."
     )
     title = "Which batches lead to the full batch's optimum"
+    parts: list[tuple[Any, Callable[[Any], Section]]] = [
+        (done.minima, _optimum),
+        (done.unproven, _unproven),
+        (done.races, _convergence),
+        (done.walks, _toy),
+        (done.turn, _angle),
+    ]
     return Page(
         title="Theory · fullbatch",
         header=page_header("theory", title, (), node("p", lead, class_="lead")),
-        sections=[
-            _optimum(done.minima) if done.minima else None,
-            _unproven(done.unproven) if done.unproven else None,
-            _convergence(done.races) if done.races else None,
-            _toy(done.walks) if done.walks else None,
-            _angle(done.turn) if done.turn is not None else None,
-        ],
+        sections=[section(part) for part, section in parts if part],
     )
 
 

@@ -17,7 +17,6 @@ from fullbatch.report.embedded import (
     fits_the_other,
     looks_alike,
     nearest_other,
-    training_pool,
 )
 from fullbatch.report.suspects import (
     Memory,
@@ -70,7 +69,7 @@ def test_nearest_other_is_of_another_caption(embedded_rows):
         others = [float(image[row] @ text[j]) for j in range(37) if groups[j] != groups[row]]
         assert score == pytest.approx(max(others), abs=1e-6)
         assert groups[other] != groups[row]
-    assert nearest_other(image[:1], text[:1], groups[:1], [0]) == [(0, 1.0)]
+    assert nearest_other(image[:1], text[:1], groups[:1], [0])[0][0] is None
 
 
 def test_captions_are_equal_but_for_case_and_punctuation():
@@ -93,7 +92,7 @@ def test_thinning_keeps_the_mean_and_the_extremes():
 @pytest.fixture(scope="module")
 def found(runs):
     model = RunModel.load(runs[1])
-    return find_suspects(runs[1], model, model.embed(training_pool(model.config.data), 1000))
+    return find_suspects(runs[1], model, model.training(1000))
 
 
 def test_what_was_planted_is_found(found):
@@ -144,7 +143,7 @@ def test_tables_of_the_run_are_read_by_id(runs, found):
     memory = read_memory(runs[1], embedded)
     assert memory.log_u_N.shape == memory.tau_N.shape == (40,)
     model = RunModel.load(runs[1])
-    some = model.embed(training_pool(model.config.data), 10)
+    some = model.training(10)
     assert len(some.ids) == 10 and some.of == 40
     assert torch.equal(read_memory(runs[1], some).log_u_N, memory.log_u_N[torch.tensor(some.ids)])
     # in float32, a row of a smaller batch may differ in the last bit
