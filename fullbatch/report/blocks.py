@@ -1,24 +1,98 @@
-"""The pieces that pages are built of: sections, headers, tables, ratio bars, settings.  A piece of nothing is empty."""
+"""What pages are made of: HTML by construction, and its pieces: sections, headers, tables, ratio bars, settings.
+
+What is not ``Html`` already is escaped on its way in, so no caption can become markup.  A piece of nothing is empty.
+"""
 
 from __future__ import annotations
 
+import html
+import json
 import math
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-from fullbatch.config.messages import plain, without_password
+from fullbatch.config.messages import MAX_TEXT, plain, without_password
 from fullbatch.config.run import RunConfig
 from fullbatch.config.tree import to_dict
-from fullbatch.report.charts import Chart, figure
 from fullbatch.report.collect import Fields, RunData
-from fullbatch.report.embedded import Pictures
-from fullbatch.report.markup import Child, Html, filled, joined, node
 from fullbatch.report.wording import counted, metric_words, setting_text
 
+if TYPE_CHECKING:
+    from fullbatch.report.charts import Chart
+    from fullbatch.report.embedded import Pictures
+
+_EMPTY = frozenset(("img", "meta", "br", "input"))
 _MOST_WARNINGS = 40
-_STAR = node("span", "★", class_="star", title="the best", aria_label="the best")
+
+
+class Html(str):
+    """Text that is HTML already, and the charts that have their places in it."""
+
+    charts: tuple[Chart, ...]
+
+    def __new__(cls, text: str, charts: tuple[Chart, ...] = ()) -> Html:
+        made = super().__new__(cls, text)
+        made.charts = charts
+        return made
+
+
+Child = str | int | None | Iterable[Any]
+
+
+def node(name: str, /, *children: Child, **attributes: str | int | bool | None) -> Html:
+    """An element.  ``class_`` and ``data_picture`` stand for class and data-picture; True is a bare attribute.
+
+    >>> node("p", "1 < 2", class_="note")
+    '<p class="note">1 &lt; 2</p>'
+    """
+    written = [name]
+    for key, value in attributes.items():
+        if value is None or value is False:
+            continue
+        key = key.rstrip("_").replace("_", "-")
+        written.append(key if value is True else f'{key}="{html.escape(str(value), quote=True)}"')
+    start = f"<{' '.join(written)}>"
+    inside = joined(*children)
+    return Html(start if name in _EMPTY else f"{start}{inside}</{name}>", inside.charts)
+
+
+def filled(name: str, /, *children: Child, **attributes: str | int | bool | None) -> Html:
+    """An element; nothing where it would hold nothing."""
+    inside = joined(*children)
+    return node(name, inside, **attributes) if inside else inside
+
+
+def joined(*children: Child) -> Html:
+    """Children one after the other; None is nothing, lists are opened."""
+    pieces: list[str] = []
+    charts: list[Chart] = []
+    for child in children:
+        if child is None:
+            continue
+        if isinstance(child, str | int) and not isinstance(child, Html):
+            pieces.append(html.escape(str(child), quote=True))
+            continue
+        inside = child if isinstance(child, Html) else joined(*child)
+        pieces.append(inside)
+        charts += inside.charts
+    return Html("".join(pieces), tuple(charts))
+
+
+def quoted(text: object, length: int = MAX_TEXT) -> Html:
+    """A caption, set apart so that its direction of writing stays its own."""
+    return node("bdi", plain(text, length), class_="said")
+
+
+def embedded_json(value: Any) -> Html:
+    """For a script element: ASCII only, and no character that could end it."""
+    text = json.dumps(value, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
+    return Html(text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e"))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# pages and their pieces
 
 
 @dataclass(frozen=True)
@@ -35,7 +109,7 @@ class Page:
     header: Html
     sections: Sequence[Section]  # those without a body are left out
     runs: Sequence[Mapping[str, Any]] = ()  # for page.js: a clock and a batch size each
-    pictures: Pictures = field(default_factory=lambda: Pictures(1))
+    pictures: Pictures | None = None
     filters: Sequence[str] = ()  # what the curves can be narrowed to, as batch sizes
     shared: bool = False  # one legend for all curves of a section
 
@@ -67,7 +141,8 @@ def table(head: Sequence[Child], rows: Iterable[Sequence[Child]], class_: str) -
 
 
 def best(text: Child, is_best: bool) -> Html:
-    return node("td", joined(text, " ", _STAR) if is_best else text, class_="best" if is_best else None)
+    star = node("span", "★", class_="star", title="the best", aria_label="the best")
+    return node("td", joined(text, " ", star), class_="best") if is_best else node("td", text)
 
 
 def note(text: Child) -> Html:
@@ -137,31 +212,6 @@ def ratio_bar(share: float | None, greatest: float, mark: float | None = None) -
     if mark is not None:
         pieces.append(node("rect", class_="mark", x=f"{max(place(mark) - 0.6, 0.0):.2f}", width="1.2", height="10"))
     return node("svg", pieces, class_="bar", viewBox="0 0 100 10", preserveAspectRatio="none", aria_hidden="true")
-
-
-def curves_section(charts: Sequence[Chart], filters: Sequence[str] = (), lead: str = "") -> Section:
-    if not charts:
-        return Section("curves", "Curves", Html(""))
-    controls = node(
-        "div",
-        _choice("x", (("step", "steps"), ("samples", "pairs seen"), ("time", "time")), "along"),
-        node("button", "smooth", type="button", class_="smooth", aria_pressed="false"),
-        _choice("filter", tuple((name, name) for name in filters), "batch size") if len(filters) > 1 else None,
-        node("div", class_="legend shared"),
-        class_="controls",
-    )
-    ordered = sorted(charts, key=lambda chart: chart.more)
-    main = sum(not chart.more for chart in charts)
-    body = first_shown([figure(chart) for chart in ordered], main, "curve", "charts")
-    return Section("curves", "Curves", joined(controls, body), lead)
-
-
-def _choice(name: str, options: Sequence[tuple[str, str]], label: str) -> Html:
-    buttons = [
-        node("button", text, type="button", data_value=value, aria_pressed="true" if place == 0 else "false")
-        for place, (value, text) in enumerate(options)
-    ]
-    return node("div", node("span", label), buttons, class_="choice", data_choice=name, role="group", aria_label=label)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import Any, Literal, NamedTuple
 
 from fullbatch.config.messages import plain
-from fullbatch.report.markup import Html, filled, node
+from fullbatch.report.blocks import Html, filled, node
 
 COLORS = 7  # the page has as many; then they come again, dashed
 DASHES = 4

@@ -9,11 +9,10 @@ from functools import partial
 from fullbatch.config.messages import plain
 from fullbatch.report import blocks
 from fullbatch.report import wording as say
-from fullbatch.report.blocks import Page, Section, listing, named_metric, notice, some_names, table
+from fullbatch.report.blocks import Child, Html, Page, Section, joined, node, table
 from fullbatch.report.charts import Axis, Chart, Series, figures
 from fullbatch.report.collect import Fields, RunData, SummaryFile, fields_of, numbers_of
-from fullbatch.report.curves import for_script, metric_axis, run_charts
-from fullbatch.report.markup import Child, Html, joined, node
+from fullbatch.report.curves import curves_section, for_script, metric_axis, run_charts
 from fullbatch.report.wording import MINUS, NOTHING, is_number, is_share, setting_text, value_text
 from fullbatch.trials.statistics import SEEDS_TO_TELL, half_interval
 
@@ -43,7 +42,7 @@ def comparison_page(summary: SummaryFile) -> Page:
             _against_batch_size(cells),
             _differences(cells),
             _costs(cells),
-            blocks.curves_section(curves, sizes, "One line a run; seeds share a colour."),
+            curves_section(curves, sizes, "One line a run; seeds share a colour."),
             _every_run(cells),
         ],
         runs=[for_script(run, row.get("batch_size")) for row, run in shown],
@@ -97,7 +96,7 @@ def _header(cells: _Cells) -> Html:
     counts = [f"{status.count(name)} {name}" for name in ("done", "failed", "open") if name in status]
     known = {key: value for key, value in cells.summary.fields("budget").items() if value is not None}
     facts = [
-        ("methods", some_names(list(cells.colors), _MOST_NAMES)),
+        ("methods", blocks.some_names(list(cells.colors), _MOST_NAMES)),
         ("batch sizes", ", ".join(map(str, cells.batch_sizes))),
         ("seeds", str(len({row.get("seed") for row in rows}))),
         ("budget", plain(setting_text(known), 200)),
@@ -116,13 +115,13 @@ def _unfinished(rows: Sequence[Fields]) -> Html:
     ][:40]
     waiting = [str(row.get("name")) for row in rows if row.get("status") == "open"]
     if waiting:
-        items.append(joined(f"{len(waiting)} not finished yet: ", some_names(waiting, _MOST_NAMES)))
-    return node("div", node("p", "Not everything ran:"), listing(items), class_="notice") if items else Html("")
+        items.append(joined(f"{len(waiting)} not finished yet: ", blocks.some_names(waiting, _MOST_NAMES)))
+    return node("div", node("p", "Not everything ran:"), blocks.listing(items), class_="notice") if items else Html("")
 
 
 def _verdicts(summary: SummaryFile) -> Section:
     texts = [plain(row["text"]) for row in summary.rows("matches") if isinstance(row.get("text"), str)]
-    return Section("matches", "In short", listing(texts[:40], "verdicts"))
+    return Section("matches", "In short", blocks.listing(texts[:40], "verdicts"))
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -138,7 +137,7 @@ def _by_metric(
     for metric in cells.metrics:
         rows = [[plain(name, 120), *(cell(metric, name, size) for size in cells.batch_sizes)] for name in names(metric)]
         if rows:
-            made.append(joined(node("h3", named_metric(metric)), table(head, rows, "numbers")))
+            made.append(joined(node("h3", blocks.named_metric(metric)), table(head, rows, "numbers")))
     return made
 
 
@@ -149,7 +148,7 @@ def _spread(row: Fields) -> object:
 
 def _means(cells: _Cells) -> Section:
     if not cells.metrics:
-        return Section("results", "Results", notice("No run has finished yet."))
+        return Section("results", "Results", blocks.notice("No run has finished yet."))
 
     def cell(metric: str, method: str, size: int) -> Html:
         row = cells.mean(method, size, metric)
@@ -257,7 +256,7 @@ def _every_run(cells: _Cells) -> Section:
                 *(value_text(of_run.get(key), key) for key in keys),
             ]
         )
-    head: list[Child] = ["run", "status", "seed", "steps", "settings", *(named_metric(key) for key in keys)]
+    head: list[Child] = ["run", "status", "seed", "steps", "settings", *(blocks.named_metric(key) for key in keys)]
     return Section(
         "runs", "Every run", blocks.folded(say.counted(len(cells.runs), "run"), table(head, written, "numbers"))
     )

@@ -8,8 +8,8 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
-from fullbatch.report.blocks import Section
-from fullbatch.report.charts import COLORS, Axis, Chart, Series, figures
+from fullbatch.report.blocks import Html, Section, first_shown, joined, node
+from fullbatch.report.charts import COLORS, Axis, Chart, Series, figure, figures
 from fullbatch.report.collect import AUDITED, PROBED, Fields, RunData, fields_of, numbers_of
 from fullbatch.report.wording import is_number, is_share, metric_name, metric_words
 
@@ -200,3 +200,28 @@ def clock_of(run: RunData, most: int = 100) -> tuple[list[int], list[float], lis
         seconds.append(round(so_far, 3))
         pairs.append(int(line["samples"] if is_number(line.get("samples")) else step * run.batch_size))
     return steps, seconds, pairs
+
+
+def curves_section(charts: Sequence[Chart], filters: Sequence[str] = (), lead: str = "") -> Section:
+    if not charts:
+        return Section("curves", "Curves", Html(""))
+    controls = node(
+        "div",
+        _choice("x", (("step", "steps"), ("samples", "pairs seen"), ("time", "time")), "along"),
+        node("button", "smooth", type="button", class_="smooth", aria_pressed="false"),
+        _choice("filter", tuple((name, name) for name in filters), "batch size") if len(filters) > 1 else None,
+        node("div", class_="legend shared"),
+        class_="controls",
+    )
+    ordered = sorted(charts, key=lambda chart: chart.more)
+    main = sum(not chart.more for chart in charts)
+    body = first_shown([figure(chart) for chart in ordered], main, "curve", "charts")
+    return Section("curves", "Curves", joined(controls, body), lead)
+
+
+def _choice(name: str, options: Sequence[tuple[str, str]], label: str) -> Html:
+    buttons = [
+        node("button", text, type="button", data_value=value, aria_pressed="true" if place == 0 else "false")
+        for place, (value, text) in enumerate(options)
+    ]
+    return node("div", node("span", label), buttons, class_="choice", data_choice=name, role="group", aria_label=label)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any, TypeVar
 
 import torch
 from PIL import Image, features
@@ -30,8 +31,8 @@ from fullbatch.loading import load_trained
 from fullbatch.models.build import build_model
 from fullbatch.models.execution import in_precision
 from fullbatch.models.two_towers import TwoTowers
+from fullbatch.report.blocks import Child, Html, node, quoted
 from fullbatch.report.collect import RunData
-from fullbatch.report.markup import Child, Html, node, quoted
 from fullbatch.training.run_folder import Folder
 
 CAPTION = 160  # characters shown of a caption
@@ -41,6 +42,7 @@ _MANY = 2000  # samples that are worth starting workers for
 SAMPLES_ON_CPU, SAMPLES_ON_GPU = 4_000, 20_000
 UNUSABLE = (ValueError, OSError, RuntimeError, ImportError)  # what a model that cannot be loaded or used raises
 Pair = tuple[int, int, float]  # two rows, the first before the second, and a score
+PairT = TypeVar("PairT", bound=tuple[Any, ...])  # two rows, and whatever is told of them
 
 
 @dataclass(frozen=True)
@@ -210,10 +212,10 @@ def nearest_other(
     return [(other if score > -torch.inf else None, score) for other, score in nearest]
 
 
-def without_repeats(pairs: Sequence[Pair], most: int, often: int = 2) -> list[Pair]:
+def without_repeats(pairs: Sequence[PairT], most: int, often: int = 2) -> list[PairT]:
     """The first pairs, no sample in more than a few: one strange sample would fill the list."""
     seen: Counter[int] = Counter()
-    kept: list[Pair] = []
+    kept: list[PairT] = []
     for pair in pairs:
         if len(kept) < most and max(seen[pair[0]], seen[pair[1]]) < often:
             seen.update(pair[:2])

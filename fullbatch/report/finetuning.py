@@ -6,11 +6,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fullbatch.config.messages import plain
-from fullbatch.report.blocks import Section, first_shown, folded, listing, named_metric, notice, some_names, table
+from fullbatch.report import blocks
+from fullbatch.report.blocks import Child, Html, Section, joined, node, table
 from fullbatch.report.charts import Axis, Chart, Mark, Series, figure, figures
 from fullbatch.report.collect import Fields, RunData, fields_of, records_of
 from fullbatch.report.curves import SEEN, metric_axis, short_name, trained_on
-from fullbatch.report.markup import Child, Html, joined, node
 from fullbatch.report.wording import (
     NOTHING,
     count_text,
@@ -36,7 +36,11 @@ def finetuning_section(run: RunData) -> Section:
     if not run.finetune:
         return Section("finetuning", "Fine-tuning", Html(""))
     places = [figure(chart) for chart in task_charts(run)]
-    shown = first_shown(places, _CHARTS, "task", "charts") if places else notice("No task has been measured yet.")
+    shown = (
+        blocks.first_shown(places, _CHARTS, "task", "charts")
+        if places
+        else blocks.notice("No task has been measured yet.")
+    )
     body = joined(_verdict(run), _before_after(run), node("h3", "From the base on"), shown, _mixtures(run))
     lead = (
         f"Base: {plain(run.finetune.get('model', NOTHING), 120)}. The base's values are those measured before the "
@@ -70,7 +74,7 @@ def _verdict(run: RunData) -> Html:
     elif is_number(mixed):
         where = f", in {plain(written, 60)}/" if written else ""
         lines.append(f"Of the mixtures of base and tuned weights the best has {percent(mixed)} of the tuned{where}.")
-    return listing(lines, "verdicts")
+    return blocks.listing(lines, "verdicts")
 
 
 def _best(record: Fields) -> str:
@@ -92,7 +96,7 @@ def _before_after(run: RunData) -> Html:
         lost = "below-chance" if task.get("regressed") is True else None
         rows.append(
             [
-                named_metric(f"{task.get('task')} {metric}"),
+                blocks.named_metric(f"{task.get('task')} {metric}"),
                 node("td", chance, data_label="chance"),
                 node("td", value_text(task.get("base"), metric), data_label="base"),
                 node("td", value_text(task.get("tuned"), metric), class_="value", data_label="tuned"),
@@ -157,10 +161,14 @@ def _mixtures(run: RunData) -> Html | None:
         named = [str(task) for task in lost] if isinstance(lost, list) else []
         best = " (best)" if point.get("alpha") == run.interpolation.get("best_alpha") else ""
         score = value_text(point.get("score"), str(run.interpolation.get("metric", "")))
-        below = node("span", f"▼ {some_names(named, _MOST_NAMED, 'task')}", class_="below-chance") if named else "none"
+        below = (
+            node("span", f"▼ {blocks.some_names(named, _MOST_NAMED, 'task')}", class_="below-chance")
+            if named
+            else "none"
+        )
         rows.append([f"{plain(point.get('alpha'), 20)}{best}", score, below])
     every = table((_ALPHA, "score", "regressed beyond the tolerance"), rows, "settings")
-    return joined(node("h3", "Mixtures"), figures([chart]), folded("every mixture", every))
+    return joined(node("h3", "Mixtures"), figures([chart]), blocks.folded("every mixture", every))
 
 
 # ---------------------------------------------------------------------------------------------------------------------

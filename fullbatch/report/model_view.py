@@ -25,12 +25,11 @@ from fullbatch.evaluation.retrieval import equal_captions, recalls
 from fullbatch.evaluation.similarities import FAR, NEAREST, Distribution
 from fullbatch.evaluation.tasks import tasks_of
 from fullbatch.finetuning.record import BASE, TUNED
-from fullbatch.report.blocks import Section, folded, note, notices, table
+from fullbatch.report.blocks import Child, Html, Section, folded, joined, node, note, notices, quoted, table
 from fullbatch.report.charts import Axis, Chart, figures
 from fullbatch.report.collect import RunData
 from fullbatch.report.curves import area
 from fullbatch.report.embedded import CAPTION, UNUSABLE, Embedded, Pictures, RunModel, fits_the_other, without_repeats
-from fullbatch.report.markup import Child, Html, joined, node, quoted
 from fullbatch.report.wording import MINUS, NOTHING, percent
 
 _MOST_TASKS = 2

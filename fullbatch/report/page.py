@@ -12,10 +12,9 @@ from importlib.resources import files
 from pathlib import Path
 
 import fullbatch
-from fullbatch.report.blocks import Page, Section, notice
+from fullbatch.report.blocks import Html, Page, Section, embedded_json, filled, node, notice
 from fullbatch.report.collect import COMPARISON, SEARCH, read_run, read_summary
 from fullbatch.report.comparison_page import comparison_page
-from fullbatch.report.markup import Html, embedded_json, filled, node
 from fullbatch.report.run_page import run_page, several_page
 from fullbatch.report.search_page import search_page
 from fullbatch.training.run_folder import replace_text
@@ -100,7 +99,7 @@ def render(page: Page, detail: Detail) -> str:
         "runs": list(page.runs),
         "filters": list(page.filters),
         "shared": page.shared,
-        "pictures": page.pictures.encoded(detail.side, detail.quality) if detail.side else [],
+        "pictures": page.pictures.encoded(detail.side, detail.quality) if page.pictures and detail.side else [],
     }
     policy = (
         f"default-src 'none'; script-src '{_hash_of(script)}'; style-src '{_hash_of(style)}'; img-src data:; "

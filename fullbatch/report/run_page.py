@@ -10,13 +10,12 @@ from fullbatch.data.loader import SamplePool
 from fullbatch.data.sources import open_source
 from fullbatch.report import blocks, model_view
 from fullbatch.report import wording as say
-from fullbatch.report.blocks import Page, Section, named_metric, notice, notices, table
+from fullbatch.report.blocks import Child, Html, Page, Section, joined, named_metric, node, notice, notices, table
 from fullbatch.report.charts import BASELINE
 from fullbatch.report.collect import MainResult, RunData, records_of
-from fullbatch.report.curves import batch_losses_section, for_script, run_charts
+from fullbatch.report.curves import batch_losses_section, curves_section, for_script, run_charts
 from fullbatch.report.embedded import UNUSABLE, Pictures, RunModel, shown_model
 from fullbatch.report.finetuning import cost_section, finetuning_section
-from fullbatch.report.markup import Child, Html, joined, node
 from fullbatch.report.suspects import find_suspects, suspects_section, write_suspects
 from fullbatch.report.wording import NOTHING, TIMES, is_number, signed, value_text
 
@@ -37,7 +36,7 @@ def run_page(run: RunData, baseline: RunData | None, beside: Path, pictures: boo
         sections=[
             finetuning_section(run),
             _results_section(run, baseline),
-            blocks.curves_section(run_charts(runs, labels, [0, BASELINE][: len(runs)])),
+            curves_section(run_charts(runs, labels, [0, BASELINE][: len(runs)])),
             *(_picture_sections(run, shelf, beside, samples) if pictures else of_data),
             batch_losses_section(run),
             cost_section([run]),
@@ -209,7 +208,7 @@ def several_page(runs: Sequence[RunData], baseline: RunData | None, pictures: bo
         sections=[
             Section("runs", "Runs", _runs_table(named)),
             _side_by_side(named, baseline),
-            blocks.curves_section(run_charts(runs, labels, range(len(runs)))),
+            curves_section(run_charts(runs, labels, range(len(runs)))),
             model_view.similarities_section(*views),
             cost_section(runs, labels),
             _different_settings(named),

@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from fullbatch.config.messages import plain
+from fullbatch.report.blocks import Html, joined, node
 from fullbatch.report.charts import BASELINE, SHADES, Axis, Chart, Dot, Label, Look, Series, figure, figures
 from fullbatch.report.collect import Fields, fields_of
-from fullbatch.report.markup import Html, joined, node
 from fullbatch.report.wording import NOTHING, TIMES, counted, is_number, number, setting_text
 
 WHOLE = ("done", "stopped")  # statuses whose value is that of a training to its end

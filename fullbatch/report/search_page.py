@@ -8,10 +8,10 @@ from typing import Any
 
 from fullbatch.config.messages import plain
 from fullbatch.config.tree import write_values
-from fullbatch.report.blocks import Page, Section, best, folded, listing, note, notice, page_header, table
+from fullbatch.report import blocks
+from fullbatch.report.blocks import Child, Html, Page, Section, filled, joined, node, table
 from fullbatch.report.charts import figures
 from fullbatch.report.collect import Fields, SummaryFile, fields_of, numbers_of, records_of
-from fullbatch.report.markup import Child, Html, filled, joined, node
 from fullbatch.report.search_figures import (
     WHOLE,
     EndedTrial,
@@ -151,7 +151,7 @@ def _header(summary: SummaryFile, phases: Sequence[_Phase], metrics: Sequence[Se
         ("device-hours", short_number(cost.get("device_hours"))),
         ("left", f"about {duration(left)}" if is_number(left) and cost.get("trials_done") != owed else ""),
     ]
-    return page_header("a search", plain(summary.name, 120), facts, _failed(phases))
+    return blocks.page_header("a search", plain(summary.name, 120), facts, _failed(phases))
 
 
 def _failed(phases: Sequence[_Phase]) -> Html:
@@ -165,17 +165,19 @@ def _failed(phases: Sequence[_Phase]) -> Html:
     if len(items) > _MOST_ERRORS:
         items[_MOST_ERRORS:] = [f"and {len(items) - _MOST_ERRORS} more, in search.csv"]
     heading = node("p", "Trials that could not be trained:") if items else None
-    return filled("div", heading, listing(items), class_="notice")
+    return filled("div", heading, blocks.listing(items), class_="notice")
 
 
 def _winner(winner: Fields) -> Section:
     if not winner:
-        return Section("winner", "In short", notice("No trial has ended with a value yet, so there is no winner."))
+        return Section(
+            "winner", "In short", blocks.notice("No trial has ended with a value yet, so there is no winner.")
+        )
     settings = [(plain(name, 60), plain(setting_text(value))) for name, value in fields_of(winner, "params").items()]
     body = joined(
-        listing([plain(winner.get("said"), 1200)], "verdicts"),
+        blocks.listing([plain(winner.get("said"), 1200)], "verdicts"),
         table(("the winner's settings", "value"), settings, "settings"),
-        note(joined("Its whole config is best.yaml: ", node("code", "fullbatch train --config best.yaml"))),
+        blocks.note(joined("Its whole config is best.yaml: ", node("code", "fullbatch train --config best.yaml"))),
     )
     return Section("winner", "In short", body)
 
@@ -199,7 +201,7 @@ def _finalists(summary: SummaryFile, metrics: Sequence[SearchMetric]) -> Section
     body = joined(
         [finalists(number, rows, tips, metric) for number, metric in enumerate(metrics)],
         _paired(winner, metrics),
-        filled("p", listing(unfit), class_="notice"),
+        filled("p", blocks.listing(unfit), class_="notice"),
     )
     return Section("finalists", "Finalists", body, lead)
 
@@ -261,7 +263,7 @@ def _tried(phase: _Phase, metric: SearchMetric, log_scaled: Sequence[str]) -> Se
     count = f"{len(trials)} of {counted(owed, 'trial')}" if isinstance(owed, int) else counted(len(trials), "trial")
     lead = f"{phase.lead} {count} ended{f', {phase.running} running' if phase.running else ''}."
     if not trials:
-        return Section(key, phase.title, notice("No trial has ended yet."), lead)
+        return Section(key, phase.title, blocks.notice("No trial has ended yet."), lead)
     if len(trials) > _MOST_DRAWN:  # the best half, and of the others every so many-th
         order, half = phase.by_rank(), _MOST_DRAWN // 2
         stride = -(-len(order[half:]) // half)
@@ -310,7 +312,7 @@ def _ranked(phases: Sequence[_Phase], metrics: Sequence[SearchMetric]) -> Sectio
             node("h3", phase.title),
             node("p", f"All with {_settings(common)}.", class_="note") if common else None,
             table(head, rows[:_FIRST_ROWS], "trials"),
-            folded(f"{len(more)} more of {phase.title.lower()}", table(head, more, "trials")),
+            blocks.folded(f"{len(more)} more of {phase.title.lower()}", table(head, more, "trials")),
             node("p", f"{left} more are in search.csv.", class_="note") if left > 0 else None,
         ]
     by = "by value" if len(metrics) == 1 else "by fronts, within a front by the first metric"
@@ -326,7 +328,7 @@ def _trial_row(trial: EndedTrial, metrics: Sequence[SearchMetric], common: Seque
     return [
         joined(trial.label, None if hidden else node("span", which, class_="kind")),
         NOTHING if trial.rank is None else str(trial.rank),
-        best(values[0], trial.rank == 1 and trial.status in WHOLE),
+        blocks.best(values[0], trial.rank == 1 and trial.status in WHOLE),
         *values[1:],
         trial.status,
         _settings_cell(trial.params, common),
@@ -353,5 +355,5 @@ def _cost(phases: Sequence[_Phase]) -> Section:
 def _plan(plan: Fields) -> Section:
     short = {key: value for key, value in plan.items() if key != "base"}
     base = node("pre", node("code", write_values(fields_of(plan, "base"))))
-    body = joined(node("pre", node("code", write_values(short))), folded("the base config of all trials", base))
+    body = joined(node("pre", node("code", write_values(short))), blocks.folded("the base config of all trials", base))
     return Section("plan", "Plan", body if plan else Html(""))

@@ -11,9 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fullbatch.report.blocks import Page, Section, page_header, table
+from fullbatch.report.blocks import Html, Page, Section, joined, node, page_header, table
 from fullbatch.report.charts import Axis, Chart, Mark, Series, figures
-from fullbatch.report.markup import Html, joined, node
 from fullbatch.theory.embeddings import antipodes, optimum_of
 from fullbatch.theory.minimizers import NEAR, Descent, Race, Unproven
 from fullbatch.theory.study import Rows, Study, ToyWalks, optimum_rows, race_rows, toy_rows, unproven_rows

@@ -20,11 +20,10 @@ from fullbatch.report.embedded import (
 )
 from fullbatch.report.suspects import (
     Memory,
-    _copies,
+    copies,
     extreme_temperatures,
     find_suspects,
     read_memory,
-    same_captions,
     words_of,
     write_suspects,
 )
@@ -72,13 +71,6 @@ def test_nearest_other_is_of_another_caption(embedded_rows):
     assert nearest_other(image[:1], text[:1], groups[:1], [0])[0][0] is None
 
 
-def test_captions_are_equal_but_for_case_and_punctuation():
-    captions = ["A red apple.", "keycap: #", "red apple, a", "keycap: *", "a red apple", "Red Apple"]
-    assert set(same_captions(captions)) == {(0, 2), (2, 4)}  # a chain, not every pair
-    assert same_captions(captions)[0, 2] == "the same words in the caption, 3 times in the sample"
-    assert words_of("!!!") == ("!!!",)
-
-
 def test_thinning_keeps_the_mean_and_the_extremes():
     line = Series("loss", x=list(range(1, 1001)), y=[math.sin(k) for k in range(1000)])
     short = thin(line, 50)
@@ -118,10 +110,18 @@ def copies_of_one_picture(found, captions, pictures=None):
     letters = [letter.encode() for letter in pictures or "a" * len(captions)]
     embedded.__dict__["origins"] = [(f"s{row}", letter) for row, letter in enumerate(letters)]
     return {
-        suspects[0].kind: [(suspect.first, suspect.other, suspect.reason) for suspect in suspects]
-        for suspects in _copies(embedded)
+        kind: [(suspect.first, suspect.other, suspect.reason) for suspect in suspects]
+        for kind, suspects in copies(embedded).items()
         if suspects
     }
+
+
+def test_captions_are_equal_but_for_case_and_punctuation(found):
+    captions = ["A red apple.", "keycap: #", "red apple, a", "keycap: *", "a red apple", "Red Apple"]
+    told = {pair[:2]: pair[2] for pair in copies_of_one_picture(found, captions, "abcdef")["same_caption"]}
+    assert set(told) == {(0, 2), (2, 4)}  # a chain, not every pair
+    assert told[0, 2].startswith("the same words in the caption, 3 times in the sample; ")
+    assert words_of("!!!") == ("!!!",)
 
 
 def test_three_copies_are_two_pairs_of_equal_captions(found):
