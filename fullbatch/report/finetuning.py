@@ -7,23 +7,12 @@ from collections.abc import Sequence
 
 from fullbatch.config.messages import plain
 from fullbatch.report import blocks
+from fullbatch.report import wording as say
 from fullbatch.report.blocks import Child, Html, Section, joined, node, table
 from fullbatch.report.charts import Axis, Chart, Mark, Series, figure, figures
 from fullbatch.report.collect import Fields, RunData, fields_of, records_of
 from fullbatch.report.curves import SEEN, metric_axis, short_name, trained_on
-from fullbatch.report.wording import (
-    NOTHING,
-    count_text,
-    counted,
-    duration,
-    is_number,
-    is_share,
-    metric_words,
-    percent,
-    short_number,
-    signed,
-    value_text,
-)
+from fullbatch.report.wording import NOTHING, is_number, is_share, percent, value_text
 
 _CHARTS = 6  # of tasks that stand open; the others are folded
 _MOST_REASONS = 5  # of the verdict
@@ -36,11 +25,9 @@ def finetuning_section(run: RunData) -> Section:
     if not run.finetune:
         return Section("finetuning", "Fine-tuning", Html(""))
     places = [figure(chart) for chart in task_charts(run)]
-    shown = (
-        blocks.first_shown(places, _CHARTS, "task", "charts")
-        if places
-        else blocks.notice("No task has been measured yet.")
-    )
+    shown = blocks.first_shown(places, _CHARTS, "task", "charts")
+    if not places:
+        shown = blocks.notice("No task has been measured yet.")
     body = joined(_verdict(run), _before_after(run), node("h3", "From the base on"), shown, _mixtures(run))
     lead = (
         f"Base: {plain(run.finetune.get('model', NOTHING), 120)}. The base's values are those measured before the "
@@ -54,15 +41,15 @@ def _verdict(run: RunData) -> Html:
     match record.get("outcome"):
         case "tuned":
             tolerance = record.get("tolerance")
-            points = f"{100.0 * tolerance:g} point" if is_number(tolerance) else "the tolerance"
-            points += "s" if is_number(tolerance) and points != "1 point" else ""
+            points = f"{100.0 * tolerance:g} points" if is_number(tolerance) else "the tolerance"
+            points = "1 point" if points == "1 points" else points
             lines.append(f"The tuned model is kept{_best(record)}. No task lost more than {points}.")
         case "kept_base":
             why = record.get("reasons")
             reasons = [plain(reason) for reason in why] if isinstance(why, list) else []
             lines.append(joined("The base is kept", ": " if reasons else ".", "; ".join(reasons[:_MOST_REASONS])))
             if len(reasons) > _MOST_REASONS:
-                lines.append(f"There are {counted(len(reasons) - _MOST_REASONS, 'more reason')}; see the table.")
+                lines.append(f"There are {say.counted(len(reasons) - _MOST_REASONS, 'more reason')}; see the table.")
             if not run.interpolation and record.get("best_step") is not None:
                 command = node("code", f"fullbatch interpolate {plain(run.path, 200)}")
                 lines.append(joined("A mixture of both may keep what either knows: ", command))
@@ -100,7 +87,7 @@ def _before_after(run: RunData) -> Html:
                 node("td", chance, data_label="chance"),
                 node("td", value_text(task.get("base"), metric), data_label="base"),
                 node("td", value_text(task.get("tuned"), metric), class_="value", data_label="tuned"),
-                node("td", signed(task.get("change"), metric), class_=lost, data_label="change"),
+                node("td", say.signed(task.get("change"), metric), class_=lost, data_label="change"),
                 node("td", node("span", "▼ regressed", class_=lost) if lost else None),
             ]
         )
@@ -121,7 +108,7 @@ def task_charts(run: RunData) -> list[Chart]:
         marks = [Mark("base", points[0])] if 0 in points else []
         if marks and recovery:
             points.setdefault(recovery, marks[0].y)
-        source, what = metric_words(key)
+        source, what = say.metric_words(key)
         note = f"{what}{SEEN * trained_on(run, key)}"
         note += f"; the best epoch ends at step {best:,}" if isinstance(best, int) and best > 0 else ""
         curve = Series("tuned", sorted(points), [points[step] for step in sorted(points)], run=0)
@@ -161,12 +148,8 @@ def _mixtures(run: RunData) -> Html | None:
         named = [str(task) for task in lost] if isinstance(lost, list) else []
         best = " (best)" if point.get("alpha") == run.interpolation.get("best_alpha") else ""
         score = value_text(point.get("score"), str(run.interpolation.get("metric", "")))
-        below = (
-            node("span", f"▼ {blocks.some_names(named, _MOST_NAMED, 'task')}", class_="below-chance")
-            if named
-            else "none"
-        )
-        rows.append([f"{plain(point.get('alpha'), 20)}{best}", score, below])
+        below = node("span", f"▼ {blocks.some_names(named, _MOST_NAMED, 'task')}", class_="below-chance")
+        rows.append([f"{plain(point.get('alpha'), 20)}{best}", score, below if named else "none"])
     every = table((_ALPHA, "score", "regressed beyond the tolerance"), rows, "settings")
     return joined(node("h3", "Mixtures"), figures([chart]), blocks.folded("every mixture", every))
 
@@ -183,17 +166,17 @@ def cost_section(runs: Sequence[RunData], labels: Sequence[str] = ()) -> Section
         named = [(plain(stage.get("stage"), 60), stage) for stage in stages]
         if len(stages) > 1:
             devices = run.cost.get("devices")
-            by = f", {counted(devices, 'device')}" if isinstance(devices, int) else ""
+            by = f", {say.counted(devices, 'device')}" if isinstance(devices, int) else ""
             names = ("steps", "samples", "seconds", "device_hours")
             sums = {name: sum(stage[name] for stage in stages if is_number(stage.get(name))) for name in names}
             named.append((f"together{by}", sums))
         for name, stage in named:
             cells: list[Child] = [
                 "recovery (frozen weights)" if name == "recovery" else name,
-                count_text(stage.get("steps")),
-                count_text(stage.get("samples")),
-                duration(stage["seconds"]),
-                short_number(stage.get("device_hours")),
+                say.count_text(stage.get("steps")),
+                say.count_text(stage.get("samples")),
+                say.duration(stage["seconds"]),
+                say.short_number(stage.get("device_hours")),
             ]
             rows.append([labels[place], *cells] if labels else cells)
     head = [*(["run"] if labels else []), "stage", "steps", "pairs", "time", "device-hours"]

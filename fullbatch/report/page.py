@@ -12,7 +12,7 @@ from importlib.resources import files
 from pathlib import Path
 
 import fullbatch
-from fullbatch.report.blocks import Html, Page, Section, embedded_json, filled, node, notice
+from fullbatch.report.blocks import Html, Page, embedded_json, filled, node, notice
 from fullbatch.report.collect import COMPARISON, SEARCH, read_run, read_summary
 from fullbatch.report.comparison_page import comparison_page
 from fullbatch.report.run_page import run_page, several_page
@@ -46,10 +46,8 @@ def write_page(
     """Write the page about a run, several runs, a comparison folder or a search folder, and return where it lies.
 
     ``output`` is report.html in the folder itself, or in the folder above several runs.  Without ``pictures`` neither
-    model nor data are read.  ``samples`` bounds how much of each data set is embedded.  ``baseline`` is a run to
-    compare with.  Beside the page of one run lies suspects.csv.
-
-    >>> write_page([Path("runs/demo")])  # doctest: +SKIP
+    model nor data are read.  ``samples`` bounds how much of each data set is embedded.  Beside the page of one run
+    lies suspects.csv.
     """
     if not paths:
         raise ValueError("Name at least one run folder.")
@@ -92,6 +90,12 @@ def fitting(page: Page) -> str:
 def render(page: Page, detail: Detail) -> str:
     style, script = _asset("page.css"), _asset("page.js")
     shown = [section for section in page.sections if section.body]
+    links, words = [node("a", section.title, href=f"#{section.key}") for section in shown], "light or dark"
+    theme = node("button", "◐", type="button", id="theme", title=words, aria_label=f"switch between {words}")
+    sections = [
+        node("section", node("h2", part.title), filled("p", part.lead, class_="lead"), part.body, id=part.key)
+        for part in shown
+    ]
     lines = sum(len(chart.series) for chart in page.charts)
     points = max(10, min(detail.points, _MOST_POINTS // max(lines, 1)))
     data = {
@@ -105,37 +109,25 @@ def render(page: Page, detail: Detail) -> str:
         f"default-src 'none'; script-src '{_hash_of(script)}'; style-src '{_hash_of(style)}'; img-src data:; "
         "base-uri 'none'; form-action 'none'"
     )
+    named = {"viewport": "width=device-width, initial-scale=1", "referrer": "no-referrer", "color-scheme": "light dark"}
     head = node(
         "head",
         node("meta", charset="utf-8"),
         node("meta", http_equiv="Content-Security-Policy", content=policy),
-        node("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        node("meta", name="referrer", content="no-referrer"),
-        node("meta", name="color-scheme", content="light dark"),
+        [node("meta", name=name, content=content) for name, content in named.items()],
         node("title", page.title),
         node("style", Html(style)),
     )
     off = notice("The charts are drawn by the page's own script, which is switched off.") if page.charts else None
     body = node(
         "body",
-        _navigation(shown),
-        node("main", node("header", page.header), node("noscript", off), [_section(part) for part in shown]),
+        node("nav", node("div", links, class_="links"), theme, aria_label="sections"),
+        node("main", node("header", page.header), node("noscript", off), sections),
         node("footer", f"Written by fullbatch {fullbatch.__version__}. This file loads nothing from anywhere."),
         node("script", embedded_json(data), type="application/json", id="data"),
         node("script", Html(script)),
     )
     return f"<!doctype html>\n{node('html', head, body, lang='en')}\n"
-
-
-def _navigation(sections: Sequence[Section]) -> Html:
-    links, words = [node("a", section.title, href=f"#{section.key}") for section in sections], "light or dark"
-    theme = node("button", "◐", type="button", id="theme", title=words, aria_label=f"switch between {words}")
-    return node("nav", node("div", links, class_="links"), theme, aria_label="sections")
-
-
-def _section(section: Section) -> Html:
-    lead = filled("p", section.lead, class_="lead")
-    return node("section", node("h2", section.title), lead, section.body, id=section.key)
 
 
 @cache

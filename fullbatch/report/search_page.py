@@ -9,22 +9,11 @@ from typing import Any
 from fullbatch.config.messages import plain
 from fullbatch.config.tree import write_values
 from fullbatch.report import blocks
+from fullbatch.report import search_figures as draw
 from fullbatch.report.blocks import Child, Html, Page, Section, filled, joined, node, table
 from fullbatch.report.charts import figures
 from fullbatch.report.collect import Fields, SummaryFile, fields_of, numbers_of, records_of
-from fullbatch.report.search_figures import (
-    WHOLE,
-    EndedTrial,
-    SearchMetric,
-    by_choice,
-    finalists,
-    front,
-    importance,
-    learning_curves,
-    parallel,
-    progression,
-    slices,
-)
+from fullbatch.report.search_figures import WHOLE, EndedTrial, SearchMetric
 from fullbatch.report.wording import NOTHING, counted, difference_text, duration, is_number, setting_text, short_number
 from fullbatch.trials.statistics import SEEDS_TO_TELL
 
@@ -199,7 +188,7 @@ def _finalists(summary: SummaryFile, metrics: Sequence[SearchMetric]) -> Section
         else ". A winner picked as the best of several on the same evaluation sets looks a little better than it is."
     )
     body = joined(
-        [finalists(number, rows, tips, metric) for number, metric in enumerate(metrics)],
+        [draw.finalists(number, rows, tips, metric) for number, metric in enumerate(metrics)],
         _paired(winner, metrics),
         filled("p", blocks.listing(unfit), class_="notice"),
     )
@@ -254,7 +243,7 @@ def _front(summary: SummaryFile, phases: Sequence[_Phase], metrics: Sequence[Sea
         for row in rows
     ]
     head = ["on the front", *(metric.short for metric in metrics), "settings"]
-    body = joined(front(shown, [numbers_of(row, "values") for row in rows], metrics), table(head, cells, "trials"))
+    body = joined(draw.front(shown, [numbers_of(row, "values") for row in rows], metrics), table(head, cells, "trials"))
     return Section("front", "Front", body, f"Not beaten in every metric, among the {of}.")
 
 
@@ -270,21 +259,24 @@ def _tried(phase: _Phase, metric: SearchMetric, log_scaled: Sequence[str]) -> Se
         trials = sorted([*order[:half], *order[half::stride]], key=lambda trial: trial.slot)
         lead += f" The figures show {len(trials)}: the best half of them, and a part of the others."
     choosing = key != "fine"
-    bars, why = importance(key, fields_of(phase.content, "importance")), plain(phase.content.get("why_none") or "", 200)
+    bars, why = (
+        draw.importance(key, fields_of(phase.content, "importance")),
+        plain(phase.content.get("why_none") or "", 200),
+    )
     charts = [
-        by_choice(key, trials, "optimizer", "method", metric) if choosing else None,
-        by_choice(key, trials, "method", "optimizer", metric) if choosing else None,
-        progression(key, trials, metric, "method" if choosing else None),
+        draw.by_choice(key, trials, "optimizer", "method", metric) if choosing else None,
+        draw.by_choice(key, trials, "method", "optimizer", metric) if choosing else None,
+        draw.progression(key, trials, metric, "method" if choosing else None),
         bars,
-        learning_curves(key, trials, metric),
+        draw.learning_curves(key, trials, metric),
     ]
     varied = [trial for trial in trials if trial.params]
     sliced = [_without_choices(trial) for trial in varied] if choosing else varied
     body = joined(
         figures(charts) or node("div", class_="charts"),
         node("p", f"No importance: {why}.", class_="note") if bars is None and why else None,
-        slices(key, sliced, log_scaled, metric),
-        parallel(key, varied, log_scaled, metric),
+        draw.slices(key, sliced, log_scaled, metric),
+        draw.parallel(key, varied, log_scaled, metric),
     )
     return Section(key, phase.title, body, lead)
 

@@ -32,10 +32,8 @@ METHODS: dict[Method, str] = {"ordered": "OSGD", "uniform": "SGD", "all_batches"
 
 @dataclass(frozen=True)
 class Start:
-    """The learning rate eta, and the angle at which all points start."""
-
-    rate: float
-    epsilon: float
+    rate: float  # eta
+    epsilon: float  # the angle at which all points start
 
 
 def points(theta_R4: Tensor) -> Tensor:
@@ -57,10 +55,8 @@ def angle_gradient(theta_R4: Tensor, batches_RKB: Tensor) -> Tensor:
 
 
 def initial_drifts(epsilon: float) -> tuple[float, float]:
-    """How fast an angle grows at first, by unit of rate and expected over the draws: OSGD's, and SGD's.
-
-    OSGD's two hardest batches, {1, 2} and {3, 4}, are alike and come in turn; SGD draws one of the six.
-    """
+    """How fast an angle grows at first, by unit of rate and expected over the draws: OSGD's, whose two hardest batches,
+    {1, 2} and {3, 4}, are alike and come in turn, and SGD's, which draws one of the six."""
     start_4 = torch.full((POINTS,), epsilon, dtype=torch.float64)
     losses_K = batch_losses(heat_map(start_4), BATCHES)
     hardest_KB = BATCHES[losses_K >= losses_K.max() - 1e-14]
@@ -81,18 +77,13 @@ class Path:
 
     def hitting_time(self, rho: float) -> int | None:
         """The first step at which every point's expected angle is beyond pi / 4 - rho; None: not within these steps.
-
-        The paper also asks for less than pi / 4; a step of finite rate may jump over it, so that is not asked here.
-        """
+        The paper also asks for less than pi / 4, which a step of finite rate may jump over."""
         return next((step for step, least in enumerate(self.least_T) if least > GOAL - rho), None)
 
 
 def walk(method: Method, start: Start, steps: int, runs: int = 4000, enough: float = GOAL) -> Path:
-    """Descend by the method until the least expected angle is beyond ``enough``, or so many steps.
-
-    Only SGD is random, and its expectation is over so many runs; by symmetry it is the same for the four points, so
-    they are averaged.
-    """
+    """Descend by the method until the least expected angle is beyond ``enough``, or so many steps.  Only SGD is random:
+    its expectation is over so many runs and, by symmetry, over the four points."""
     random = method == "uniform"
     theta_R4 = torch.full((runs if random else 1, POINTS), start.epsilon, dtype=torch.float64)
     generator = torch.Generator().manual_seed(0)
