@@ -50,8 +50,8 @@ def _filled(empty: Sequence[Series], lines_of_series: Sequence[Sequence[Fields]]
     """Steps, and what the lines say under this key; a series without any is left out."""
     made = []
     for series, lines in zip(empty, lines_of_series, strict=True):
-        known = {line["step"]: float(line[key]) for line in lines if is_number(line.get(key))}
-        made += [replace(series, x=list(known), y=list(known.values()))] if known else []
+        known = [(line["step"], float(line[key])) for line in lines if is_number(line.get(key))]
+        made += [replace(series, x=[step for step, _ in known], y=[value for _, value in known])] if known else []
     return made
 
 
@@ -93,7 +93,7 @@ def _evaluations(runs: Sequence[RunData], empty: Sequence[Series]) -> list[Chart
     keys = list(dict.fromkeys(key for run in runs for line in run.evaluations for key in line if " " in key))
     lines = [run.evaluations for run in runs]
     seen = {key: any(trained_on(run, key) for run in runs) for key in keys}
-    if len(runs) > 1:
+    if len(runs) != 1:
         charts = []
         for place, key in enumerate(keys):
             title, note = metric_words(key)

@@ -175,14 +175,11 @@ def fits_the_other(image_ND: Tensor, text_ND: Tensor, groups_N: Tensor, most: in
 
 def looks_alike(tiny_NP: Tensor, most: int, within: float, chunk: int = 1024) -> list[Pair]:
     """Pairs of pictures by the negative root mean squared difference of their tiny pixels, if at most ``within``."""
-    square_N = tiny_NP.square().mean(dim=1)
 
     def scores(rows: slice) -> Tensor:
-        product_CN = tiny_NP[rows] @ tiny_NP.T / tiny_NP.shape[1]
-        squared_CN = (square_N[rows, None] + square_N[None, :] - 2.0 * product_CN).clamp_min_(0.0)
-        return -squared_CN.sqrt_()
+        return -torch.cdist(tiny_NP[rows], tiny_NP) / tiny_NP.shape[1] ** 0.5
 
-    return [pair for pair in _best_pairs(len(square_N), scores, most, chunk) if pair[2] >= -within]
+    return [pair for pair in _best_pairs(len(tiny_NP), scores, most, chunk) if pair[2] >= -within]
 
 
 def _best_pairs(count: int, scores: Callable[[slice], Tensor], most: int, chunk: int) -> list[Pair]:
@@ -239,7 +236,7 @@ class Pictures:
         return len(self._kept)
 
     def add(self, raw: bytes, name: str) -> int | None:
-        """The picture's number; None if it cannot be decoded."""
+        """Its number; None if it cannot be decoded."""
         digest = hashlib.blake2b(raw, digest_size=16).digest()
         if digest not in self._numbers:
             try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -43,19 +43,18 @@ class SearchMetric:
 
 @dataclass(frozen=True, eq=False)
 class EndedTrial:
-    """``value`` is that of the first metric; ``tip`` all of it in words."""
-
     slot: int
     rank: int | None
     label: str
     status: str
     params: Mapping[str, Any]
-    values: tuple[float | None, ...]
+    values: tuple[float | None, ...]  # of the metrics
     evaluations: tuple[tuple[float, float], ...]
-    tip: str
+    tip: str  # all of it in words
 
     @property
     def value(self) -> float | None:
+        """Of the first metric."""
         return self.values[0] if self.values else None
 
     @property
@@ -63,9 +62,8 @@ class EndedTrial:
         """Of a training to its end."""
         return self.value if self.status in WHOLE else None
 
-    @property
-    def look(self) -> Look:
-        return _LOOKS[self.status][0] if self.status in _LOOKS else "full"
+    def dot(self, x: float, y: float, look: Look | None = None) -> Dot:
+        return Dot(x, y, self.tip, look or _LOOKS.get(self.status, ("full", ""))[0])
 
 
 class _Drawn:
@@ -79,29 +77,25 @@ class _Drawn:
         self.trials = {
             trial: edge if trial.status == "diverged" or trial.value is None else trial.value for trial in shown
         }
+        ranked = [trial for trial in shown if trial.rank is not None]
+        self.best = min(ranked, key=lambda trial: trial.rank or 0, default=None)
 
     def note(self, text: str) -> str:
         """With what the looks of points mean."""
         statuses = {trial.status for trial in self.trials}
         return "; ".join([text, *(words for status, (_, words) in _LOOKS.items() if status in statuses)])
 
-    def series(self, setting: str | None, dot: Callable[[EndedTrial, float, float], Dot]) -> list[Series]:
+    def kinds(self, setting: str) -> list[str]:
+        return sorted({str(trial.params[setting]) for trial in self.trials if setting in trial.params})
+
+    def series(self, setting: str, dot: Callable[[EndedTrial, float, float], Dot]) -> list[Series]:
         """A series a value of the setting; ``dot`` places a trial, given its value and how far aside its series is."""
-        kinds = _kinds(self.trials, setting) or ["trials"]
+        kinds = self.kinds(setting) or ["trials"]
         dots: dict[str, list[Dot]] = {kind: [] for kind in kinds}
         for trial, value in self.trials.items():
-            kind = str(trial.params.get(setting, kinds[0])) if setting else kinds[0]
+            kind = str(trial.params.get(setting, kinds[0]))
             dots[kind].append(dot(trial, value, (kinds.index(kind) + 0.5) / len(kinds) - 0.5))
         return [Series.of_dots(kind, dots[kind], at) for at, kind in enumerate(kinds)]
-
-
-def _kinds(trials: Iterable[EndedTrial], name: str | None) -> list[str]:
-    return sorted({str(trial.params[name]) for trial in trials if name in trial.params}) if name else []
-
-
-def _best(trials: Iterable[EndedTrial]) -> EndedTrial | None:
-    ranked = [trial for trial in trials if trial.rank is not None]
-    return min(ranked, key=lambda trial: trial.rank or 0, default=None)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -111,18 +105,15 @@ def _best(trials: Iterable[EndedTrial]) -> EndedTrial | None:
 def by_choice(key: str, trials: Sequence[EndedTrial], along: str, colored: str, metric: SearchMetric) -> Chart | None:
     """A row a value of ``along``, best mean first, its points coloured by ``colored``; a bar marks the mean."""
     drawn = _Drawn([trial for trial in trials if along in trial.params], metric)
-    rows = _kinds(drawn.trials, along)
+    rows = drawn.kinds(along)
     if len(rows) < 2:
         return None
-    wholes: dict[str, list[float]] = {}
-    for trial in drawn.trials:
-        if trial.whole_value is not None:
-            wholes.setdefault(str(trial.params[along]), []).append(trial.whole_value)
-    means = {name: statistics.fmean(values) for name, values in wholes.items()}
+    wholes = [(str(trial.params[along]), trial.whole_value) for trial in drawn.trials if trial.whole_value is not None]
+    means = {name: statistics.fmean(value for of, value in wholes if of == name) for name, _ in wholes}
     rows.sort(key=lambda name: (name not in means, means.get(name, 0.0) * (-1 if metric.up else 1)))
 
     def dot(trial: EndedTrial, value: float, aside: float) -> Dot:
-        return Dot(value, rows.index(str(trial.params[along])) + 0.7 * aside, trial.tip, trial.look)
+        return trial.dot(value, rows.index(str(trial.params[along])) + 0.7 * aside)
 
     series = drawn.series(colored, dot)
     ticks = Series("mean", list(means.values()), [rows.index(name) for name in means], style="ticks", color="ink")
@@ -140,9 +131,7 @@ def by_choice(key: str, trials: Sequence[EndedTrial], along: str, colored: str, 
     )
 
 
-def progression(
-    key: str, trials: Sequence[EndedTrial], metric: SearchMetric, colored: str | None = None
-) -> Chart | None:
+def progression(key: str, trials: Sequence[EndedTrial], metric: SearchMetric, colored: str) -> Chart | None:
     """The value of each trial, and the best so far."""
     drawn = _Drawn(sorted(trials, key=lambda trial: trial.slot), metric)
     if not drawn.trials:
@@ -155,7 +144,7 @@ def progression(
             stair.append((trial.slot, value))
     best = stair[-1][1] if stair else None
     line = [Series.of_path("best so far", [*stair, (trial.slot + 0.5, best)], "ink")] if best is not None else []
-    dots = drawn.series(colored, lambda trial, value, _: Dot(trial.slot, value, trial.tip, trial.look))
+    dots = drawn.series(colored, lambda trial, value, _: trial.dot(trial.slot, value))
     words = f"{metric.short} of {counted(len(drawn.trials), 'trial')}, best {metric.text(best)}"
     note = drawn.note("the line is the best so far")
     return Chart(f"{key}-progression", "Progression", note, [*line, *dots], metric.axis(), Axis("trial"), words=words)
@@ -189,13 +178,13 @@ def learning_curves(key: str, trials: Sequence[EndedTrial], metric: SearchMetric
     ]
     if not shown:
         return None
-    best, many = _best(shown), "faint" if len(shown) > 60 else "thin"
+    best, many = _Drawn(shown, metric).best, "faint" if len(shown) > 60 else "thin"
     series = []
     for trial in sorted(shown, key=lambda trial: (trial is best, trial.status in WHOLE)):
         color = 1 if trial is best else 0 if trial.status in WHOLE else BASELINE
         weight = "thick" if trial is best else many
         series.append(Series.of_path(trial.label, trial.evaluations, color, weight=weight, tips=[trial.tip]))
-    cut = [Dot(*trial.evaluations[-1], trial.tip, "cross") for trial in shown if trial.status == "pruned"]
+    cut = [trial.dot(*trial.evaluations[-1], "cross") for trial in shown if trial.status == "pruned"]
     series += [Series.of_dots("pruned", cut, 1)] if cut else []
     words = f"{metric.short} over {counted(len(shown), 'trial')}' evaluations, {len(cut)} of them pruned"
     note = f"the thick line is the best trial{f'; {TIMES} is where a trial was pruned' if cut else ''}"
@@ -230,13 +219,12 @@ def setting_axes(trials: Collection[EndedTrial], log_scaled: Collection[str]) ->
 def slices(key: str, trials: Sequence[EndedTrial], log_scaled: Collection[str], metric: SearchMetric) -> Html | None:
     """A small chart a setting, all on the same upright scale; the best trial is ringed."""
     drawn = _Drawn(trials, metric)
-    axes, best = setting_axes(drawn.trials, log_scaled), _best(drawn.trials)
-    values = list(drawn.trials.values())
+    best, values = drawn.best, list(drawn.trials.values())
     y = replace(metric.axis(), reach=[min(values), max(values)] if values else [])
     charts: list[Chart] = []
-    for name, axis in axes.items():
+    for name, axis in setting_axes(drawn.trials, log_scaled).items():
         dots = [
-            Dot(_along(axis, trial, name), value, trial.tip, "ringed" if trial is best else trial.look)
+            trial.dot(_along(axis, trial, name), value, "ringed" if trial is best else None)
             for trial, value in sorted(drawn.trials.items(), key=lambda item: item[0] is best)
             if name in trial.params
         ]
@@ -331,8 +319,8 @@ def finalists(number: int, rows: Sequence[Fields], tips: Sequence[str], metric: 
         means.append(f"{label} {metric.text(mean)}")
         text = f"{label}: {metric.text(mean)}{f' ± {metric.text(sd)}' if len(values) > 1 else ''}\n{tip}"
         series.append(Series(label, [mean], [place], color, [mean - sd], [mean + sd], style="ticks", tips=[text]))
-        told = {seed: f"{label}, seed {seed}: {metric.text(value)}" for seed, value in zip(seeds, values, strict=True)}
-        dots = [Dot(value, place, told[seed]) for seed, value in zip(seeds, values, strict=True)]
+        of_seeds = zip(seeds, values, strict=True)
+        dots = [Dot(value, place, f"{label}, seed {seed}: {metric.text(value)}") for seed, value in of_seeds]
         series.append(Series.of_dots(label, dots, color))
     if not series:
         return None
@@ -361,17 +349,16 @@ def front(
         if stair:
             stair.append((stair[-1][0], y) if metrics[0].up else (x, stair[-1][1]))
         stair.append((x, y))
-    on_front, others = list[Dot](), list[Dot]()
+    dots: dict[bool, list[Dot]] = {False: [], True: []}  # on the front
     for trial in trials:
         first, second = trial.values if len(trial.values) == 2 else (None, None)
         if trial.status in WHOLE and first is not None and second is not None:
             unbeaten = (first, second) in corners
-            dots = on_front if unbeaten else others
-            dots.append(Dot(first, second, trial.tip, "ringed" if unbeaten else "full"))
+            dots[unbeaten].append(trial.dot(first, second, "ringed" if unbeaten else "full"))
     series = [
         Series.of_path("front", stair, "ink"),
-        Series.of_dots("others", others, _GREY),
-        Series.of_dots("on the front", on_front),
+        Series.of_dots("others", dots[False], _GREY),
+        Series.of_dots("on the front", dots[True]),
     ]
     chart = Chart(
         "front-chart",

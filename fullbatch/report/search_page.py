@@ -72,19 +72,10 @@ def search_page(summary: SummaryFile) -> Page:
 
 def _trial(row: Fields, metrics: Sequence[SearchMetric]) -> EndedTrial:
     params, values = fields_of(row, "params"), _values(row.get("values"), len(metrics))
-    label, status = plain(row.get("label"), 80), plain(row.get("status"), 20)
-    return EndedTrial(
-        slot=row["slot"],
-        rank=row["rank"] if isinstance(row.get("rank"), int) else None,
-        label=label,
-        status=status,
-        params=params,
-        values=values,
-        evaluations=tuple(_evaluations(row.get("evaluations"))),
-        tip=_tip(
-            f"{label} (trial {row['slot']}), {status}", metrics, values, params, plain(row.get("error") or "", 200)
-        ),
-    )
+    slot, rank, label, status = row["slot"], row.get("rank"), plain(row.get("label"), 80), plain(row.get("status"), 20)
+    error, evaluations = plain(row.get("error") or "", 200), tuple(_evaluations(row.get("evaluations")))
+    tip = _tip(f"{label} (trial {slot}), {status}", metrics, values, params, error)
+    return EndedTrial(slot, rank if isinstance(rank, int) else None, label, status, params, values, evaluations, tip)
 
 
 def _tip(
@@ -103,12 +94,12 @@ def _values(written: object, count: int) -> tuple[float | None, ...]:
 
 def _evaluations(written: object) -> list[tuple[float, float]]:
     """Steps, and the first metric there."""
-    pairs = [pair for pair in written if isinstance(pair, list) and len(pair) == 2] if isinstance(written, list) else []
-    return [
-        (float(step), float(values[0]))
-        for step, values in pairs
-        if is_number(step) and isinstance(values, list) and values and is_number(values[0])
-    ]
+    known = []
+    for pair in written if isinstance(written, list) else ():
+        match pair:
+            case [int() | float() as step, [int() | float() as value, *_]] if is_number(value):
+                known.append((float(step), float(value)))
+    return known
 
 
 def _settings(params: Mapping[str, Any], skipped: Sequence[str] = ()) -> str:
@@ -159,9 +150,8 @@ def _failed(phases: Sequence[_Phase]) -> Html:
 
 def _winner(winner: Fields) -> Section:
     if not winner:
-        return Section(
-            "winner", "In short", blocks.notice("No trial has ended with a value yet, so there is no winner.")
-        )
+        text = "No trial has ended with a value yet, so there is no winner."
+        return Section("winner", "In short", blocks.notice(text))
     settings = [(plain(name, 60), plain(setting_text(value))) for name, value in fields_of(winner, "params").items()]
     body = joined(
         blocks.listing([plain(winner.get("said"), 1200)], "verdicts"),
@@ -198,21 +188,16 @@ def _finalists(summary: SummaryFile, metrics: Sequence[SearchMetric]) -> Section
 def _paired(winner: Fields, metrics: Sequence[SearchMetric]) -> Html | None:
     """Differences from the winner, seed by seed."""
     rows: list[list[Child]] = []
-    by_name = {metric.name: metric for metric in metrics}
+    by_name, several = {metric.name: metric for metric in metrics}, len(metrics) > 1
     for row in (row for row in records_of(winner, "paired") if is_number(row.get("mean"))):
         metric = by_name.get(plain(row.get("metric"), 120), metrics[0])
-        rows.append(
-            [
-                f"{plain(row.get('against'), 80)}{' (baseline)' if row.get('kind') == 'baseline' else ''}",
-                *([metric.short] if len(metrics) > 1 else []),
-                difference_text(row["mean"], metric.share, row.get("sd")),
-                ", ".join(difference_text(value, metric.share) for value in numbers_of(row, "values")),
-                "yes" if row.get("seen") is True else "no",
-            ]
-        )
+        name = f"{plain(row.get('against'), 80)}{' (baseline)' if row.get('kind') == 'baseline' else ''}"
+        mean = difference_text(row["mean"], metric.share, row.get("sd"))
+        seeds = ", ".join(difference_text(value, metric.share) for value in numbers_of(row, "values"))
+        rows.append([name, *[metric.short] * several, mean, seeds, "yes" if row.get("seen") is True else "no"])
     if not rows:
         return None
-    head = ["the winner less", *(["metric"] if len(metrics) > 1 else []), "mean ± sd", "seed by seed", "told apart"]
+    head = ["the winner less", *["metric"] * several, "mean ± sd", "seed by seed", "told apart"]
     unit = "Shares in points" if any(metric.share for metric in metrics) else "In the unit of the metric"
     under = (
         f"{unit}. Told apart: the 95 % interval of the paired mean (Student's t) leaves 0 out, with at least "
@@ -234,14 +219,10 @@ def _front(summary: SummaryFile, phases: Sequence[_Phase], metrics: Sequence[Sea
     last = next((phase for phase in reversed(phases) if phase.name != "finals" and phase.trials), None)
     if not shown and last is not None:
         shown, of = last.trials, f"whole trials of the phase {last.name}"
-    cells: list[list[Child]] = [
-        [
-            plain(row.get("label"), 80),
-            *(metric.text(value) for metric, value in zip(metrics, row["values"], strict=True)),
-            _settings_cell(fields_of(row, "params")),
-        ]
-        for row in rows
-    ]
+    cells: list[list[Child]] = []
+    for row in rows:
+        texts = [metric.text(value) for metric, value in zip(metrics, row["values"], strict=True)]
+        cells.append([plain(row.get("label"), 80), *texts, _settings_cell(fields_of(row, "params"))])
     head = ["on the front", *(metric.short for metric in metrics), "settings"]
     body = joined(draw.front(shown, [numbers_of(row, "values") for row in rows], metrics), table(head, cells, "trials"))
     return Section("front", "Front", body, f"Not beaten in every metric, among the {of}.")
@@ -266,12 +247,16 @@ def _tried(phase: _Phase, metric: SearchMetric, log_scaled: Sequence[str]) -> Se
     charts = [
         draw.by_choice(key, trials, "optimizer", "method", metric) if choosing else None,
         draw.by_choice(key, trials, "method", "optimizer", metric) if choosing else None,
-        draw.progression(key, trials, metric, "method" if choosing else None),
+        draw.progression(key, trials, metric, "method" if choosing else ""),
         bars,
         draw.learning_curves(key, trials, metric),
     ]
     varied = [trial for trial in trials if trial.params]
-    sliced = [_without_choices(trial) for trial in varied] if choosing else varied
+    shown_before = ("method", "optimizer") if choosing else ()  # by the charts by choice
+    sliced = [
+        replace(trial, params={name: value for name, value in trial.params.items() if name not in shown_before})
+        for trial in varied
+    ]
     body = joined(
         figures(charts) or node("div", class_="charts"),
         node("p", f"No importance: {why}.", class_="note") if bars is None and why else None,
@@ -279,12 +264,6 @@ def _tried(phase: _Phase, metric: SearchMetric, log_scaled: Sequence[str]) -> Se
         draw.parallel(key, varied, log_scaled, metric),
     )
     return Section(key, phase.title, body, lead)
-
-
-def _without_choices(trial: EndedTrial) -> EndedTrial:
-    """The charts by choice have shown these."""
-    kept = {name: value for name, value in trial.params.items() if name not in ("method", "optimizer")}
-    return replace(trial, params=kept)
 
 
 def _ranked(phases: Sequence[_Phase], metrics: Sequence[SearchMetric]) -> Section:

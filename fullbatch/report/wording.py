@@ -32,11 +32,7 @@ def metric_words(key: str) -> tuple[str, str]:
 
 
 def lower_is_better(metric: str) -> bool:
-    """Of a metric, or of a "TASK METRIC": by the words of the metric's own name, whatever the task's path holds.
-
-    >>> lower_is_better("retrieval:data/tobias/loss.csv mean_r1"), lower_is_better("image_to_text_median_rank")
-    (False, True)
-    """
+    """Of a metric, or of a "TASK METRIC": by the words of the metric's own name, whatever the task's path holds."""
     return not _LOWER_IS_BETTER.isdisjoint(metric.rpartition(" ")[2].split("_"))
 
 
@@ -57,14 +53,8 @@ def value_text(value: object, metric: str = "") -> str:
 
 
 def percent(value: object) -> str:
-    """Two figures for the small, one decimal for the others.
-
-    >>> percent(0.0007), percent(0.0654)
-    ('0.07%', '6.5%')
-    """
-    if not is_number(value):
-        return NOTHING
-    return f"{value:.2%}" if abs(value) < 0.01 else f"{value:.1%}"
+    """Two figures for the small, one decimal for the others: 0.07%, 6.5%."""
+    return f"{value:.{2 if abs(value) < 0.01 else 1}%}" if is_number(value) else NOTHING
 
 
 def number(value: float) -> str:
