@@ -248,14 +248,12 @@ def environment_table(environment: Fields) -> Html:
         return notice("The run folder holds no environment.json.")
     rows: list[tuple[Child, Child]] = []
     for name, value in environment.items():
+        text: Child = plain(setting_text(value))
         if name == "command" and isinstance(value, list):
-            command = shlex.join(without_password(str(part)) for part in value)
-            rows.append(("command", node("code", plain(command, 1000))))
+            text = node("code", plain(shlex.join(without_password(str(part)) for part in value), 1000))
         elif isinstance(value, Mapping):
-            versions = ", ".join(f"{package} {version}" for package, version in value.items())
-            rows.append((plain(name, 60), plain(versions, 1000)))
-        else:
-            rows.append((plain(name, 60), plain(setting_text(value))))
+            text = plain(", ".join(f"{package} {version}" for package, version in value.items()), 1000)
+        rows.append((plain(name, 60), text))
     return table(("", ""), rows[:40], "settings plain")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -74,9 +75,12 @@ class RunData:
 
     @property
     def pairs_seen(self) -> int:
-        """A step of the recovery may see more than a batch."""
-        seen = self.last.get("samples")
-        return int(seen) if is_number(seen) else self.steps * self.batch_size
+        return self.clock[-1][2] if self.clock else 0
+
+    @property
+    def seconds(self) -> float | None:
+        """Of training so far."""
+        return self.clock[-1][1] if self.clock else None
 
     @property
     def recovery_steps(self) -> int:
@@ -96,23 +100,22 @@ class RunData:
             return None
         return Stages.of(config, per_epoch or 1).total
 
-    def clock(self) -> list[tuple[int, float]]:
-        """(step, seconds of training so far); from the throughput where the run did not write the time itself."""
+    @cached_property
+    def clock(self) -> list[tuple[int, float, int]]:
+        """Steps, seconds of training and pairs so far; seconds from the throughput where the run did not write them.
+
+        A step of the recovery may see more pairs than a batch.
+        """
         clock, seconds, before = [], 0.0, 0
         for line in self.training:
+            step, pairs, speed = line["step"], line.get("samples"), line.get("samples_per_second")
             if is_number(line.get("seconds")):
                 seconds = float(line["seconds"])
-            elif is_number(line.get("samples_per_second")) and line["samples_per_second"] > 0:
-                seconds += (line["step"] - before) * self.batch_size / line["samples_per_second"]
-            before = line["step"]
-            clock.append((before, seconds))
+            elif is_number(speed) and speed > 0:
+                seconds += (step - before) * self.batch_size / speed
+            before = step
+            clock.append((step, seconds, int(pairs) if is_number(pairs) else step * self.batch_size))
         return clock
-
-    @property
-    def seconds(self) -> float | None:
-        """Of training so far."""
-        clock = self.clock()
-        return clock[-1][1] if clock else None
 
     def main_results(self) -> dict[str, MainResult]:
         """Those of the last evaluation, by "TASK METRIC"."""
@@ -274,12 +277,6 @@ class SummaryFile:
     @property
     def name(self) -> str:
         return str(self.content.get("name") or self.path.resolve().name)
-
-    def rows(self, key: str) -> list[Fields]:
-        return records_of(self.content, key)
-
-    def fields(self, key: str) -> Fields:
-        return fields_of(self.content, key)
 
 
 def read_summary(path: Path, name: str) -> SummaryFile:

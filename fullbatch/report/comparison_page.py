@@ -11,7 +11,7 @@ from fullbatch.report import blocks
 from fullbatch.report import wording as say
 from fullbatch.report.blocks import Child, Html, Page, Section, joined, node, table
 from fullbatch.report.charts import Axis, Chart, Series, figures
-from fullbatch.report.collect import Fields, RunData, SummaryFile, fields_of, numbers_of
+from fullbatch.report.collect import Fields, RunData, SummaryFile, fields_of, numbers_of, records_of
 from fullbatch.report.curves import curves_section, for_script, metric_axis, run_charts
 from fullbatch.report.wording import MINUS, NOTHING, is_number, is_share, setting_text, value_text
 from fullbatch.trials.statistics import SEEDS_TO_TELL, half_interval
@@ -52,23 +52,19 @@ def comparison_page(summary: SummaryFile) -> Page:
 
 
 class _Cells:
-    """The rows of a comparison by method, batch size and metric.
-
-    metrics   the one to look at first, then the other tasks' main ones (``mains`` are main), then the rest
-    """
+    """The rows of a comparison by method, batch size and metric: first the metric to look at, then the other tasks' main
+    ones (``mains`` are main), then the rest."""
 
     def __init__(self, summary: SummaryFile) -> None:
-        self.summary, self.runs = summary, summary.rows("runs")
+        self.summary, self.runs = summary, records_of(summary.content, "runs")
         names = dict.fromkeys(str(row.get("method")) for row in self.runs)
         self.colors = {name: place for place, name in enumerate(names)}
         self.batch_sizes = sorted({int(row["batch_size"]) for row in self.runs if is_number(row.get("batch_size"))})
         self.shown_runs: list[tuple[Fields, RunData]] = [
             (row, summary.runs[str(row.get("name"))]) for row in self.runs if str(row.get("name")) in summary.runs
         ]
-        self._means = {
-            (str(row.get("method")), row.get("batch_size"), str(row.get("metric"))): row
-            for row in summary.rows("table")
-        }
+        rows = records_of(summary.content, "table")
+        self._means = {(str(row.get("method")), row.get("batch_size"), str(row.get("metric"))): row for row in rows}
         named = str(summary.content.get("metric", ""))
         main = {key for run in summary.runs.values() for key in run.main_results()}
         metrics = dict.fromkeys(metric for _, _, metric in self._means)
@@ -94,7 +90,7 @@ def _header(cells: _Cells) -> Html:
     content, rows = cells.summary.content, cells.runs
     status = [row.get("status") for row in rows]
     counts = [f"{status.count(name)} {name}" for name in ("done", "failed", "open") if name in status]
-    known = {key: value for key, value in cells.summary.fields("budget").items() if value is not None}
+    known = {key: value for key, value in fields_of(cells.summary.content, "budget").items() if value is not None}
     facts = [
         ("methods", blocks.some_names(list(cells.colors), _MOST_NAMES)),
         ("batch sizes", ", ".join(map(str, cells.batch_sizes))),
@@ -120,7 +116,7 @@ def _unfinished(rows: Sequence[Fields]) -> Html:
 
 
 def _verdicts(summary: SummaryFile) -> Section:
-    texts = [plain(row["text"]) for row in summary.rows("matches") if isinstance(row.get("text"), str)]
+    texts = [plain(row["text"]) for row in records_of(summary.content, "matches") if isinstance(row.get("text"), str)]
     return Section("matches", "In short", blocks.listing(texts[:40], "verdicts"))
 
 
@@ -165,7 +161,7 @@ def _means(cells: _Cells) -> Section:
 def _differences(cells: _Cells) -> Section:
     by_cell = {
         (str(row.get("metric")), f"{row.get('method')} {MINUS} {row.get('against')}", row.get("batch_size")): row
-        for row in cells.summary.rows("differences")
+        for row in records_of(cells.summary.content, "differences")
     }
 
     def cell(metric: str, name: str, size: int) -> Html:
@@ -246,17 +242,10 @@ def _every_run(cells: _Cells) -> Section:
     written: list[list[Child]] = []
     for row, of_run in zip(cells.runs, results, strict=True):
         gone = row.get("status") == "done" and str(row.get("name")) not in cells.summary.runs
-        written.append(
-            [
-                plain(row.get("name"), 80),
-                plain(row.get("status"), 20) + (", folder gone" if gone else ""),
-                f"{row.get('seed', NOTHING)}",
-                value_text(row.get("steps"), "seconds"),
-                plain(setting_text(row["settings"])) if row.get("settings") else NOTHING,
-                *(value_text(of_run.get(key), key) for key in keys),
-            ]
-        )
+        status = plain(row.get("status"), 20) + (", folder gone" if gone else "")
+        settings = plain(setting_text(row["settings"])) if row.get("settings") else NOTHING
+        facts = [status, f"{row.get('seed', NOTHING)}", value_text(row.get("steps"), "seconds"), settings]
+        written.append([plain(row.get("name"), 80), *facts, *(value_text(of_run.get(key), key) for key in keys)])
     head: list[Child] = ["run", "status", "seed", "steps", "settings", *(blocks.named_metric(key) for key in keys)]
-    return Section(
-        "runs", "Every run", blocks.folded(say.counted(len(cells.runs), "run"), table(head, written, "numbers"))
-    )
+    every = blocks.folded(say.counted(len(cells.runs), "run"), table(head, written, "numbers"))
+    return Section("runs", "Every run", every)

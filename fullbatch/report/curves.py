@@ -177,20 +177,16 @@ def for_script(run: RunData, filter: object = None) -> dict[str, Any]:
     return {"batch": run.batch_size, "clock": clock_of(run), "filter": name, "recovery": run.recovery_steps}
 
 
-def clock_of(run: RunData, most: int = 100) -> tuple[list[int], list[float], list[int]]:
-    """Steps, seconds and pairs seen, from which page.js reads the time and the pairs of any step.
-
-    The last step of the recovery is always among them, for its steps may see more pairs than others.
-    """
-    clock = run.clock()
-    stride = max(1, math.ceil(len(clock) / most))
-    known = [(0, 0.0, 0)]
-    for at, (line, (step, seconds)) in enumerate(zip(run.training, clock, strict=True)):
-        if at % stride == 0 or step == run.recovery_steps or at == len(clock) - 1:
-            pairs = line["samples"] if is_number(line.get("samples")) else step * run.batch_size
-            known.append((step, round(seconds, 3), int(pairs)))
-    steps, times, seen = (list(column) for column in zip(*known, strict=True))
-    return steps, times, seen
+def clock_of(run: RunData, most: int = 100) -> list[list[float]]:
+    """Steps, seconds and pairs seen, from which page.js reads the time and the pairs of any step; the recovery's end is
+    always among them."""
+    last, stride = len(run.clock) - 1, max(1, math.ceil(len(run.clock) / most))
+    kept = [
+        (step, round(seconds, 3), pairs)
+        for at, (step, seconds, pairs) in enumerate(run.clock)
+        if at % stride == 0 or at == last or step == run.recovery_steps
+    ]
+    return [list(column) for column in zip((0, 0.0, 0), *kept, strict=True)]
 
 
 def curves_section(charts: Sequence[Chart], filters: Sequence[str] = (), lead: str = "") -> Section:

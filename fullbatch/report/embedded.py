@@ -39,7 +39,6 @@ CAPTION = 160  # characters shown of a caption
 _LARGEST = 128  # pixels a side of a picture on the page
 TINY = 16  # pixels a side of the pictures that near-identical ones are found by
 _MANY = 2000  # samples that are worth starting workers for
-SAMPLES_ON_CPU, SAMPLES_ON_GPU = 4_000, 20_000
 UNUSABLE = (ValueError, OSError, RuntimeError, ImportError)  # what a model that cannot be loaded or used raises
 Pair = tuple[int, int, float]  # two rows, the first before the second, and a score
 PairT = TypeVar("PairT", bound=tuple[Any, ...])  # two rows, and whatever is told of them
@@ -53,10 +52,6 @@ class Embedded:
     text_ND: Tensor
     tiny_NP: Tensor  # the pictures at 16 x 16 pixels, in [0, 1]
     captions: list[str]
-
-    @property
-    def of(self) -> int:
-        return len(self.pool)
 
     def part(self, rows: list[int]) -> Embedded:
         ids, captions = [self.ids[row] for row in rows], [self.captions[row] for row in rows]
@@ -107,11 +102,6 @@ class RunModel:
             return cls(loaded.model.to(device), loaded.config, loaded.temperature, device)
         model = build_model(Model(pretrained=str(run / name))).eval().to(device)
         return cls(model, Folder(run).read_config(), model.initial_temperature or 0.07, device)
-
-    @property
-    def most_samples(self) -> int:
-        """What is embedded unless the user says otherwise: some seconds of a small model's time."""
-        return SAMPLES_ON_GPU if self.device.type == "cuda" else SAMPLES_ON_CPU
 
     def training(self, most: int) -> Embedded:
         return self.embed(open_pool(self.config.data)[0], most)
@@ -177,7 +167,8 @@ def looks_alike(tiny_NP: Tensor, most: int, within: float, chunk: int = 1024) ->
     """Pairs of pictures by the negative root mean squared difference of their tiny pixels, if at most ``within``."""
 
     def scores(rows: slice) -> Tensor:
-        return -torch.cdist(tiny_NP[rows], tiny_NP) / tiny_NP.shape[1] ** 0.5
+        away_CN = torch.cdist(tiny_NP[rows], tiny_NP)
+        return -away_CN.square().div(tiny_NP.shape[1]).sqrt()
 
     return [pair for pair in _best_pairs(len(tiny_NP), scores, most, chunk) if pair[2] >= -within]
 

@@ -48,10 +48,7 @@ _ANCHORS = 8  # pictures whose nearest captions are named
 
 
 def sources_to_show(config: RunConfig) -> list[tuple[str, Source]]:
-    """The run's retrieval tasks; else its zero-shot tasks, whose captions are class names.
-
-    Folders of benchmarks have layouts of their own.
-    """
+    """The run's retrieval tasks; else its zero-shot tasks, whose captions are class names."""
     tasks = [(text, parse_task(text)) for text in tasks_of(config)]
     retrieval = [(text, task.source) for text, task in tasks if isinstance(task, Retrieval)]
     zero_shot = [(text, task.source) for text, task in tasks if isinstance(task, ZeroShot)]
@@ -61,7 +58,7 @@ def sources_to_show(config: RunConfig) -> list[tuple[str, Source]]:
 def examples_section(tasks: Sequence[tuple[str, Embedded]], pictures: Pictures, gaps: Sequence[str]) -> Section:
     body = [notices(gaps)]
     for task, embedded in tasks:
-        count, of = len(embedded.ids), embedded.of
+        count, of = len(embedded.ids), len(embedded.pool)
         body += [
             node("h3", node("span", plain(task, 160), class_="source")),
             note(f"Among {count:,} pictures{f', drawn from {of:,}' if count < of else ''}."),
@@ -83,10 +80,7 @@ def examples_section(tasks: Sequence[tuple[str, Embedded]], pictures: Pictures, 
 
 def _queries(embedded: Embedded, pictures: Pictures, to_pictures: bool) -> list[Html]:
     """Captions that look for pictures, or pictures that look for captions: each with its nearest answers, and the rank
-    of the first that bears the query's caption.
-
-    The queries are spread evenly: chosen by no one, so that the share of right answers is honest.
-    """
+    of the first that bears the query's caption.  Spread evenly, so that the share of right answers is honest."""
     groups_N, every = embedded.groups_N, list(range(len(embedded.ids)))
     different = np.unique(groups_N.numpy(), return_index=True)[1].tolist()  # equal captions are one
     queries, answers = (different, every) if to_pictures else (every, different)
@@ -98,16 +92,10 @@ def _queries(embedded: Embedded, pictures: Pictures, to_pictures: bool) -> list[
     best_Q1 = sim_QA.masked_fill(~right_QA, -torch.inf).amax(dim=1, keepdim=True)
     rank_Q = ((sim_QA > best_Q1) & ~right_QA).sum(dim=1) + 1
     places_Q = sim_QA.topk(min(_PICTURES if to_pictures else _CAPTIONS, len(answers)), dim=1).indices.tolist()
-    made = []
+    made, shelf = [], pictures if to_pictures else None
     for query, row in enumerate(queries):
         hits = [
-            _hit(
-                embedded,
-                answers[at],
-                float(sim_QA[query, at]),
-                bool(right_QA[query, at]),
-                pictures if to_pictures else None,
-            )
+            _hit(embedded, answers[at], float(sim_QA[query, at]), bool(right_QA[query, at]), shelf)
             for at in places_Q[query]
         ]
         rank = node("span", f"rank {int(rank_Q[query]):,} of {len(answers):,}", class_="rank")
@@ -226,7 +214,7 @@ def _has_far(views: Sequence[SimilarityView]) -> bool:
 
 
 def _lead(views: Sequence[SimilarityView]) -> str:
-    sizes = list(dict.fromkeys((len(view.embedded.ids), view.embedded.of) for view in views))
+    sizes = list(dict.fromkeys((len(view.embedded.ids), len(view.embedded.pool)) for view in views))
     taken = "; ".join(f"{pairs:,} of {of:,}" if pairs < of else f"all {of:,}" for pairs, of in sizes)
     far = f", those at ranks {FAR[0]} to {FAR[1]} (which the paper takes for true negatives)" if _has_far(views) else ""
     return (
@@ -266,10 +254,7 @@ Views = tuple[list[SimilarityView], list[str]]  # and why others are missing
 
 
 def views_of_run(run: RunData, shown: str | None, training: Embedded, most: int) -> Views:
-    """Of a fine-tuning base and tuned, of another run its one model.
-
-    ``training`` are pairs as the model ``shown`` embeds them.
-    """
+    """Of a fine-tuning base and tuned, else the one model; ``training`` are pairs as embedded by ``shown``."""
     tuned = [name for name in (BASE, TUNED) if name == shown or (run.path / name).is_dir()]
 
     def embedded(name: str | None) -> Embedded:

@@ -21,6 +21,7 @@ from fullbatch.report.wording import NOTHING, TIMES, is_number, signed, value_te
 
 SUSPECTS = "suspects.csv"
 _HEADLINES = 4
+_SAMPLES_ON_CPU, _SAMPLES_ON_GPU = 4_000, 20_000  # embedded by default: some seconds of a small model's time
 _UNKNOWN = MainResult(None, None, None)
 
 
@@ -152,7 +153,7 @@ def _picture_sections(run: RunData, shelf: Pictures, beside: Path, samples: int 
     except UNUSABLE as error:
         reason = f"There are no pictures, because the model cannot be loaded: {plain(error)}"
         return [Section("pictures", "Pictures", notice(reason))]
-    most = samples if samples is not None else model.most_samples
+    most = samples or (_SAMPLES_ON_GPU if model.device.type == "cuda" else _SAMPLES_ON_CPU)
     examples, gaps = [], []
     for task, source in model_view.sources_to_show(model.config):
         try:

@@ -50,22 +50,22 @@ def search_page(summary: SummaryFile) -> Page:
         SearchMetric(
             name, plain(row.get("short") or name, 120), row.get("maximise") is not False, row.get("share") is True
         )
-        for row in summary.rows("metrics")
+        for row in records_of(summary.content, "metrics")
         for name in [plain(row.get("name"), 120)]
     ] or [SearchMetric("value", "value", True, False)]
-    phases = [_Phase(content, metrics) for content in summary.rows("phases")]
+    phases = [_Phase(content, metrics) for content in records_of(summary.content, "phases")]
     log_scaled = [str(setting) for setting in summary.content.get("log_scaled") or ()]
     return Page(
         title=f"{plain(summary.name, 80)} · fullbatch",
         header=_header(summary, phases, metrics),
         sections=[
-            _winner(summary.fields("winner")),
+            _winner(fields_of(summary.content, "winner")),
             _finalists(summary, metrics),
             _front(summary, phases, metrics),
             *(_tried(phase, metrics[0], log_scaled) for phase in phases if phase.name != "finals"),
             _ranked(phases, metrics),
             _cost(phases),
-            _plan(summary.fields("plan")),
+            _plan(fields_of(summary.content, "plan")),
         ],
     )
 
@@ -120,7 +120,7 @@ def _settings_cell(params: Mapping[str, Any], skipped: Sequence[str] = ()) -> Ht
 
 
 def _header(summary: SummaryFile, phases: Sequence[_Phase], metrics: Sequence[SearchMetric]) -> Html:
-    cost, ended = summary.fields("cost"), [trial.status for phase in phases for trial in phase.trials]
+    cost, ended = fields_of(summary.content, "cost"), [trial.status for phase in phases for trial in phase.trials]
     statuses = ", ".join(f"{ended.count(name)} {name}" for name in _STATUSES if name in ended)
     owed, left = cost.get("trials_owed"), cost.get("left_seconds")
     facts = [
@@ -162,7 +162,7 @@ def _winner(winner: Fields) -> Section:
 
 
 def _finalists(summary: SummaryFile, metrics: Sequence[SearchMetric]) -> Section:
-    rows, winner = summary.rows("finalists"), summary.fields("winner")
+    rows, winner = records_of(summary.content, "finalists"), fields_of(summary.content, "winner")
     if not any(numbers_of(row, "mean") for row in rows):
         return Section("finalists", "Finalists", Html(""))
     tips = [_settings(fields_of(row, "params")) for row in rows]
@@ -207,11 +207,11 @@ def _paired(winner: Fields, metrics: Sequence[SearchMetric]) -> Html | None:
 
 
 def _front(summary: SummaryFile, phases: Sequence[_Phase], metrics: Sequence[SearchMetric]) -> Section:
-    rows = [row for row in summary.rows("pareto") if _values(row.get("values"), len(metrics))]
+    rows = [row for row in records_of(summary.content, "pareto") if _values(row.get("values"), len(metrics))]
     if len(metrics) < 2 or not rows:
         return Section("front", "Front", Html(""))
     shown = []
-    for row in summary.rows("finalists"):  # by their means, each a point
+    for row in records_of(summary.content, "finalists"):  # by their means, each a point
         label, means = plain(row.get("name") or row.get("label"), 80), _values(row.get("mean"), len(metrics))
         tip = _tip(label, metrics, means, fields_of(row, "params"))
         shown += [EndedTrial(0, None, label, "done", {}, means, (), tip)] if means else []

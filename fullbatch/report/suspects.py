@@ -248,7 +248,7 @@ def write_suspects(path: Path, suspects: Suspects) -> None:
 
 
 def suspects_section(suspects: Suspects, pictures: Pictures, table_name: str) -> Section:
-    count, of = len(suspects.embedded.ids), suspects.embedded.of
+    count, of = len(suspects.embedded.ids), len(suspects.embedded.pool)
     among = f": {count:,} samples drawn from {of:,}: a pair is found only if both were drawn."
     lead = (
         f"Training samples worth a look{among if count < of else f', among all {count:,}.'} "

@@ -103,8 +103,8 @@ def _optimum(minima: Sequence[Descent]) -> Section:
 
 def _unproven(cases: Sequence[Unproven]) -> Section:
     pieces: list[Html] = []
+    names = {"full": "full batch", "all": "all batches"}
     for case in cases:
-        names = {"full": "full batch", "all": "all batches"}
         maps = [
             (names[key], f"loss {case.full_batch_loss[f'of_{key}']:.6f}", _arranged(gram_NN))
             for key, gram_NN in case.heat_maps.items()
@@ -127,9 +127,7 @@ def _convergence(races: Sequence[Race]) -> Section:
             series = []
             for race in case:
                 away_TR = race.distance_TR
-                mean, low, high = (
-                    values_T.tolist() for values_T in (away_TR.mean(1), away_TR.amin(1), away_TR.amax(1))
-                )
+                mean, low, high = (of(1).tolist() for of in (away_TR.mean, away_TR.amin, away_TR.amax))
                 series.append(Series(race.method, race.at, mean, _COLORS[race.method], low, high, style="area"))
             key = f"race-{'free' if reading.free else 'normalised'}-{count}-{width}"
             charts.append(Chart(key, f"N = {count}, d = {width}", "", series, Axis(scale="log"), _UPDATES))

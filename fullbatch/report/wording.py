@@ -53,7 +53,11 @@ def value_text(value: object, metric: str = "") -> str:
 
 
 def percent(value: object) -> str:
-    """Two figures for the small, one decimal for the others: 0.07%, 6.5%."""
+    """Two figures for the small, one decimal for the others.
+
+    >>> percent(0.0007), percent(0.0654)
+    ('0.07%', '6.5%')
+    """
     return f"{value:.{2 if abs(value) < 0.01 else 1}%}" if is_number(value) else NOTHING
 
 

@@ -17,16 +17,8 @@ from torch import Tensor
 from typing_extensions import assert_never
 
 from fullbatch.selection.spectral import even_clusters
-from fullbatch.theory.embeddings import (
-    FreePairs,
-    all_batches,
-    batch_losses,
-    contrastive_loss,
-    descended,
-    distance,
-    random_pairs,
-    relabelled_distance,
-)
+from fullbatch.theory import embeddings
+from fullbatch.theory.embeddings import FreePairs, all_batches, batch_losses, contrastive_loss, descended, distance
 
 NEAR = 1e-3  # Frobenius norm: "reached"
 
@@ -66,7 +58,7 @@ def descend(
     count: int, width: int, batches_KB: Tensor, rate: float, most_steps: int, seeds: int, look_every: int = 100
 ) -> Descent:
     """Descend until all runs have reached the optimum, or so many steps."""
-    pairs, reached_R = random_pairs(count, width, seeds), torch.full((seeds,), -1)
+    pairs, reached_R = embeddings.random_pairs(count, width, seeds), torch.full((seeds,), -1)
     looks = [*range(0, most_steps, look_every), most_steps]
     for before, now in pairwise(looks):
         pairs = _descended(pairs, batches_KB, rate, now - before)
@@ -104,7 +96,7 @@ def unproven(
                    at what the full batch came to: if that were their minimiser too, they would come back to it
     """
     whole_1N, every_KB = all_batches(count, count), all_batches(count, batch_size)
-    random = random_pairs(count, width, seeds)
+    random = embeddings.random_pairs(count, width, seeds)
     full = _descended(random, whole_1N, rates[0], steps[0])
     generator = torch.Generator().manual_seed(0)
     noise_2RND = torch.randn(full.unit_2RND.shape, dtype=torch.float64, generator=generator)
@@ -125,7 +117,7 @@ def unproven(
     return Unproven(
         count,
         width,
-        relabelled_distance(full_NN, all_NN),
+        embeddings.relabelled_distance(full_NN, all_NN),
         full_batch_loss=of_best(whole_losses),
         mini_batch_loss=of_best(mini_losses),
         full_minima=whole_losses[0].tolist(),
@@ -194,7 +186,7 @@ def race(
     """Descend from the starts of so many seeds, batch by batch, and look so often (and at start and end)."""
     updates = reading.steps * (count // batch_size if reading.epochs else 1)
     at = tuple(sorted({round(updates * look / looks) for look in range(looks + 1)}))
-    pairs = random_pairs(count, width, seeds, reading.free)
+    pairs = embeddings.random_pairs(count, width, seeds, reading.free)
     seen, plans, next_batches = list[Tensor](), 0, list[Tensor]()
     for update in range(updates + 1):
         if update in at:

@@ -10,22 +10,9 @@ from typing import Any, Literal
 
 from torch import Tensor
 
+from fullbatch.theory import minimizers
 from fullbatch.theory.embeddings import all_batches
-from fullbatch.theory.minimizers import (
-    AS_PUBLISHED,
-    AS_WRITTEN,
-    NEAR,
-    Descent,
-    Race,
-    RacingMethod,
-    Reading,
-    Unproven,
-    all_but_one,
-    descend,
-    partition_batches,
-    race,
-    unproven,
-)
+from fullbatch.theory.minimizers import AS_PUBLISHED, AS_WRITTEN, NEAR, Descent, Race, RacingMethod, Reading, Unproven
 from fullbatch.theory.toy import DRIFT_RATIO, GOAL, METHODS, Method, Path, Start, Turn, drift_ratio, turn, walk
 
 Part = Literal["optimum", "convergence", "toy", "angle"]
@@ -119,19 +106,20 @@ def _minima(extent: Extent, say: Callable[[str], None]) -> Iterator[Descent]:
         # a mean over more batches moves each pair less, and what should fail must not fail for want of steps
         subset_rate = RATE if count < 16 else 8 * RATE
         wholes = (("full batch", all_batches(count, count)), ("all batches", all_batches(count, size)))
-        subsets = (("a partition", partition_batches(count, size)), ("all but one", all_but_one(count, size)))
+        partition, nearly_all = minimizers.partition_batches(count, size), minimizers.all_but_one(count, size)
+        subsets = (("a partition", partition), ("all but one", nearly_all))
         for width in (2 * count, count // 2):
             for group, rate, steps in ((wholes, RATE, extent.most_steps), (subsets, subset_rate, extent.subset_steps)):
                 for name, batches in group:
                     say(f"optimum: N = {count}, d = {width}, {name}")
-                    descent = descend(count, width, batches, rate, steps, extent.seeds)
+                    descent = minimizers.descend(count, width, batches, rate, steps, extent.seeds)
                     yield replace(descent, batches=name, optimal=group is wholes)
 
 
 def _unproven(extent: Extent, say: Callable[[str], None]) -> Iterator[Unproven]:
     for width in _UNPROVEN:
         say(f"optimum: N = 8, d = {width}, where none is proved")
-        yield unproven(8, width, extent.batch_size, _UNPROVEN_RATES, extent.unproven_steps, extent.seeds)
+        yield minimizers.unproven(8, width, extent.batch_size, _UNPROVEN_RATES, extent.unproven_steps, extent.seeds)
 
 
 def _races(extent: Extent, say: Callable[[str], None]) -> Iterator[Race]:
@@ -140,7 +128,7 @@ def _races(extent: Extent, say: Callable[[str], None]) -> Iterator[Race]:
             for width in (2 * count, count // 2):
                 say(f"convergence: N = {count}, d = {width}, {reading}")
                 for method in _RACED[:3] if reading.free else _RACED:
-                    yield race(method, count, width, extent.batch_size, reading, RATE, extent.seeds)
+                    yield minimizers.race(method, count, width, extent.batch_size, reading, RATE, extent.seeds)
 
 
 def _walks(extent: Extent, say: Callable[[str], None]) -> Iterator[ToyWalks]:

@@ -204,7 +204,7 @@ def test_which_model_is_shown(tunings, tmp_path):
     model = RunModel.load(tuned.path, "tuned")
     pairs = model.training(30)
     views, gaps = views_of_run(tuned, "tuned", pairs, 30)
-    assert [(view.label, len(view.embedded.ids), view.embedded.of) for view in views] == [
+    assert [(view.label, len(view.embedded.ids), len(view.embedded.pool)) for view in views] == [
         ("base", 30, 40),
         ("tuned", 30, 40),
     ] and not gaps

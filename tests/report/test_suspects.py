@@ -144,7 +144,7 @@ def test_tables_of_the_run_are_read_by_id(runs, found):
     assert memory.log_u_N.shape == memory.tau_N.shape == (40,)
     model = RunModel.load(runs[1])
     some = model.training(10)
-    assert len(some.ids) == 10 and some.of == 40
+    assert len(some.ids) == 10 and len(some.pool) == 40
     assert torch.equal(read_memory(runs[1], some).log_u_N, memory.log_u_N[torch.tensor(some.ids)])
     # in float32, a row of a smaller batch may differ in the last bit
     assert torch.allclose(some.image_ND, embedded.image_ND[torch.tensor(some.ids)], atol=1e-5)
