@@ -135,22 +135,12 @@ def thin(series: Series, most: int) -> Series:
 
 def figure(chart: Chart, class_: str = "chart") -> Html:
     """The chart's place on the page; the data go with it."""
-    switch = not chart.y.words and not chart.labels
     pressed = "true" if chart.y.scale == "log" else "false"
-    made = node(
-        "figure",
-        node(
-            "figcaption",
-            node("h3", plain(chart.title, 120)),
-            node("button", "log", type="button", class_="log", aria_pressed=pressed) if switch else None,
-            filled("p", chart.note, class_="note"),
-        ),
-        node("div", class_="plot"),
-        node("div", class_="legend"),
-        class_=class_,
-        data_chart=chart.key,
-    )
-    return Html(made, (chart,))
+    log = node("button", "log", type="button", class_="log", aria_pressed=pressed)
+    title, switch = node("h3", plain(chart.title, 120)), None if chart.y.words or chart.labels else log
+    caption = node("figcaption", title, switch, filled("p", chart.note, class_="note"))
+    places = [node("div", class_=name) for name in ("plot", "legend")]
+    return Html(node("figure", caption, places, class_=class_, data_chart=chart.key), (chart,))
 
 
 def figures(charts: Sequence[Chart | None], class_: str = "charts") -> Html:

@@ -52,8 +52,8 @@ def comparison_page(summary: SummaryFile) -> Page:
 
 
 class _Cells:
-    """The rows of a comparison by method, batch size and metric: first the metric to look at, then the other tasks' main
-    ones (``mains`` are main), then the rest."""
+    """The rows of a comparison by method, batch size and metric: first the metric to look at, then the other tasks'
+    main ones (``mains`` are main), then the rest."""
 
     def __init__(self, summary: SummaryFile) -> None:
         self.summary, self.runs = summary, records_of(summary.content, "runs")
@@ -149,9 +149,8 @@ def _means(cells: _Cells) -> Section:
     def cell(metric: str, method: str, size: int) -> Html:
         row = cells.mean(method, size, metric)
         top = say.best_of((cells.mean(other, size, metric).get("mean") for other in cells.colors), metric)
-        return blocks.best(
-            say.mean_text(row.get("mean"), is_share(metric), _spread(row)), bool(row) and row["mean"] == top
-        )
+        text = say.mean_text(row.get("mean"), is_share(metric), _spread(row))
+        return blocks.best(text, bool(row) and row["mean"] == top)
 
     lead = "Mean ± standard deviation over seeds; ★ marks the best mean of a column."
     tables = _by_metric(cells, "method", lambda _: cells.colors, cell)

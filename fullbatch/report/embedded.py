@@ -261,15 +261,8 @@ class Pictures:
 
     def card(self, embedded: Embedded, first: int, other: int | None, reason: Child) -> Html:
         """One sample, or two side by side, with their captions and ids."""
-        sides = [
-            node(
-                "div",
-                self.shown(embedded, row),
-                node("p", quoted(embedded.captions[row], CAPTION)),
-                node("p", f"id {embedded.ids[row]}", class_="id"),
-                class_="side",
-            )
-            for row in (first, other)
-            if row is not None
-        ]
+        sides = []
+        for row in (first,) if other is None else (first, other):
+            caption, number = quoted(embedded.captions[row], CAPTION), node("p", f"id {embedded.ids[row]}", class_="id")
+            sides.append(node("div", self.shown(embedded, row), node("p", caption), number, class_="side"))
         return node("div", node("div", sides, class_="sides"), node("p", reason, class_="reason"), class_="card pair")

@@ -117,18 +117,11 @@ def by_choice(key: str, trials: Sequence[EndedTrial], along: str, colored: str, 
 
     series = drawn.series(colored, dot)
     ticks = Series("mean", list(means.values()), [rows.index(name) for name in means], style="ticks", color="ink")
-    note = f"{f'coloured by {colored}; ' if len(series) > 1 else ''}a bar marks the mean of whole trials"
+    note = drawn.note(f"{f'coloured by {colored}; ' if len(series) > 1 else ''}a bar marks the mean of whole trials")
     words = "; ".join(f"{name} {metric.text(means.get(name))}" for name in rows)
-    return Chart(
-        f"{key}-by-{along}",
-        f"By {along}",
-        drawn.note(note),
-        [ticks, *series],
-        Axis(words=rows),
-        metric.axis(metric.short),
-        height=46 + len(rows) * max(24, 7 * len(series) + 8),
-        words=f"{metric.short} by {along}, means: {words}",
-    )
+    words, height = f"{metric.short} by {along}, means: {words}", 46 + len(rows) * max(24, 7 * len(series) + 8)
+    name, y, x = f"{key}-by-{along}", Axis(words=rows), metric.axis(metric.short)
+    return Chart(name, f"By {along}", note, [ticks, *series], y, x, height=height, words=words)
 
 
 def progression(key: str, trials: Sequence[EndedTrial], metric: SearchMetric, colored: str) -> Chart | None:
@@ -246,10 +239,8 @@ def _along(axis: Axis, trial: EndedTrial, name: str) -> float:
 
 def parallel(key: str, trials: Sequence[EndedTrial], log_scaled: Collection[str], metric: SearchMetric) -> Html | None:
     """A line a trial through its settings to its value, coloured by the value; best ones on top."""
-    order = sorted(
-        (trial for trial in trials if trial.whole_value is not None),
-        key=lambda trial: (trial.value or 0.0) * (1 if metric.up else -1),
-    )
+    whole = [trial for trial in trials if trial.whole_value is not None]
+    order = sorted(whole, key=lambda trial: (trial.value or 0.0) * (1 if metric.up else -1))
     axes = setting_axes(order, log_scaled)
     if len(axes) < 3 or len(order) < 2:  # two settings are seen better in the other charts
         return None
@@ -257,28 +248,16 @@ def parallel(key: str, trials: Sequence[EndedTrial], log_scaled: Collection[str]
     last = replace(metric.axis(), reach=[min(values), max(values)])
     series = []
     for place, (trial, value) in enumerate(zip(order, values, strict=True)):
-        way = [
-            (float(at), _height(axis, trial.params[name]))
-            for at, (name, axis) in enumerate(axes.items())
-            if name in trial.params
-        ]
-        way.append((float(len(axes)), _height(last, value)))
+        stops = [(at, axis, trial.params[name]) for at, (name, axis) in enumerate(axes.items()) if name in trial.params]
+        way = [(float(at), _height(axis, stop)) for at, axis, stop in (*stops, (len(axes), last, value))]
         shade, weight = round(place / (len(order) - 1) * (SHADES - 1)), "thick" if place == len(order) - 1 else "thin"
         series.append(Series.of_path(trial.label, way, f"s{shade}", weight=weight, tips=[trial.tip]))
-    chart = Chart(
-        f"{key}-parallel",
-        "Parallel coordinates",
-        "whole trials only, from pale for the worst to strong for the best, which is the thick line",
-        series,
-        Axis(reach=[0.0, 1.0]),
-        Axis(words=[*names, metric.short]),
-        labels=[label for at, axis in enumerate([*axes.values(), last]) for label in _axis_labels(at, axis)],
-        legend=False,
-        height=300,
-        width=100 * (len(axes) + 2),
-        words=f"parallel coordinates of {counted(len(order), 'trial')} over {', '.join(names)}",
-    )
-    return figure(chart, "chart broad")
+    note = "whole trials only, from pale for the worst to strong for the best, which is the thick line"
+    words = f"parallel coordinates of {counted(len(order), 'trial')} over {', '.join(names)}"
+    labels = [label for at, axis in enumerate([*axes.values(), last]) for label in _axis_labels(at, axis)]
+    y, x, width = Axis(reach=[0.0, 1.0]), Axis(words=[*names, metric.short]), 100 * (len(axes) + 2)
+    chart = Chart(f"{key}-parallel", "Parallel coordinates", note, series, y, x, labels=labels, legend=False)
+    return figure(replace(chart, height=300, width=width, words=words), "chart broad")
 
 
 def _height(axis: Axis, value: Any) -> float:
@@ -324,23 +303,15 @@ def finalists(number: int, rows: Sequence[Fields], tips: Sequence[str], metric: 
         series.append(Series.of_dots(label, dots, color))
     if not series:
         return None
-    chart = Chart(
-        f"metric-{number}-finalists",
-        metric.short if len(metric.short) < 80 else "Finalists",
-        "points are seeds, bars means, bands one standard deviation; baselines are grey",
-        series,
-        Axis(words=names),
-        metric.axis(),
-        legend=False,
-        height=32 + 34 * len(names),
-        words=f"finalists by {metric.short}: {'; '.join(means)}",
-    )
+    key, title = f"metric-{number}-finalists", metric.short if len(metric.short) < 80 else "Finalists"
+    note = "points are seeds, bars means, bands one standard deviation; baselines are grey"
+    words, height = f"finalists by {metric.short}: {'; '.join(means)}", 32 + 34 * len(names)
+    y, x = Axis(words=names), metric.axis()
+    chart = Chart(key, title, note, series, y, x, legend=False, height=height, words=words)
     return figure(chart, "chart broad bounded")
 
 
-def front(
-    trials: Sequence[EndedTrial], best: Sequence[Sequence[float]], metrics: Sequence[SearchMetric]
-) -> Html | None:
+def front(trials: Sequence[EndedTrial], best: list[list[float]], metrics: Sequence[SearchMetric]) -> Html | None:
     """Two metrics against each other, with the line of those that none beats in both."""
     if len(metrics) != 2:
         return None
@@ -360,14 +331,9 @@ def front(
         Series.of_dots("others", dots[False], _GREY),
         Series.of_dots("on the front", dots[True]),
     ]
-    chart = Chart(
-        "front-chart",
-        "Two metrics",
-        f"upright: {metrics[1].short}; rings are not beaten in both",
-        [drawn for drawn in series if drawn.x],
-        metrics[1].axis(),
-        metrics[0].axis(metrics[0].short),
-        height=266,
-        words=f"{metrics[1].short} against {metrics[0].short}, {len(corners)} on the front",
-    )
+    across, up = metrics
+    note = f"upright: {up.short}; rings are not beaten in both"
+    words = f"{up.short} against {across.short}, {len(corners)} on the front"
+    shown, axes = [drawn for drawn in series if drawn.x], (up.axis(), across.axis(across.short))
+    chart = Chart("front-chart", "Two metrics", note, shown, *axes, height=266, words=words)
     return figure(chart, "chart bounded small")

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from fullbatch.config.messages import plain
 from fullbatch.config.tree import write_values
@@ -46,13 +45,10 @@ class _Phase:
 
 
 def search_page(summary: SummaryFile) -> Page:
-    metrics = [
-        SearchMetric(
-            name, plain(row.get("short") or name, 120), row.get("maximise") is not False, row.get("share") is True
-        )
-        for row in records_of(summary.content, "metrics")
-        for name in [plain(row.get("name"), 120)]
-    ] or [SearchMetric("value", "value", True, False)]
+    metrics = []
+    for row in records_of(summary.content, "metrics") or [{"name": "value"}]:
+        name, up, share = plain(row.get("name"), 120), row.get("maximise") is not False, row.get("share") is True
+        metrics.append(SearchMetric(name, plain(row.get("short") or name, 120), up, share))
     phases = [_Phase(content, metrics) for content in records_of(summary.content, "phases")]
     log_scaled = [str(setting) for setting in summary.content.get("log_scaled") or ()]
     return Page(
@@ -78,9 +74,7 @@ def _trial(row: Fields, metrics: Sequence[SearchMetric]) -> EndedTrial:
     return EndedTrial(slot, rank if isinstance(rank, int) else None, label, status, params, values, evaluations, tip)
 
 
-def _tip(
-    label: str, metrics: Sequence[SearchMetric], values: Sequence[object], params: Mapping[str, Any], error: str = ""
-) -> str:
+def _tip(label: str, metrics: Sequence[SearchMetric], values: Sequence[object], params: Fields, error: str = "") -> str:
     scores = ", ".join(f"{metric.short} {metric.text(value)}" for metric, value in zip(metrics, values, strict=False))
     return "\n".join(filter(None, (label, scores, _settings(params), error)))
 
@@ -102,7 +96,7 @@ def _evaluations(written: object) -> list[tuple[float, float]]:
     return known
 
 
-def _settings(params: Mapping[str, Any], skipped: Sequence[str] = ()) -> str:
+def _settings(params: Fields, skipped: Sequence[str] = ()) -> str:
     """In four figures, which tell two trials apart; the files have all."""
     return ", ".join(
         f"{plain(name, 60)} = {plain(f'{value:.4g}' if isinstance(value, float) else setting_text(value), 60)}"
@@ -111,7 +105,7 @@ def _settings(params: Mapping[str, Any], skipped: Sequence[str] = ()) -> str:
     )
 
 
-def _settings_cell(params: Mapping[str, Any], skipped: Sequence[str] = ()) -> Html:
+def _settings_cell(params: Fields, skipped: Sequence[str] = ()) -> Html:
     return node("td", _settings(params, skipped) or NOTHING, class_="said-settings")
 
 
@@ -240,10 +234,8 @@ def _tried(phase: _Phase, metric: SearchMetric, log_scaled: Sequence[str]) -> Se
         trials = sorted([*order[:half], *order[half::stride]], key=lambda trial: trial.slot)
         lead += f" The figures show {len(trials)}: the best half of them, and a part of the others."
     choosing = key != "fine"
-    bars, why = (
-        draw.importance(key, fields_of(phase.content, "importance")),
-        plain(phase.content.get("why_none") or "", 200),
-    )
+    bars = draw.importance(key, fields_of(phase.content, "importance"))
+    why = plain(phase.content.get("why_none") or "", 200)
     charts = [
         draw.by_choice(key, trials, "optimizer", "method", metric) if choosing else None,
         draw.by_choice(key, trials, "method", "optimizer", metric) if choosing else None,
