@@ -13,24 +13,14 @@ import tyro
 class _Report:
     """Write one self-contained HTML page about a run, several runs, a comparison, or a search."""
 
-    runs: Annotated[
-        tyro.conf.Positional[tuple[Path, ...]],
-        tyro.conf.arg(
-            metavar="RUN...", help="run folders, or one comparison or search folder; none: the newest run in runs/"
-        ),
-    ] = ()
-    output: Annotated[
-        Path | None, tyro.conf.arg(help="the page; None: report.html in the run folder, or above several")
-    ] = None
-    pictures: Annotated[bool, tyro.conf.arg(help="embed data with the model for picture grids and suspects")] = True
-    samples: Annotated[
-        int | None,
-        tyro.conf.arg(
-            help="embed at most so many samples of a data set; None: 4,000 on a CPU, 20,000 on a GPU, "
-            "for several runs 2,000 and 15,000"
-        ),
-    ] = None
-    baseline: Annotated[Path | None, tyro.conf.arg(help="a run folder to compare with")] = None
+    # run folders, or one comparison or search folder; none: the newest run in runs/
+    runs: Annotated[tyro.conf.Positional[tuple[Path, ...]], tyro.conf.arg(metavar="RUN...")] = ()
+    output: Path | None = None  # the page; None: report.html in the run folder, or above several
+    pictures: bool = True  # embed data with the model for picture grids and suspects
+    # embed at most so many samples of a data set; None: 4,000 on a CPU, 20,000 on a GPU, for several runs 2,000 and
+    # 15,000
+    samples: int | None = None
+    baseline: Path | None = None  # a run folder to compare with
 
 
 def report(arguments: list[str]) -> int:
@@ -38,12 +28,6 @@ def report(arguments: list[str]) -> int:
     from fullbatch.report.collect import newest_run
     from fullbatch.report.page import write_page
 
-    page = write_page(
-        options.runs or [newest_run(Path("runs"))],
-        options.output,
-        pictures=options.pictures,
-        samples=options.samples,
-        baseline=options.baseline,
-    )
-    print(page)
+    flags = {name: value for name, value in vars(options).items() if name != "runs"}
+    print(write_page(options.runs or [newest_run(Path("runs"))], **flags))
     return 0

@@ -1,24 +1,98 @@
-"""The pieces that pages are built of: sections, headers, tables, ratio bars, settings."""
+"""What pages are made of: HTML by construction, and its pieces: sections, headers, tables, ratio bars, settings.
+
+What is not ``Html`` already is escaped on its way in, so no caption can become markup.  A piece of nothing is empty.
+"""
 
 from __future__ import annotations
 
+import html
+import json
 import math
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-from fullbatch.config.messages import plain, without_password
+from fullbatch.config.messages import MAX_TEXT, plain, without_password
 from fullbatch.config.run import RunConfig
 from fullbatch.config.tree import to_dict
-from fullbatch.report.charts import Chart, figure
 from fullbatch.report.collect import Fields, RunData
-from fullbatch.report.embedded import Pictures
-from fullbatch.report.markup import Child, Html, joined, node
 from fullbatch.report.wording import counted, metric_words, setting_text
 
+if TYPE_CHECKING:
+    from fullbatch.report.charts import Chart
+    from fullbatch.report.embedded import Pictures
+
+_EMPTY = frozenset(("img", "meta", "br", "input"))
 _MOST_WARNINGS = 40
-_STAR = node("span", "★", class_="star", title="the best", aria_label="the best")
+
+
+class Html(str):
+    """Text that is HTML already, and the charts that have their places in it."""
+
+    charts: tuple[Chart, ...]
+
+    def __new__(cls, text: str, charts: tuple[Chart, ...] = ()) -> Html:
+        made = super().__new__(cls, text)
+        made.charts = charts
+        return made
+
+
+Child = str | int | None | Iterable[Any]
+
+
+def node(name: str, /, *children: Child, **attributes: str | int | bool | None) -> Html:
+    """An element.  ``class_`` and ``data_picture`` stand for class and data-picture; True is a bare attribute.
+
+    >>> node("p", "1 < 2", class_="note")
+    '<p class="note">1 &lt; 2</p>'
+    """
+    written = [name]
+    for key, value in attributes.items():
+        if value is None or value is False:
+            continue
+        key = key.rstrip("_").replace("_", "-")
+        written.append(key if value is True else f'{key}="{html.escape(str(value), quote=True)}"')
+    start = f"<{' '.join(written)}>"
+    inside = joined(*children)
+    return Html(start if name in _EMPTY else f"{start}{inside}</{name}>", inside.charts)
+
+
+def filled(name: str, /, *children: Child, **attributes: str | int | bool | None) -> Html:
+    """An element; nothing where it would hold nothing."""
+    inside = joined(*children)
+    return node(name, inside, **attributes) if inside else inside
+
+
+def joined(*children: Child) -> Html:
+    """Children one after the other; None is nothing, lists are opened."""
+    pieces: list[str] = []
+    charts: list[Chart] = []
+    for child in children:
+        if child is None:
+            continue
+        if isinstance(child, str | int) and not isinstance(child, Html):
+            pieces.append(html.escape(str(child), quote=True))
+            continue
+        inside = child if isinstance(child, Html) else joined(*child)
+        pieces.append(inside)
+        charts += inside.charts
+    return Html("".join(pieces), tuple(charts))
+
+
+def quoted(text: object, length: int = MAX_TEXT) -> Html:
+    """A caption, set apart so that its direction of writing stays its own."""
+    return node("bdi", plain(text, length), class_="said")
+
+
+def embedded_json(value: Any) -> Html:
+    """For a script element: ASCII only, and no character that could end it."""
+    text = json.dumps(value, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
+    return Html(text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e"))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# pages and their pieces
 
 
 @dataclass(frozen=True)
@@ -31,26 +105,17 @@ class Section:
 
 @dataclass(frozen=True)
 class Page:
-    """runs       for page.js: a clock and a batch size each
-    filters    what the curves can be narrowed to, as batch sizes
-    shared     one legend for all curves of a section
-    """
-
     title: str
     header: Html
-    sections: Sequence[Section | None]
-    runs: Sequence[Mapping[str, Any]] = ()
-    pictures: Pictures = field(default_factory=lambda: Pictures(1))
-    filters: Sequence[str] = ()
-    shared: bool = False
-
-    @property
-    def shown(self) -> list[Section]:
-        return [section for section in self.sections if section is not None]
+    sections: Sequence[Section]  # those without a body are left out
+    runs: Sequence[Mapping[str, Any]] = ()  # for page.js: a clock and a batch size each
+    pictures: Pictures | None = None
+    filters: Sequence[str] = ()  # what the curves can be narrowed to, as batch sizes
+    shared: bool = False  # one legend for all curves of a section
 
     @property
     def charts(self) -> list[Chart]:
-        return [chart for section in self.shown for chart in section.body.charts]
+        return [chart for section in self.sections for chart in section.body.charts]
 
 
 def page_header(kind: str, title: str, facts: Sequence[tuple[str, str]] = (), *more: Child) -> Html:
@@ -59,32 +124,25 @@ def page_header(kind: str, title: str, facts: Sequence[tuple[str, str]] = (), *m
     return joined(
         node("p", f"fullbatch · {kind}", class_="eyebrow"),
         node("h1", title),
-        node("dl", shown, class_="facts") if shown else None,
+        filled("dl", shown, class_="facts"),
         *more,
     )
 
 
 def table(head: Sequence[Child], rows: Iterable[Sequence[Child]], class_: str) -> Html:
     """Its first column names the rows; it scrolls by itself where it is too wide."""
-    body = [
-        node(
-            "tr",
-            node("th", cells[0], scope="row"),
-            [cell if isinstance(cell, Html) and cell.startswith("<td") else node("td", cell) for cell in cells[1:]],
-        )
-        for cells in rows
-    ]
-    whole = node(
-        "table",
-        node("thead", node("tr", [node("th", name, scope="col") for name in head])),
-        node("tbody", body),
-        class_=class_,
-    )
-    return node("div", whole, class_="scroll", tabindex="0", role="group", aria_label="a table")
+    body = []
+    for first, *others in rows:
+        cells = [cell if isinstance(cell, Html) and cell.startswith("<td") else node("td", cell) for cell in others]
+        body.append(node("tr", node("th", first, scope="row"), cells))
+    names = node("thead", node("tr", [node("th", name, scope="col") for name in head]))
+    whole = node("table", names, node("tbody", body), class_=class_) if body else None
+    return filled("div", whole, class_="scroll", tabindex="0", role="group", aria_label="a table")
 
 
 def best(text: Child, is_best: bool) -> Html:
-    return node("td", joined(text, " ", _STAR) if is_best else text, class_="best" if is_best else None)
+    star = node("span", "★", class_="star", title="the best", aria_label="the best")
+    return node("td", joined(text, " ", star), class_="best") if is_best else node("td", text)
 
 
 def note(text: Child) -> Html:
@@ -95,13 +153,14 @@ def notice(*children: Child) -> Html:
     return node("p", *children, class_="notice")
 
 
-def notices(reasons: Sequence[str]) -> Html | None:
+def notices(reasons: Sequence[str]) -> Html:
     """What is missing, and why."""
-    return joined(*(notice(plain(reason)) for reason in reasons)) if reasons else None
+    return joined(*(notice(plain(reason)) for reason in reasons))
 
 
 def folded(title: str, *children: Child, unfolded: bool = False) -> Html:
-    return node("details", node("summary", title), *children, open=unfolded)
+    inside = joined(*children)
+    return node("details", node("summary", title), inside, open=unfolded) if inside else inside
 
 
 def first_shown(pieces: Sequence[Child], shown: int, thing: str, class_: str | None = None) -> Html:
@@ -112,7 +171,7 @@ def first_shown(pieces: Sequence[Child], shown: int, thing: str, class_: str | N
 
 
 def listing(items: Iterable[Child], class_: str | None = None) -> Html:
-    return node("ul", [node("li", item) for item in items], class_=class_)
+    return filled("ul", [node("li", item) for item in items], class_=class_)
 
 
 def some_names(names: Sequence[str], most: int, thing: str = "") -> str:
@@ -136,7 +195,7 @@ def headline(key: str, value: str, against: Sequence[Child]) -> Html:
         node("span", value, class_="big"),
         node("span", plain(what.replace(" · ", " "), 60), class_="what"),
         node("span", plain(source, 60), class_="source"),
-        node("span", against, class_="against") if against else None,
+        filled("span", against, class_="against"),
     )
 
 
@@ -153,31 +212,6 @@ def ratio_bar(share: float | None, greatest: float, mark: float | None = None) -
     if mark is not None:
         pieces.append(node("rect", class_="mark", x=f"{max(place(mark) - 0.6, 0.0):.2f}", width="1.2", height="10"))
     return node("svg", pieces, class_="bar", viewBox="0 0 100 10", preserveAspectRatio="none", aria_hidden="true")
-
-
-def curves_section(charts: Sequence[Chart], filters: Sequence[str] = (), lead: str = "") -> Section | None:
-    if not charts:
-        return None
-    controls = node(
-        "div",
-        _choice("x", (("step", "steps"), ("samples", "pairs seen"), ("time", "time")), "along"),
-        node("button", "smooth", type="button", class_="smooth", aria_pressed="false"),
-        _choice("filter", tuple((name, name) for name in filters), "batch size") if len(filters) > 1 else None,
-        node("div", class_="legend shared"),
-        class_="controls",
-    )
-    ordered = sorted(charts, key=lambda chart: chart.more)
-    main = sum(not chart.more for chart in charts)
-    body = first_shown([figure(chart) for chart in ordered], main, "curve", "charts")
-    return Section("curves", "Curves", joined(controls, body), lead)
-
-
-def _choice(name: str, options: Sequence[tuple[str, str]], label: str) -> Html:
-    buttons = [
-        node("button", text, type="button", data_value=value, aria_pressed="true" if place == 0 else "false")
-        for place, (value, text) in enumerate(options)
-    ]
-    return node("div", node("span", label), buttons, class_="choice", data_choice=name, role="group", aria_label=label)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -199,7 +233,7 @@ def settings_section(run: RunData) -> Section:
             if not is_default:
                 changed.append((setting_name(group, name), shown))
     body = joined(
-        table(("changed from the default", "value"), changed, "settings") if changed else notice("All defaults."),
+        table(("changed from the default", "value"), changed, "settings") or notice("All defaults."),
         folded("the whole config", table(("setting", "value"), everything, "settings")),
         node("h3", "Environment"),
         environment_table(run.environment),
@@ -214,14 +248,12 @@ def environment_table(environment: Fields) -> Html:
         return notice("The run folder holds no environment.json.")
     rows: list[tuple[Child, Child]] = []
     for name, value in environment.items():
+        text: Child = plain(setting_text(value))
         if name == "command" and isinstance(value, list):
-            command = shlex.join(without_password(str(part)) for part in value)
-            rows.append(("command", node("code", plain(command, 1000))))
+            text = node("code", plain(shlex.join(without_password(str(part)) for part in value), 1000))
         elif isinstance(value, Mapping):
-            versions = ", ".join(f"{package} {version}" for package, version in value.items())
-            rows.append((plain(name, 60), plain(versions, 1000)))
-        else:
-            rows.append((plain(name, 60), plain(setting_text(value))))
+            text = plain(", ".join(f"{package} {version}" for package, version in value.items()), 1000)
+        rows.append((plain(name, 60), text))
     return table(("", ""), rows[:40], "settings plain")
 
 

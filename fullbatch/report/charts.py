@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from fullbatch.config.messages import plain
-from fullbatch.report.markup import Html, node
+from fullbatch.report.blocks import Html, filled, node
 
 COLORS = 7  # the page has as many; then they come again, dashed
 DASHES = 4
@@ -21,24 +21,19 @@ Look = Literal["full", "hollow", "cross", "ringed"]
 
 @dataclass(frozen=True)
 class Axis:
-    """scale    "step" lets the reader choose steps, pairs seen or time; "doubling" is log2 with ticks at the data
-    percent  values are shares
-    words    names in place of numbers: 0 is the first.  On the y axis they are rows, and values lie along x
-    reach    values that the axis includes at least
-    """
-
     label: str = ""
-    scale: Scale = "linear"
-    percent: bool = False
-    words: Sequence[str] = ()
-    reach: Sequence[float] = ()
+    scale: Scale = "linear"  # "step": the reader chooses steps, pairs seen or time; "doubling": log2, ticks at the data
+    percent: bool = False  # values are shares
+    words: Sequence[
+        str
+    ] = ()  # in place of numbers: 0 is the first.  On the y axis they are rows, and values lie along x
+    reach: Sequence[float] = ()  # values that the axis includes at least
 
 
 STEPS = Axis("step", "step")
 
 
-@dataclass(frozen=True)
-class Dot:
+class Dot(NamedTuple):
     """A point of its own, and what the pointer shows there."""
 
     x: float
@@ -49,31 +44,21 @@ class Dot:
 
 @dataclass(frozen=True)
 class Series:
-    """color      a place in the page's palette, or a shade by name
-    low, high  a band around the values, error bars, or the spread of a tick in a row
-    run        which of the page's runs, for its clock; -1: x is no step
-    style      "path" is a line without dots; "ticks" and "bars" are for rows
-    weight     "thin", "faint" or "thick" lines
-    tips       what the pointer shows: a text for each point, or one for all of them
-    looks      of single points; without them all are full
-    """
-
     label: str
     x: Sequence[float]
     y: Sequence[float]
-    color: int | str = 0
-    low: Sequence[float] = ()
+    color: int | str = 0  # a place in the page's palette, or a shade by name
+    low: Sequence[float] = ()  # a band around the values, error bars, or the spread of a tick in a row
     high: Sequence[float] = ()
-    run: int = -1
-    style: Style = "line"
-    weight: str = ""
-    tips: Sequence[str] = ()
-    looks: Sequence[Look] = ()
+    run: int = -1  # which of the page's runs, for its clock; -1: x is no step
+    style: Style = "line"  # "path" is a line without dots; "ticks" and "bars" are for rows
+    weight: str = ""  # "thin", "faint" or "thick" lines
+    tips: Sequence[str] = ()  # what the pointer shows: a text for each point, or one for all of them
+    looks: Sequence[Look] = ()  # of single points; without them all are full
 
     @classmethod
     def of_dots(cls, label: str, dots: Sequence[Dot], color: int = 0) -> Series:
-        x, y = [dot.x for dot in dots], [dot.y for dot in dots]
-        tips, looks = [dot.tip for dot in dots], [dot.look for dot in dots]
+        x, y, tips, looks = zip(*dots, strict=True) if dots else ((), (), (), ())
         return cls(label, x, y, color, style="points", tips=tips, looks=looks)
 
     @classmethod
@@ -113,14 +98,7 @@ class Label:
 
 @dataclass(frozen=True)
 class Chart:
-    """key      unique on the page
-    more     of less interest: folded away
-    legend   whether series can be switched off by their labels
-    height   pixels; ``width``: pixels at least, in a place that scrolls
-    words    what is seen, for those who cannot see it; by default where each series begins and ends
-    """
-
-    key: str
+    key: str  # unique on the page
     title: str
     note: str
     series: Sequence[Series]
@@ -128,24 +106,16 @@ class Chart:
     x: Axis = STEPS
     marks: Sequence[Mark] = ()
     labels: Sequence[Label] = ()
-    more: bool = False
-    legend: bool = True
-    height: int = 216
-    width: int = 0
-    words: str = ""
+    more: bool = False  # of less interest: folded away
+    legend: bool = True  # series can be switched off by their labels
+    height: int = 216  # pixels
+    width: int = 0  # pixels at least, in a place that scrolls
+    words: str = ""  # what is seen, for those who cannot see it; by default where each series begins and ends
 
     def as_dict(self, most: int) -> dict[str, Any]:
         """For page.js, with at most so many points a line."""
-        nested = {name: [vars(item) for item in getattr(self, name)] for name in ("marks", "labels")}
         series = [thin(series, most).as_dict() for series in self.series]
-        return {
-            **vars(self),
-            **nested,
-            "x": vars(self.x),
-            "y": vars(self.y),
-            "words": plain(self.words),
-            "series": series,
-        }
+        return {**asdict(replace(self, series=())), "words": plain(self.words), "series": series}
 
 
 def thin(series: Series, most: int) -> Series:
@@ -165,23 +135,13 @@ def thin(series: Series, most: int) -> Series:
 
 def figure(chart: Chart, class_: str = "chart") -> Html:
     """The chart's place on the page; the data go with it."""
-    switch = not chart.y.words and not chart.labels
     pressed = "true" if chart.y.scale == "log" else "false"
-    made = node(
-        "figure",
-        node(
-            "figcaption",
-            node("h3", plain(chart.title, 120)),
-            node("button", "log", type="button", class_="log", aria_pressed=pressed) if switch else None,
-            node("p", chart.note, class_="note") if chart.note else None,
-        ),
-        node("div", class_="plot"),
-        node("div", class_="legend"),
-        class_=class_,
-        data_chart=chart.key,
-    )
-    return Html(made, (chart,))
+    log = node("button", "log", type="button", class_="log", aria_pressed=pressed)
+    title, switch = node("h3", plain(chart.title, 120)), None if chart.y.words or chart.labels else log
+    caption = node("figcaption", title, switch, filled("p", chart.note, class_="note"))
+    places = [node("div", class_=name) for name in ("plot", "legend")]
+    return Html(node("figure", caption, places, class_=class_, data_chart=chart.key), (chart,))
 
 
-def figures(charts: Sequence[Chart], class_: str = "charts") -> Html:
-    return node("div", [figure(chart) for chart in charts], class_=class_)
+def figures(charts: Sequence[Chart | None], class_: str = "charts") -> Html:
+    return filled("div", [figure(chart) for chart in charts if chart is not None], class_=class_)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -34,39 +35,24 @@ class MainResult:
 
 @dataclass(frozen=True)
 class RunData:
-    """settings     the whole config, defaults filled in
-    training     the lines of metrics.jsonl about steps; evaluations and probes are the others
-    probes       normalizer errors on a part of the data set, measured during training
-    audits       those on the whole of it, by checkpoint: audit.json
-    results      of the last evaluation, and what `fullbatch evaluate` found since; ``results_step`` is when
-    averages     over the tasks of a suite, as text
-    unmeasured   tasks without a number, and why
-    finetune     finetune.json as it stands, of a run that `fullbatch finetune` made; else empty
-    interpolation   interpolation.json likewise
-    cost         by stage, as results.json or finetune.json has it
-    batch_losses the lines of batches/losses.jsonl, of a run that selects its batches
-    warnings     lines of log.txt
-    gaps         what is missing or cannot be read, to be said on the page
-    """
-
     path: Path
     name: str
-    settings: Fields
-    training: Sequence[Fields]
+    settings: Fields  # the whole config, defaults filled in
+    training: Sequence[Fields]  # the lines of metrics.jsonl about steps; evaluations and probes are the others
     evaluations: Sequence[Fields]
-    probes: Sequence[Fields]
-    audits: Sequence[Fields]
-    results: Sequence[Fields]
+    probes: Sequence[Fields]  # normalizer errors on a part of the data set, measured during training
+    audits: Sequence[Fields]  # those on the whole of it, by checkpoint: audit.json
+    results: Sequence[Fields]  # of the last evaluation, and what `fullbatch evaluate` found since
     results_step: int | None
-    averages: Sequence[tuple[str, str]]
-    unmeasured: Sequence[str]
+    averages: Sequence[tuple[str, str]]  # over the tasks of a suite, as text
+    unmeasured: Sequence[str]  # tasks without a number, and why
     environment: Fields
-    warnings: Sequence[str]
-    gaps: Sequence[str]
-    finetune: Fields = field(default_factory=dict)
-    interpolation: Fields = field(default_factory=dict)
-    cost: Fields = field(default_factory=dict)
-    batch_losses: Sequence[Fields] = ()
+    warnings: Sequence[str]  # lines of log.txt
+    gaps: Sequence[str]  # what is missing or cannot be read, to be said on the page
+    finetune: Fields  # finetune.json as it stands, of a run that `fullbatch finetune` made; else empty
+    interpolation: Fields  # interpolation.json likewise
+    cost: Fields  # by stage, as finetune.json or results.json has it
+    batch_losses: Sequence[Fields]  # lines of batches/losses.jsonl, of a run that selects its batches
 
     def setting(self, group: str, name: str) -> Any:
         return self.settings[group].get(name)
@@ -89,9 +75,12 @@ class RunData:
 
     @property
     def pairs_seen(self) -> int:
-        """A step of the recovery may see more than a batch."""
-        seen = self.last.get("samples")
-        return int(seen) if is_number(seen) else self.steps * self.batch_size
+        return self.clock[-1][2] if self.clock else 0
+
+    @property
+    def seconds(self) -> float | None:
+        """Of training so far."""
+        return self.clock[-1][1] if self.clock else None
 
     @property
     def recovery_steps(self) -> int:
@@ -111,23 +100,22 @@ class RunData:
             return None
         return Stages.of(config, per_epoch or 1).total
 
-    def clock(self) -> list[tuple[int, float]]:
-        """(step, seconds of training so far); from the throughput where the run did not write the time itself."""
+    @cached_property
+    def clock(self) -> list[tuple[int, float, int]]:
+        """Steps, seconds of training and pairs so far; seconds from the throughput where the run did not write them.
+
+        A step of the recovery may see more pairs than a batch.
+        """
         clock, seconds, before = [], 0.0, 0
         for line in self.training:
+            step, pairs, speed = line["step"], line.get("samples"), line.get("samples_per_second")
             if is_number(line.get("seconds")):
                 seconds = float(line["seconds"])
-            elif is_number(line.get("samples_per_second")) and line["samples_per_second"] > 0:
-                seconds += (line["step"] - before) * self.batch_size / line["samples_per_second"]
-            before = line["step"]
-            clock.append((before, seconds))
+            elif is_number(speed) and speed > 0:
+                seconds += (step - before) * self.batch_size / speed
+            before = step
+            clock.append((step, seconds, int(pairs) if is_number(pairs) else step * self.batch_size))
         return clock
-
-    @property
-    def seconds(self) -> float | None:
-        """Of training so far."""
-        clock = self.clock()
-        return clock[-1][1] if clock else None
 
     def main_results(self) -> dict[str, MainResult]:
         """Those of the last evaluation, by "TASK METRIC"."""
@@ -168,26 +156,29 @@ def read_run(path: Path) -> RunData:
     audits = records_of(_read_json(path / "audit.json", gaps), "checkpoints")
     finetune = _read_json(path / record.FILE, gaps)
     losses = folder.batches / LOSSES
+
+    def of_kind(kind: str | None) -> list[Fields]:
+        return _in_order([line for line in lines if line.get("kind") == kind])
+
     return RunData(
         path=path,
         name=path.resolve().name,
         settings=settings,
-        training=_in_order([line for line in lines if "kind" not in line]),
-        evaluations=_in_order([line for line in lines if line.get("kind") == EVALUATION]),
-        probes=_in_order([line for line in lines if line.get("kind") == AUDIT]),
+        training=of_kind(None),
+        evaluations=of_kind(EVALUATION),
+        probes=of_kind(AUDIT),
         audits=_in_order([line for line in audits if is_number(line.get("step"))]),
-        **_results(path, gaps),
+        **_results(path, gaps, fields_of(finetune, "cost")),
         environment=_read_json(path / "environment.json", gaps),
         warnings=_warnings(folder.log),
         gaps=gaps,
         finetune=finetune,
         interpolation=_read_json(path / interpolation.FILE, gaps),
-        cost=fields_of(finetune, "cost") or fields_of(_read_json(path / "results.json", []), "cost"),
         batch_losses=_in_order(read_lines(losses)) if losses.is_file() else (),
     )
 
 
-def _results(path: Path, gaps: list[str]) -> dict[str, Any]:
+def _results(path: Path, gaps: list[str], cost: Fields) -> dict[str, Any]:
     """What the run measured itself, then what `fullbatch evaluate` wrote of the same step or a later one."""
     own, later = (_read_json(path / name, gaps) for name in ("results.json", "evaluation.json"))
     files = [own] if later.get("step", 0) < own.get("step", 0) else [own, later]
@@ -200,6 +191,7 @@ def _results(path: Path, gaps: list[str]) -> dict[str, Any]:
         gaps.append("There are no results: the run has not been evaluated (see --evaluate of fullbatch train).")
     return {
         "results": list(results.values()),
+        "cost": cost or fields_of(own, "cost"),
         "results_step": max((file["step"] for file in files if isinstance(file.get("step"), int)), default=None),
         "averages": [(name, str(average.get("text"))) for name, average in by("name", "averages").items()],
         "unmeasured": [
@@ -276,54 +268,36 @@ def newest_run(root: Path) -> Path:
 
 @dataclass(frozen=True)
 class SummaryFile:
-    """What a comparison or a search wrote: comparison.json or search.json as it stands.
-
-    ``runs`` are the run folders of a comparison that are there, by their names.
-    """
+    """What a comparison or a search wrote: comparison.json or search.json as it stands."""
 
     path: Path
     content: Fields
-    runs: Mapping[str, RunData] = field(default_factory=dict)
+    runs: Mapping[str, RunData]  # the run folders of a comparison that are there, by their names
 
     @property
     def name(self) -> str:
         return str(self.content.get("name") or self.path.resolve().name)
 
-    def rows(self, key: str) -> list[Fields]:
-        return records_of(self.content, key)
 
-    def fields(self, key: str) -> Fields:
-        return fields_of(self.content, key)
-
-
-def read_comparison(path: Path) -> SummaryFile:
-    content = _read_summary(path / COMPARISON, "runs", "run `fullbatch compare` again to write it anew")
+def read_summary(path: Path, name: str) -> SummaryFile:
+    """Of a folder, the file of this name."""
+    key, remedy = {
+        COMPARISON: ("runs", "run `fullbatch compare` again to write it anew"),
+        SEARCH: ("phases", f"`fullbatch search --resume {path}` writes it anew"),
+    }[name]
+    try:
+        content = json.loads((path / name).read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path / name} cannot be read: {error}.") from None
+    if not isinstance(content, dict) or not isinstance(content.get(key), list):
+        raise ValueError(f"{path / name} holds no list of {key}; {remedy}.")
     runs = {}
     for row in records_of(content, "runs"):
-        folder = _run_folder(path, str(row.get("name", "")), row.get("folder"))
+        run, written = str(row.get("name", "")), row.get("folder")
+        places = [path / "runs" / run]  # also when the comparison has been moved as a whole
+        if isinstance(written, str):
+            places += [path / written, Path(written)]
+        folder = next((place for place in places if run and (place / "config.yaml").is_file()), None)
         if folder is not None:
-            runs[str(row["name"])] = read_run(folder)
+            runs[run] = read_run(folder)
     return SummaryFile(path, content, runs)
-
-
-def read_search(path: Path) -> SummaryFile:
-    remedy = f"`fullbatch search --resume {path}` writes it anew"
-    return SummaryFile(path, _read_summary(path / SEARCH, "phases", remedy))
-
-
-def _read_summary(file: Path, key: str, remedy: str) -> Fields:
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{file} cannot be read: {error}.") from None
-    if not isinstance(content, dict) or not isinstance(content.get(key), list):
-        raise ValueError(f"{file} holds no list of {key}; {remedy}.")
-    return content
-
-
-def _run_folder(comparison: Path, name: str, written: object) -> Path | None:
-    """Where the run lies, also when the comparison has been moved as a whole."""
-    places = [comparison / "runs" / name]
-    if isinstance(written, str):
-        places += [comparison / written, Path(written)]
-    return next((place for place in places if name and (place / "config.yaml").is_file()), None)

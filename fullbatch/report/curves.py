@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
-from fullbatch.report.blocks import Section
-from fullbatch.report.charts import COLORS, Axis, Chart, Series, figures
+from fullbatch.report.blocks import Html, Section, first_shown, joined, node
+from fullbatch.report.charts import COLORS, Axis, Chart, Series, figure, figures
 from fullbatch.report.collect import AUDITED, PROBED, Fields, RunData, fields_of, numbers_of
 from fullbatch.report.wording import is_number, is_share, metric_name, metric_words
 
@@ -33,36 +33,30 @@ def run_charts(runs: Sequence[RunData], labels: Sequence[str], colors: Sequence[
     """The curves of one run, or of several over each other; ``more`` marks those of less interest."""
     looks = zip(labels, colors, strict=True)
     empty = [Series(label, (), (), color, run=place) for place, (label, color) in enumerate(looks)]
-    charts = [_logged(runs, empty, *named) for named in _MAIN]
-    charts += _normalizer_errors(runs, empty)
-    charts += _evaluations(runs, empty)
-    for key in sorted({key for run in runs for line in run.training for key in line} - _NO_CURVES):
-        chart = _logged(runs, empty, key, metric_name(key).capitalize(), "")
-        if any(len(set(series.y)) > 1 for series in chart.series):
-            charts.append(replace(chart, more=True))
+    charts = []
+    others = sorted({key for run in runs for line in run.training for key in line} - _NO_CURVES)
+    for key, title, note in (*_MAIN, *((key, metric_name(key).capitalize(), "") for key in others)):
+        series = _filled(empty, [run.training for run in runs], key)
+        if key == "tau":
+            series = [_banded(curve, runs[curve.run].training) for curve in series]
+        y, more = _LOG if key == "gradient_norm" else Axis(), key in others
+        if not more or any(len(set(curve.y)) > 1 for curve in series):
+            charts.append(Chart(key, title, note, series, y, more=more))
+    charts[len(_MAIN) : len(_MAIN)] = [*_normalizer_errors(runs, empty), *_evaluations(runs, empty)]
     return [chart for chart in charts if any(len(series.x) > 1 for series in chart.series)]
 
 
-def _filled(series: Series, lines: Iterable[Fields], key: str) -> Series:
-    known = [(line["step"], float(line[key])) for line in lines if is_number(line.get(key))]
-    return replace(series, x=[step for step, _ in known], y=[value for _, value in known])
-
-
-def _all_filled(empty: Sequence[Series], lines: Sequence[Sequence[Fields]], key: str) -> list[Series]:
-    """A series a run; one that logged nothing of the kind has none."""
-    filled = [_filled(*pair, key) for pair in zip(empty, lines, strict=True)]
-    return [series for series in filled if series.x]
-
-
-def _logged(runs: Sequence[RunData], empty: Sequence[Series], key: str, title: str, note: str) -> Chart:
-    series = _all_filled(empty, [run.training for run in runs], key)
-    if key == "tau":
-        series = [_banded(curve, runs[curve.run].training) for curve in series]
-    return Chart(key, title, note, series, _LOG if key == "gradient_norm" else Axis())
+def _filled(empty: Sequence[Series], lines_of_series: Sequence[Sequence[Fields]], key: str) -> list[Series]:
+    """Steps, and what the lines say under this key; a series without any is left out."""
+    made = []
+    for series, lines in zip(empty, lines_of_series, strict=True):
+        known = [(line["step"], float(line[key])) for line in lines if is_number(line.get(key))]
+        made += [replace(series, x=[step for step, _ in known], y=[value for _, value in known])] if known else []
+    return made
 
 
 def _banded(tau: Series, lines: Sequence[Fields]) -> Series:
-    low, high = (_filled(tau, lines, name).y for name in ("tau_min", "tau_max"))
+    low, high = ([line[name] for line in lines if is_number(line.get(name))] for name in ("tau_min", "tau_max"))
     spans = len(low) == len(high) == len(tau.x) and any(b - a > 1e-6 for a, b in zip(low, high, strict=True))
     return replace(tau, low=low, high=high) if spans else tau
 
@@ -80,17 +74,15 @@ def _normalizer_errors(runs: Sequence[RunData], empty: Sequence[Series]) -> list
     probes, audits = [run.probes for run in runs], [run.audits for run in runs]
     if len(runs) != 1:
         return [
-            chart("normalizer_error", [PROBED], _all_filled(empty, probes, "normalizer_error")),
-            chart("normalizer_audit", [AUDITED], _all_filled(empty, audits, "normalizer_error")),
+            chart("normalizer_error", [PROBED], _filled(empty, probes, "normalizer_error")),
+            chart("normalizer_audit", [AUDITED], _filled(empty, audits, "normalizer_error")),
         ]
-    series, sources = list[Series](), {PROBED: probes[0], AUDITED: audits[0]}
-    for dashes, (source, lines) in enumerate(sources.items()):
-        for color, (name, key) in enumerate(
-            (("the method's estimate", "normalizer_error"), ("the batch's own", "batch_error"))
-        ):
-            empty_line = Series(f"{name}, {source}", (), (), dashes * COLORS + color, run=0)
-            series += _all_filled([empty_line], [lines], key)
-    return [chart("normalizer_error", [source for source, lines in sources.items() if lines], series)]
+    series, names = list[Series](), {"the method's estimate": "normalizer_error", "the batch's own": "batch_error"}
+    for dashes, (source, lines) in enumerate(((PROBED, probes), (AUDITED, audits))):
+        for color, (name, key) in enumerate(names.items()):
+            series += _filled([Series(f"{name}, {source}", (), (), dashes * COLORS + color, run=0)], lines, key)
+    sources = [source for source, lines in ((PROBED, probes), (AUDITED, audits)) if lines[0]]
+    return [chart("normalizer_error", sources, series)]
 
 
 def _evaluations(runs: Sequence[RunData], empty: Sequence[Series]) -> list[Chart]:
@@ -99,23 +91,23 @@ def _evaluations(runs: Sequence[RunData], empty: Sequence[Series]) -> list[Chart
     A metric is called "TASK METRIC"; what else stands in such a line (step, kind, seconds) has no blank.
     """
     keys = list(dict.fromkeys(key for run in runs for line in run.evaluations for key in line if " " in key))
-    if len(runs) == 1:
-        if runs[0].finetune:
-            return []
-        seen = {key: trained_on(runs[0], key) for key in keys}
-        series = [
-            _filled(Series(short_name(key) + SEEN * seen[key], (), (), color, run=0), runs[0].evaluations, key)
-            for color, key in enumerate(keys)
-        ]
-        note = "on data the run does not train on" if not any(seen.values()) else "on the data named"
-        return [Chart("evaluation", "Evaluation", note, series, Axis(percent=True))]
-    charts = []
-    for place, key in enumerate(keys):
-        title, note = metric_words(key)
-        note += SEEN * any(trained_on(run, key) for run in runs)
-        series = _all_filled(empty, [run.evaluations for run in runs], key)
-        charts.append(Chart(f"evaluation-{place}", title or note, note, series, metric_axis(key)))
-    return charts
+    lines = [run.evaluations for run in runs]
+    seen = {key: any(trained_on(run, key) for run in runs) for key in keys}
+    if len(runs) != 1:
+        charts = []
+        for place, key in enumerate(keys):
+            title, note = metric_words(key)
+            note += SEEN * seen[key]
+            series = _filled(empty, lines, key)
+            charts.append(Chart(f"evaluation-{place}", title or note, note, series, metric_axis(key)))
+        return charts
+    if runs[0].finetune:
+        return []
+    series = []
+    for color, key in enumerate(keys):
+        series += _filled([Series(short_name(key) + SEEN * seen[key], (), (), color, run=0)], lines, key)
+    note = "on the data named" if any(seen.values()) else "on data the run does not train on"
+    return [Chart("evaluation", "Evaluation", note, series, Axis(percent=True))]
 
 
 def metric_axis(metric: str) -> Axis:
@@ -137,7 +129,7 @@ def short_name(key: str) -> str:
 # how hard the batches were
 
 
-def batch_losses_section(run: RunData) -> Section | None:
+def batch_losses_section(run: RunData) -> Section:
     """How hard the selected batches were beside uniform ones, as in Figures 3 and 5 of Cho et al. 2023.
 
     From RUN/batches/losses.jsonl, a line a plan; and how hard spectral ones would have been, whatever the run was
@@ -146,10 +138,9 @@ def batch_losses_section(run: RunData) -> Section | None:
     audited = [{**fields_of(audit, "batch_losses"), "step": audit["step"]} for audit in run.audits]
     charts: list[Chart] = []
     for lines, name, label in ((run.batch_losses, "period", "selected"), (audited, "step", "spectral")):
-        every = [_batch_losses(line, name, label) for line in lines]
-        charts += spread_out([chart for chart in every if chart is not None], _MOST_PERIODS)
-    if not charts:
-        return None
+        made = [chart for line in lines if (chart := _batch_losses(line, name, label)) is not None]
+        count = min(len(made), _MOST_PERIODS)
+        charts += [made[round(place * (len(made) - 1) / max(count - 1, 1))] for place in range(count)]
     lead = (
         f"Losses of the {run.setting('selection', 'batches')} batches of some periods, and of as many uniform batches "
         "of the same samples, both by the embeddings that the plan was made from."
@@ -159,12 +150,6 @@ def batch_losses_section(run: RunData) -> Section | None:
     )
     lead += " Harder batches lie to the right."
     return Section("batch-losses", "How hard the batches were", figures(charts), lead)
-
-
-def spread_out(charts: Sequence[Chart], most: int) -> list[Chart]:
-    """The first, the last, and some evenly spread between them."""
-    count = min(len(charts), most)
-    return [charts[round(place * (len(charts) - 1) / max(count - 1, 1))] for place in range(count)]
 
 
 def _batch_losses(line: Fields, name: str, label: str) -> Chart | None:
@@ -192,18 +177,38 @@ def for_script(run: RunData, filter: object = None) -> dict[str, Any]:
     return {"batch": run.batch_size, "clock": clock_of(run), "filter": name, "recovery": run.recovery_steps}
 
 
-def clock_of(run: RunData, most: int = 100) -> tuple[list[int], list[float], list[int]]:
-    """Steps, seconds and pairs seen, from which page.js reads the time and the pairs of any step.
+def clock_of(run: RunData, most: int = 100) -> list[list[float]]:
+    """Steps, seconds and pairs seen, from which page.js reads the time and the pairs of any step; the recovery's end is
+    always among them."""
+    last, stride = len(run.clock) - 1, max(1, math.ceil(len(run.clock) / most))
+    kept = [
+        (step, round(seconds, 3), pairs)
+        for at, (step, seconds, pairs) in enumerate(run.clock)
+        if at % stride == 0 or at == last or step == run.recovery_steps
+    ]
+    return [list(column) for column in zip((0, 0.0, 0), *kept, strict=True)]
 
-    The last step of the recovery is always among them, for its steps may see more pairs than others.
-    """
-    clock = run.clock()
-    stride = max(1, math.ceil(len(clock) / most))
-    ends = [at for at, (step, _) in enumerate(clock) if step == run.recovery_steps]
-    kept = sorted({0, *range(0, len(clock), stride), *ends, len(clock) - 1}) if clock else []
-    steps, seconds, pairs = [0], [0.0], [0]
-    for line, (step, so_far) in ((run.training[at], clock[at]) for at in kept):
-        steps.append(step)
-        seconds.append(round(so_far, 3))
-        pairs.append(int(line["samples"] if is_number(line.get("samples")) else step * run.batch_size))
-    return steps, seconds, pairs
+
+def curves_section(charts: Sequence[Chart], filters: Sequence[str] = (), lead: str = "") -> Section:
+    if not charts:
+        return Section("curves", "Curves", Html(""))
+    controls = node(
+        "div",
+        _choice("x", (("step", "steps"), ("samples", "pairs seen"), ("time", "time")), "along"),
+        node("button", "smooth", type="button", class_="smooth", aria_pressed="false"),
+        _choice("filter", tuple((name, name) for name in filters), "batch size") if len(filters) > 1 else None,
+        node("div", class_="legend shared"),
+        class_="controls",
+    )
+    ordered = sorted(charts, key=lambda chart: chart.more)
+    main = sum(not chart.more for chart in charts)
+    body = first_shown([figure(chart) for chart in ordered], main, "curve", "charts")
+    return Section("curves", "Curves", joined(controls, body), lead)
+
+
+def _choice(name: str, options: Sequence[tuple[str, str]], label: str) -> Html:
+    buttons = [
+        node("button", text, type="button", data_value=value, aria_pressed="true" if place == 0 else "false")
+        for place, (value, text) in enumerate(options)
+    ]
+    return node("div", node("span", label), buttons, class_="choice", data_choice=name, role="group", aria_label=label)

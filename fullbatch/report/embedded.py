@@ -8,17 +8,18 @@ import base64
 import hashlib
 import io
 import random
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any, TypeVar
 
 import torch
 from PIL import Image, features
 from torch import Tensor
 from torch.nn.functional import adaptive_avg_pool2d
 
-from fullbatch.config.data import Data
 from fullbatch.config.messages import plain
 from fullbatch.config.model import Model
 from fullbatch.config.run import RunConfig
@@ -30,36 +31,31 @@ from fullbatch.finetuning.record import BASE, TUNED
 from fullbatch.loading import load_trained
 from fullbatch.models.build import build_model
 from fullbatch.models.two_towers import TwoTowers, in_precision
+from fullbatch.report.blocks import Child, Html, node, quoted
 from fullbatch.report.collect import RunData
-from fullbatch.report.markup import Child, Html, node, quoted
 from fullbatch.training.run_folder import Folder
 
 CAPTION = 160  # characters shown of a caption
 _LARGEST = 128  # pixels a side of a picture on the page
 TINY = 16  # pixels a side of the pictures that near-identical ones are found by
 _MANY = 2000  # samples that are worth starting workers for
-SAMPLES_ON_CPU, SAMPLES_ON_GPU = 4_000, 20_000
 UNUSABLE = (ValueError, OSError, RuntimeError, ImportError)  # what a model that cannot be loaded or used raises
 Pair = tuple[int, int, float]  # two rows, the first before the second, and a score
+PairT = TypeVar("PairT", bound=tuple[Any, ...])  # two rows, and whatever is told of them
 
 
 @dataclass(frozen=True)
 class Embedded:
-    """ids       places in the pool
-    tiny_NP   the pictures at 16 x 16 pixels, in [0, 1]
-    of        how many samples the pool has
-    """
-
     pool: SamplePool
-    ids: list[int]
+    ids: list[int]  # places in the pool
     image_ND: Tensor
     text_ND: Tensor
-    tiny_NP: Tensor
+    tiny_NP: Tensor  # the pictures at 16 x 16 pixels, in [0, 1]
     captions: list[str]
 
-    @property
-    def of(self) -> int:
-        return len(self.pool)
+    def part(self, rows: list[int]) -> Embedded:
+        ids, captions = [self.ids[row] for row in rows], [self.captions[row] for row in rows]
+        return Embedded(self.pool, ids, self.image_ND[rows], self.text_ND[rows], self.tiny_NP[rows], captions)
 
     @cached_property
     def groups_N(self) -> Tensor:
@@ -107,10 +103,8 @@ class RunModel:
         model = build_model(Model(pretrained=str(run / name))).eval().to(device)
         return cls(model, Folder(run).read_config(), model.initial_temperature or 0.07, device)
 
-    @property
-    def most_samples(self) -> int:
-        """What is embedded unless the user says otherwise: some seconds of a small model's time."""
-        return SAMPLES_ON_GPU if self.device.type == "cuda" else SAMPLES_ON_CPU
+    def training(self, most: int) -> Embedded:
+        return self.embed(open_pool(self.config.data)[0], most)
 
     @torch.no_grad()
     def embed(self, pool: SamplePool, most: int) -> Embedded:
@@ -143,10 +137,6 @@ class RunModel:
         return Embedded(pool, [ids[place] for place in places], image_ND, text_ND, tiny_NP, captions)
 
 
-def training_pool(config: Data) -> SamplePool:
-    return open_pool(config)[0]
-
-
 def shown_model(run: RunData) -> str | None:
     """Which of its two models a fine-tuning says to use; None for other runs, and before there is a result."""
     name = run.finetune.get("result")
@@ -175,14 +165,12 @@ def fits_the_other(image_ND: Tensor, text_ND: Tensor, groups_N: Tensor, most: in
 
 def looks_alike(tiny_NP: Tensor, most: int, within: float, chunk: int = 1024) -> list[Pair]:
     """Pairs of pictures by the negative root mean squared difference of their tiny pixels, if at most ``within``."""
-    square_N = tiny_NP.square().mean(dim=1)
 
     def scores(rows: slice) -> Tensor:
-        product_CN = tiny_NP[rows] @ tiny_NP.T / tiny_NP.shape[1]
-        squared_CN = (square_N[rows, None] + square_N[None, :] - 2.0 * product_CN).clamp_min_(0.0)
-        return -squared_CN.sqrt_()
+        away_CN = torch.cdist(tiny_NP[rows], tiny_NP)
+        return -away_CN.square().div(tiny_NP.shape[1]).sqrt()
 
-    return [pair for pair in _best_pairs(len(square_N), scores, most, chunk) if pair[2] >= -within]
+    return [pair for pair in _best_pairs(len(tiny_NP), scores, most, chunk) if pair[2] >= -within]
 
 
 def _best_pairs(count: int, scores: Callable[[slice], Tensor], most: int, chunk: int) -> list[Pair]:
@@ -202,15 +190,25 @@ def _best_pairs(count: int, scores: Callable[[slice], Tensor], most: int, chunk:
     return [(first, second, score) for (first, second), score in rows if score > -torch.inf]
 
 
-def nearest_other(image_ND: Tensor, text_ND: Tensor, groups_N: Tensor, rows: list[int]) -> list[tuple[int, float]]:
-    """For each of these rows, the other sample whose caption is nearest to the picture; itself if there is none."""
-    rows_K = torch.tensor(rows, device=image_ND.device, dtype=torch.int64)
-    groups = groups_N.to(image_ND.device)
-    sim_KN = image_ND[rows_K] @ text_ND.T
-    sim_KN.masked_fill_(groups[rows_K, None] == groups[None, :], -torch.inf)
+def nearest_other(
+    image_ND: Tensor, text_ND: Tensor, groups_N: Tensor, rows: list[int]
+) -> list[tuple[int | None, float]]:
+    """For each of these rows, the other sample whose caption is nearest to the picture, if there is one."""
+    sim_KN = (image_ND[rows] @ text_ND.T).cpu().masked_fill_(groups_N[rows, None] == groups_N, -torch.inf)
     best = sim_KN.max(dim=1)
-    nearest = zip(rows, best.indices.tolist(), best.values.tolist(), strict=True)
-    return [(other, score) if score > -torch.inf else (row, 1.0) for row, other, score in nearest]
+    nearest = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+    return [(other if score > -torch.inf else None, score) for other, score in nearest]
+
+
+def without_repeats(pairs: Sequence[PairT], most: int, often: int = 2) -> list[PairT]:
+    """The first pairs, no sample in more than a few: one strange sample would fill the list."""
+    seen: Counter[int] = Counter()
+    kept: list[PairT] = []
+    for pair in pairs:
+        if len(kept) < most and max(seen[pair[0]], seen[pair[1]]) < often:
+            seen.update(pair[:2])
+            kept.append(pair)
+    return kept
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -229,7 +227,7 @@ class Pictures:
         return len(self._kept)
 
     def add(self, raw: bytes, name: str) -> int | None:
-        """The picture's number; None if it cannot be decoded."""
+        """Its number; None if it cannot be decoded."""
         digest = hashlib.blake2b(raw, digest_size=16).digest()
         if digest not in self._numbers:
             try:
@@ -263,15 +261,8 @@ class Pictures:
 
     def card(self, embedded: Embedded, first: int, other: int | None, reason: Child) -> Html:
         """One sample, or two side by side, with their captions and ids."""
-        sides = [
-            node(
-                "div",
-                self.shown(embedded, row),
-                node("p", quoted(embedded.captions[row], CAPTION)),
-                node("p", f"id {embedded.ids[row]}", class_="id"),
-                class_="side",
-            )
-            for row in (first, other)
-            if row is not None
-        ]
+        sides = []
+        for row in (first,) if other is None else (first, other):
+            caption, number = quoted(embedded.captions[row], CAPTION), node("p", f"id {embedded.ids[row]}", class_="id")
+            sides.append(node("div", self.shown(embedded, row), node("p", caption), number, class_="side"))
         return node("div", node("div", sides, class_="sides"), node("p", reason, class_="reason"), class_="card pair")

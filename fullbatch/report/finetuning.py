@@ -6,24 +6,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fullbatch.config.messages import plain
-from fullbatch.report.blocks import Section, first_shown, folded, listing, named_metric, notice, some_names, table
+from fullbatch.report import blocks
+from fullbatch.report import wording as say
+from fullbatch.report.blocks import Child, Html, Section, joined, node, table
 from fullbatch.report.charts import Axis, Chart, Mark, Series, figure, figures
 from fullbatch.report.collect import Fields, RunData, fields_of, records_of
 from fullbatch.report.curves import SEEN, metric_axis, short_name, trained_on
-from fullbatch.report.markup import Child, Html, joined, node
-from fullbatch.report.wording import (
-    NOTHING,
-    count_text,
-    counted,
-    duration,
-    is_number,
-    is_share,
-    metric_words,
-    percent,
-    short_number,
-    signed,
-    value_text,
-)
+from fullbatch.report.wording import NOTHING, is_number, is_share, percent, value_text
 
 _CHARTS = 6  # of tasks that stand open; the others are folded
 _MOST_REASONS = 5  # of the verdict
@@ -31,12 +20,14 @@ _MOST_NAMED = 5  # tasks in a row of mixtures
 _ALPHA = "share of the tuned weights"
 
 
-def finetuning_section(run: RunData) -> Section | None:
-    """None for a run that is no fine-tuning."""
+def finetuning_section(run: RunData) -> Section:
+    """Empty for a run that is no fine-tuning."""
     if not run.finetune:
-        return None
+        return Section("finetuning", "Fine-tuning", Html(""))
     places = [figure(chart) for chart in task_charts(run)]
-    shown = first_shown(places, _CHARTS, "task", "charts") if places else notice("No task has been measured yet.")
+    shown = blocks.first_shown(places, _CHARTS, "task", "charts")
+    if not places:
+        shown = blocks.notice("No task has been measured yet.")
     body = joined(_verdict(run), _before_after(run), node("h3", "From the base on"), shown, _mixtures(run))
     lead = (
         f"Base: {plain(run.finetune.get('model', NOTHING), 120)}. The base's values are those measured before the "
@@ -50,15 +41,15 @@ def _verdict(run: RunData) -> Html:
     match record.get("outcome"):
         case "tuned":
             tolerance = record.get("tolerance")
-            points = f"{100.0 * tolerance:g} point" if is_number(tolerance) else "the tolerance"
-            points += "s" if is_number(tolerance) and points != "1 point" else ""
+            points = f"{100.0 * tolerance:g} points" if is_number(tolerance) else "the tolerance"
+            points = "1 point" if points == "1 points" else points
             lines.append(f"The tuned model is kept{_best(record)}. No task lost more than {points}.")
         case "kept_base":
             why = record.get("reasons")
             reasons = [plain(reason) for reason in why] if isinstance(why, list) else []
             lines.append(joined("The base is kept", ": " if reasons else ".", "; ".join(reasons[:_MOST_REASONS])))
             if len(reasons) > _MOST_REASONS:
-                lines.append(f"There are {counted(len(reasons) - _MOST_REASONS, 'more reason')}; see the table.")
+                lines.append(f"There are {say.counted(len(reasons) - _MOST_REASONS, 'more reason')}; see the table.")
             if not run.interpolation and record.get("best_step") is not None:
                 command = node("code", f"fullbatch interpolate {plain(run.path, 200)}")
                 lines.append(joined("A mixture of both may keep what either knows: ", command))
@@ -70,7 +61,7 @@ def _verdict(run: RunData) -> Html:
     elif is_number(mixed):
         where = f", in {plain(written, 60)}/" if written else ""
         lines.append(f"Of the mixtures of base and tuned weights the best has {percent(mixed)} of the tuned{where}.")
-    return listing(lines, "verdicts")
+    return blocks.listing(lines, "verdicts")
 
 
 def _best(record: Fields) -> str:
@@ -84,7 +75,7 @@ def _best(record: Fields) -> str:
     return f", as it was after epoch {plain(chosen.get('epoch'), 20)}, the best by {by} ({scores})"
 
 
-def _before_after(run: RunData) -> Html | None:
+def _before_after(run: RunData) -> Html:
     rows: list[list[Child]] = []
     for task in records_of(run.finetune, "tasks"):
         metric = str(task.get("metric", ""))
@@ -92,15 +83,15 @@ def _before_after(run: RunData) -> Html | None:
         lost = "below-chance" if task.get("regressed") is True else None
         rows.append(
             [
-                named_metric(f"{task.get('task')} {metric}"),
+                blocks.named_metric(f"{task.get('task')} {metric}"),
                 node("td", chance, data_label="chance"),
                 node("td", value_text(task.get("base"), metric), data_label="base"),
                 node("td", value_text(task.get("tuned"), metric), class_="value", data_label="tuned"),
-                node("td", signed(task.get("change"), metric), class_=lost, data_label="change"),
+                node("td", say.signed(task.get("change"), metric), class_=lost, data_label="change"),
                 node("td", node("span", "▼ regressed", class_=lost) if lost else None),
             ]
         )
-    return table(("task", "chance", "base", "tuned", "change", ""), rows, "results tuning") if rows else None
+    return table(("task", "chance", "base", "tuned", "change", ""), rows, "results tuning")
 
 
 def task_charts(run: RunData) -> list[Chart]:
@@ -117,7 +108,7 @@ def task_charts(run: RunData) -> list[Chart]:
         marks = [Mark("base", points[0])] if 0 in points else []
         if marks and recovery:
             points.setdefault(recovery, marks[0].y)
-        source, what = metric_words(key)
+        source, what = say.metric_words(key)
         note = f"{what}{SEEN * trained_on(run, key)}"
         note += f"; the best epoch ends at step {best:,}" if isinstance(best, int) and best > 0 else ""
         curve = Series("tuned", sorted(points), [points[step] for step in sorted(points)], run=0)
@@ -157,39 +148,37 @@ def _mixtures(run: RunData) -> Html | None:
         named = [str(task) for task in lost] if isinstance(lost, list) else []
         best = " (best)" if point.get("alpha") == run.interpolation.get("best_alpha") else ""
         score = value_text(point.get("score"), str(run.interpolation.get("metric", "")))
-        below = node("span", f"▼ {some_names(named, _MOST_NAMED, 'task')}", class_="below-chance") if named else "none"
-        rows.append([f"{plain(point.get('alpha'), 20)}{best}", score, below])
+        below = node("span", f"▼ {blocks.some_names(named, _MOST_NAMED, 'task')}", class_="below-chance")
+        rows.append([f"{plain(point.get('alpha'), 20)}{best}", score, below if named else "none"])
     every = table((_ALPHA, "score", "regressed beyond the tolerance"), rows, "settings")
-    return joined(node("h3", "Mixtures"), figures([chart]), folded("every mixture", every))
+    return joined(node("h3", "Mixtures"), figures([chart]), blocks.folded("every mixture", every))
 
 
 # ---------------------------------------------------------------------------------------------------------------------
 # cost, as TuneCLIP's Tables 16 to 18 count it
 
 
-def cost_section(runs: Sequence[RunData], labels: Sequence[str] = ()) -> Section | None:
-    """Stage by stage; ``labels`` name the runs where there are several; None where no run knows its cost."""
+def cost_section(runs: Sequence[RunData], labels: Sequence[str] = ()) -> Section:
+    """Stage by stage; ``labels`` name the runs where there are several; empty where no run knows its cost."""
     rows: list[list[Child]] = []
     for place, run in enumerate(runs):
         stages = [stage for stage in records_of(run.cost, "stages") if is_number(stage.get("seconds"))]
         named = [(plain(stage.get("stage"), 60), stage) for stage in stages]
         if len(stages) > 1:
             devices = run.cost.get("devices")
-            by = f", {counted(devices, 'device')}" if isinstance(devices, int) else ""
+            by = f", {say.counted(devices, 'device')}" if isinstance(devices, int) else ""
             names = ("steps", "samples", "seconds", "device_hours")
             sums = {name: sum(stage[name] for stage in stages if is_number(stage.get(name))) for name in names}
             named.append((f"together{by}", sums))
         for name, stage in named:
             cells: list[Child] = [
                 "recovery (frozen weights)" if name == "recovery" else name,
-                count_text(stage.get("steps")),
-                count_text(stage.get("samples")),
-                duration(stage["seconds"]),
-                short_number(stage.get("device_hours")),
+                say.count_text(stage.get("steps")),
+                say.count_text(stage.get("samples")),
+                say.duration(stage["seconds"]),
+                say.short_number(stage.get("device_hours")),
             ]
             rows.append([labels[place], *cells] if labels else cells)
-    if not rows:
-        return None
     head = [*(["run"] if labels else []), "stage", "steps", "pairs", "time", "device-hours"]
     lead = "Device-hours are wall-clock hours by the number of devices."
     return Section("cost", "Cost by stage", table(head, rows, "numbers"), lead)

@@ -8,45 +8,28 @@ Right and wrong are told by a symbol and a frame, not by colour alone.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
+import numpy as np
 import torch
-from torch import Tensor
 
 from fullbatch.config.data import Source
 from fullbatch.config.messages import plain
 from fullbatch.config.run import RunConfig
 from fullbatch.config.tasks import parse_task
+from fullbatch.evaluation import similarities
 from fullbatch.evaluation.retrieval import equal_captions, recalls
-from fullbatch.evaluation.similarities import (
-    FAR,
-    NEAREST,
-    Distribution,
-    merged_bins,
-    near_negatives,
-    similarity_distributions,
-)
+from fullbatch.evaluation.similarities import FAR, NEAREST, Distribution
 from fullbatch.evaluation.tasks import tasks_of
 from fullbatch.finetuning.record import BASE, TUNED
-from fullbatch.report.blocks import Section, folded, note, notices, table
+from fullbatch.report.blocks import Child, Html, Section, folded, joined, node, note, notices, quoted, table
 from fullbatch.report.charts import Axis, Chart, figures
 from fullbatch.report.collect import RunData
 from fullbatch.report.curves import area
-from fullbatch.report.embedded import (
-    CAPTION,
-    UNUSABLE,
-    Embedded,
-    Pair,
-    Pictures,
-    RunModel,
-    fits_the_other,
-    groups_of,
-    training_pool,
-)
-from fullbatch.report.markup import Child, Html, joined, node, quoted
+from fullbatch.report.embedded import CAPTION, UNUSABLE, Embedded, Pictures, RunModel, fits_the_other, without_repeats
 from fullbatch.report.wording import MINUS, NOTHING, percent
 
 _MOST_TASKS = 2
@@ -65,10 +48,7 @@ _ANCHORS = 8  # pictures whose nearest captions are named
 
 
 def sources_to_show(config: RunConfig) -> list[tuple[str, Source]]:
-    """The run's retrieval tasks; else its zero-shot tasks, whose captions are class names.
-
-    Folders of benchmarks have layouts of their own.
-    """
+    """The run's retrieval tasks; else its zero-shot tasks, whose captions are class names."""
     tasks = [(text, parse_task(text)) for text in tasks_of(config)]
     retrieval = [(text, task.source) for text, task in tasks if task.kind == "retrieval"]
     zero_shot = [(text, task.source) for text, task in tasks if task.kind == "zero_shot"]
@@ -78,7 +58,7 @@ def sources_to_show(config: RunConfig) -> list[tuple[str, Source]]:
 def examples_section(tasks: Sequence[tuple[str, Embedded]], pictures: Pictures, gaps: Sequence[str]) -> Section:
     body = [notices(gaps)]
     for task, embedded in tasks:
-        count, of = len(embedded.ids), embedded.of
+        count, of = len(embedded.ids), len(embedded.pool)
         body += [
             node("h3", node("span", plain(task, 160), class_="source")),
             note(f"Among {count:,} pictures{f', drawn from {of:,}' if count < of else ''}."),
@@ -98,62 +78,34 @@ def examples_section(tasks: Sequence[tuple[str, Embedded]], pictures: Pictures, 
     return Section("pictures", "What the model finds", joined(*body), legend if tasks else "")
 
 
-def without_repeats(pairs: Sequence[Pair], most: int, often: int = 2) -> list[Pair]:
-    """The first pairs, no sample in more than a few: one strange sample would fill the list."""
-    seen: Counter[int] = Counter()
-    kept: list[Pair] = []
-    for pair in pairs:
-        if len(kept) < most and max(seen[pair[0]], seen[pair[1]]) < often:
-            seen.update(pair[:2])
-            kept.append(pair)
-    return kept
-
-
 def _queries(embedded: Embedded, pictures: Pictures, to_pictures: bool) -> list[Html]:
     """Captions that look for pictures, or pictures that look for captions: each with its nearest answers, and the rank
-    of the first that bears the query's caption."""
+    of the first that bears the query's caption.  Spread evenly, so that the share of right answers is honest."""
     groups_N, every = embedded.groups_N, list(range(len(embedded.ids)))
-    first_rows: dict[int, int] = {}  # equal captions are one
-    for row, group in enumerate(groups_N.tolist()):
-        first_rows.setdefault(group, row)
-    queries, answers = list(first_rows.values()), every
-    tables = embedded.text_ND, embedded.image_ND
-    if not to_pictures:
-        queries, answers, tables = answers, queries, tables[::-1]
-    queries = _spread(queries)
-    rows_Q, rows_A = torch.tensor(queries), torch.tensor(answers)
-    query_QD, answer_AD = (table[rows.to(table.device)] for table, rows in zip(tables, (rows_Q, rows_A), strict=True))
-    sim_QA = (query_QD @ answer_AD.T).cpu()
-    right_QA = groups_N[rows_Q][:, None] == groups_N[rows_A][None, :]
+    different = np.unique(groups_N.numpy(), return_index=True)[1].tolist()  # equal captions are one
+    queries, answers = (different, every) if to_pictures else (every, different)
+    tables = (embedded.text_ND, embedded.image_ND)[:: 1 if to_pictures else -1]
+    shown = min(len(queries), _QUERIES)
+    queries = [queries[(2 * place + 1) * len(queries) // (2 * shown)] for place in range(shown)]
+    sim_QA = (tables[0][queries] @ tables[1][answers].T).cpu()
+    right_QA = groups_N[queries][:, None] == groups_N[answers][None, :]
     best_Q1 = sim_QA.masked_fill(~right_QA, -torch.inf).amax(dim=1, keepdim=True)
     rank_Q = ((sim_QA > best_Q1) & ~right_QA).sum(dim=1) + 1
     places_Q = sim_QA.topk(min(_PICTURES if to_pictures else _CAPTIONS, len(answers)), dim=1).indices.tolist()
-    shown = []
+    made, shelf = [], pictures if to_pictures else None
     for query, row in enumerate(queries):
         hits = [
-            _hit(
-                embedded,
-                answers[at],
-                float(sim_QA[query, at]),
-                bool(right_QA[query, at]),
-                pictures if to_pictures else None,
-            )
+            _hit(embedded, answers[at], float(sim_QA[query, at]), bool(right_QA[query, at]), shelf)
             for at in places_Q[query]
         ]
         rank = node("span", f"rank {int(rank_Q[query]):,} of {len(answers):,}", class_="rank")
         asked = node("p", quoted(embedded.captions[row], CAPTION), rank)
         if to_pictures:
-            shown.append(node("div", asked, node("ol", hits, class_="hits"), class_="query"))
+            made.append(node("div", asked, node("ol", hits, class_="hits"), class_="query"))
         else:
             texts = node("div", asked, node("ol", hits))
-            shown.append(node("div", pictures.shown(embedded, row), texts, class_="card texts"))
-    return shown
-
-
-def _spread(rows: Sequence[int]) -> list[int]:
-    """Some, evenly spread: chosen by no one, so that the share of right answers is honest."""
-    shown = min(len(rows), _QUERIES)
-    return [rows[(2 * place + 1) * len(rows) // (2 * shown)] for place in range(shown)]
+            made.append(node("div", pictures.shown(embedded, row), texts, class_="card texts"))
+    return made
 
 
 def _hit(embedded: Embedded, row: int, similarity: float, right: bool, pictures: Pictures | None) -> Html:
@@ -172,49 +124,32 @@ def _hit(embedded: Embedded, row: int, similarity: float, right: bool, pictures:
 
 @dataclass(frozen=True)
 class SimilarityView:
-    """One model's similarities on a sample of training pairs.
+    """One model's similarities on a sample of training pairs."""
 
-    label     of the model: "base", "tuned", or a run's name
-    bands     by direction, then by name: positives, near and far negatives
-    recall    R@1 among the sample, by direction; equal captions are equally right
-    pairs, of   how many pairs were looked at, of how many there are
-    same      which data and pairs these were: only views of the same ones compare
-    captions, tables   of these pairs: what they say, and the embedded pictures and captions
-    """
+    label: str  # "base", "tuned", or a run's name
+    embedded: Embedded  # these pairs
+    bands: dict[Direction, dict[str, Distribution]]  # by name: positives, near and far negatives
+    recall: dict[Direction, float]  # R@1 among the sample; equal captions are equally right
 
-    label: str
-    bands: dict[Direction, dict[str, Distribution]]
-    recall: dict[Direction, float]
-    pairs: int
-    of: int
-    same: tuple[str, int]
-    captions: list[str]
-    tables: tuple[Tensor, Tensor]
+    @property
+    def same(self) -> tuple[str, int]:
+        """Which data and pairs these were: only views of the same ones compare."""
+        return self.embedded.pool.fingerprint, len(self.embedded.ids)
 
 
 def view_of(label: str, embedded: Embedded, most: int = MOST_PAIRS) -> SimilarityView:
     """Evenly spread over the pairs at hand, where these are more than ``most``."""
     count = len(embedded.ids)
-    kept = [place * count // most for place in range(most)] if count > most else list(range(count))
-    captions, rows_N = [embedded.captions[row] for row in kept], torch.tensor(kept, device=embedded.image_ND.device)
-    image_ND, text_ND = embedded.image_ND[rows_N], embedded.text_ND[rows_N]
-    recalled = recalls(image_ND, text_ND, equal_captions([[caption] for caption in captions]))
-    return SimilarityView(
-        label=label,
-        bands={"image_to_text": _bands(image_ND, text_ND), "text_to_image": _bands(text_ND, image_ND)},
-        recall={direction: recalled[f"{direction}_r1"] for direction in _DIRECTIONS},
-        pairs=len(kept),
-        of=embedded.of,
-        same=(embedded.pool.fingerprint, len(kept)),
-        captions=captions,
-        tables=(image_ND, text_ND),
-    )
-
-
-def _bands(query_ND: Tensor, answer_ND: Tensor) -> dict[str, Distribution]:
-    similar = similarity_distributions(query_ND, answer_ND)
-    bands = zip(_BANDS, ("positives", "nearest", "far", "lower"), strict=True)
-    return {name: similar[band] for name, band in bands if band in similar}
+    if count > most:
+        embedded = embedded.part([place * count // most for place in range(most)])
+    image_ND, text_ND = embedded.image_ND, embedded.text_ND
+    recalled = recalls(image_ND, text_ND, equal_captions([[caption] for caption in embedded.captions]))
+    bands: dict[Direction, dict[str, Distribution]] = {}
+    for direction, tables in zip(_DIRECTIONS, ((image_ND, text_ND), (text_ND, image_ND)), strict=True):
+        similar = similarities.similarity_distributions(*tables)
+        named = zip(_BANDS, ("positives", "nearest", "far", "lower"), strict=True)
+        bands[direction] = {name: similar[band] for name, band in named if band in similar}
+    return SimilarityView(label, embedded, bands, {direction: recalled[f"{direction}_r1"] for direction in _DIRECTIONS})
 
 
 def similarity_charts(views: Sequence[SimilarityView]) -> list[Chart]:
@@ -222,7 +157,7 @@ def similarity_charts(views: Sequence[SimilarityView]) -> list[Chart]:
     charts: list[Chart] = []
     for direction, words in _DIRECTIONS.items() if views else ():
         known = [(view, name, band) for view in views for name, band in view.bands[direction].items()]
-        middles, shares = merged_bins([band for _, _, band in known])
+        middles, shares = similarities.merged_bins([band for _, _, band in known])
         y = Axis(percent=True, reach=[max(max(row) for row in shares)])
         for place, view in enumerate(views):
             series = [
@@ -235,10 +170,10 @@ def similarity_charts(views: Sequence[SimilarityView]) -> list[Chart]:
     return charts
 
 
-def similarities_section(views: Sequence[SimilarityView], gaps: Sequence[str]) -> Section | None:
+def similarities_section(views: Sequence[SimilarityView], gaps: Sequence[str]) -> Section:
     title = "Positives and negatives"
     if not views:
-        return Section("similarities", title, joined(notices(gaps))) if gaps else None
+        return Section("similarities", title, notices(gaps))
     charts = similarity_charts(views)
     first, other = (figures([chart for chart in charts if direction in chart.key]) for direction in _DIRECTIONS)
     gaps = list(gaps)
@@ -258,16 +193,18 @@ def _near_negatives(views: Sequence[SimilarityView]) -> Html | None:
     """A few pictures, their nearest captions of other pairs by the first model, and what each model makes of them."""
     if len(views) < 2:
         return None
-    captions = views[0].captions
-    rows: list[list[Child]] = []
-    for near in near_negatives([view.tables for view in views], groups_of(captions), _ANCHORS):
-        for other, values in zip(near.others, zip(*near.similarities, strict=True), strict=True):
-            rows.append([plain(captions[near.anchor], 80), plain(captions[other], 80), *map(_signed, values)])
+    first, captions = plain(views[0].label, 80), views[0].embedded.captions
+    tables = [(view.embedded.image_ND, view.embedded.text_ND) for view in views]
+    rows = [
+        [plain(captions[near.anchor], 80), plain(captions[other], 80), *map(_signed, values)]
+        for near in similarities.near_negatives(tables, views[0].embedded.groups_N, _ANCHORS)
+        for other, values in zip(near.others, zip(*near.similarities, strict=True), strict=True)
+    ]
     head = ("picture of", "a caption of another pair", *(plain(view.label, 80) for view in views))
     lead = (
         f"As TuneCLIP's Table 21: the {_ANCHORS} pictures that fit the caption of another pair best, compared with "
-        f"their own, by {plain(views[0].label, 80)}; their nearest captions of others, many of them false negatives, "
-        "and the similarity that each model gives them."
+        f"their own, by {first}; their nearest captions of others, many of them false negatives, and the similarity "
+        "that each model gives them."
     )
     return folded("Near negatives, model by model", note(lead), table(head, rows, "numbers"))
 
@@ -277,7 +214,7 @@ def _has_far(views: Sequence[SimilarityView]) -> bool:
 
 
 def _lead(views: Sequence[SimilarityView]) -> str:
-    sizes = list(dict.fromkeys((view.pairs, view.of) for view in views))
+    sizes = list(dict.fromkeys((len(view.embedded.ids), len(view.embedded.pool)) for view in views))
     taken = "; ".join(f"{pairs:,} of {of:,}" if pairs < of else f"all {of:,}" for pairs, of in sizes)
     far = f", those at ranks {FAR[0]} to {FAR[1]} (which the paper takes for true negatives)" if _has_far(views) else ""
     return (
@@ -313,44 +250,51 @@ def _signed(value: float) -> str:
 # which models are looked at
 
 
-def views_of_run(
-    run: RunData, shown: str | None, training: Embedded, most: int
-) -> tuple[list[SimilarityView], list[str]]:
-    """Of a fine-tuning base and tuned, of another run its one model; and why something is missing.
-
-    ``training`` are pairs as the model ``shown`` embeds them.
-    """
-    views, gaps = [], []
-    for name in (BASE, TUNED) if run.finetune else (None,):
-        try:
-            if name == shown:
-                views.append(view_of(name or plain(run.name, 80), training))
-            elif name is not None and (run.path / name).is_dir():
-                views.append(view_of(name, RunModel.load(run.path, name).embed(training.pool, most)))
-        except UNUSABLE as error:
-            gaps.append(f"The similarities of {name or run.name} are not shown, because {plain(error)}")
-    return views, gaps
+Views = tuple[list[SimilarityView], list[str]]  # and why others are missing
 
 
-def views_of_runs(
-    runs: Sequence[RunData], labels: Sequence[str], samples: int | None
-) -> tuple[list[SimilarityView], list[str]]:
+def views_of_run(run: RunData, shown: str | None, training: Embedded, most: int) -> Views:
+    """Of a fine-tuning base and tuned, else the one model; ``training`` are pairs as embedded by ``shown``."""
+    tuned = [name for name in (BASE, TUNED) if name == shown or (run.path / name).is_dir()]
+
+    def embedded(name: str | None) -> Embedded:
+        return training if name == shown else RunModel.load(run.path, name).embed(training.pool, most)
+
+    wanted = [
+        (name or plain(run.name, 80), f"The similarities of {name or run.name}", partial(embedded, name))
+        for name in (tuned if run.finetune else [None])
+    ]
+    return _views(wanted)
+
+
+def views_of_runs(runs: Sequence[RunData], labels: Sequence[str], samples: int | None) -> Views:
     """Side by side; where fine-tunings start from one base, it comes first."""
     if len(runs) > MOST_RUNS:
         return [], [f"Similarities on training pairs are shown for up to {MOST_RUNS} runs side by side."]
-    wanted = [
+    models = [
         (run, label, TUNED if (run.path / TUNED).is_dir() else None) for run, label in zip(runs, labels, strict=True)
     ]
     bases = {str(run.finetune.get("model")) for run in runs if run.finetune}
     first = next((run for run in runs if run.finetune and (run.path / BASE).is_dir()), None)
     if first is not None and len(bases) == 1:
-        wanted.insert(0, (first, BASE, BASE))
+        models.insert(0, (first, BASE, BASE))
+
+    def embedded(run: RunData, name: str | None) -> Embedded:
+        model = RunModel.load(run.path, name)
+        return model.training(samples or (MOST_PAIRS if model.device.type == "cuda" else _PAIRS_ON_CPU))
+
+    words = "similarities on training pairs"
+    return _views([(label, f"{label}: {words}", partial(embedded, run, name)) for run, label, name in models])
+
+
+_Wanted = tuple[str, str, Callable[[], Embedded]]  # a model's label, what is missing without it, its embeddings
+
+
+def _views(wanted: Sequence[_Wanted]) -> Views:
     views, gaps = [], []
-    for run, label, name in wanted:
+    for label, words, embedded in wanted:
         try:
-            model = RunModel.load(run.path, name)
-            most = samples or (MOST_PAIRS if model.device.type == "cuda" else _PAIRS_ON_CPU)
-            views.append(view_of(label, model.embed(training_pool(model.config.data), most)))
+            views.append(view_of(label, embedded()))
         except UNUSABLE as error:
-            gaps.append(f"{label}: similarities on training pairs are not shown, because {plain(error)}")
+            gaps.append(f"{words} are not shown, because {plain(error)}")
     return views, gaps

@@ -12,10 +12,9 @@ from importlib.resources import files
 from pathlib import Path
 
 import fullbatch
-from fullbatch.report.blocks import Page, Section, notice
-from fullbatch.report.collect import COMPARISON, SEARCH, read_comparison, read_run, read_search
+from fullbatch.report.blocks import Html, Page, embedded_json, filled, node, notice
+from fullbatch.report.collect import COMPARISON, SEARCH, read_run, read_summary
 from fullbatch.report.comparison_page import comparison_page
-from fullbatch.report.markup import Html, embedded_json, joined, node
 from fullbatch.report.run_page import run_page, several_page
 from fullbatch.report.search_page import search_page
 from fullbatch.training.run_folder import replace_text
@@ -23,16 +22,13 @@ from fullbatch.training.run_folder import replace_text
 PAGE = "report.html"
 MAX_BYTES = 5_000_000
 _MOST_POINTS = 60_000  # of all curves together
+_PAGES = {COMPARISON: comparison_page, SEARCH: search_page}
 
 
 @dataclass(frozen=True)
 class Detail:
-    """points       of a curve at most
-    side         pixels of a picture; 0: no pictures
-    """
-
-    points: int
-    side: int
+    points: int  # of a curve at most
+    side: int  # pixels of a picture; 0: no pictures
     quality: int
 
 
@@ -50,38 +46,34 @@ def write_page(
     """Write the page about a run, several runs, a comparison folder or a search folder, and return where it lies.
 
     ``output`` is report.html in the folder itself, or in the folder above several runs.  Without ``pictures`` neither
-    model nor data are read.  ``samples`` bounds how much of each data set is embedded.  ``baseline`` is a run to
-    compare with.  Beside the page of one run lies suspects.csv.
-
-    >>> write_page([Path("runs/demo")])  # doctest: +SKIP
+    model nor data are read.  ``samples`` bounds how much of each data set is embedded.  Beside the page of one run
+    lies suspects.csv.
     """
     if not paths:
         raise ValueError("Name at least one run folder.")
     if samples is not None and samples < 2:
         raise ValueError(f"samples must be at least 2, got {samples}.")
     paths = [Path(path) for path in paths]
-    compared, searched = ([path for path in paths if (path / name).is_file()] for name in (COMPARISON, SEARCH))
-    for kind, alone in (("comparison", compared), ("search", searched)):
-        if alone and len(paths) > 1:
-            raise ValueError(f"{alone[0]} is a {kind}, which has a page of its own; name it alone.")
-        if alone and baseline is not None:
+    summaries = [(path, name) for name in _PAGES for path in paths if (path / name).is_file()]
+    for path, name in summaries:
+        kind = name.removesuffix(".json")
+        if len(paths) > 1:
+            raise ValueError(f"{path} is a {kind}, which has a page of its own; name it alone.")
+        if baseline is not None:
             raise ValueError(f"A {kind} has its own baseline; leave --baseline out.")
     above = paths[0] if len(paths) == 1 else Path(os.path.commonpath([path.resolve().parent for path in paths]))
     target = above / PAGE if output is None else Path(output)
     if target.is_dir():
         target = target / PAGE
-    runs = [] if compared or searched else [read_run(path) for path in paths]
+    runs = [] if summaries else [read_run(path) for path in paths]
     other = read_run(baseline) if baseline is not None else None
-    if compared:
-        page = comparison_page(read_comparison(paths[0]))
-    elif searched:
-        page = search_page(read_search(paths[0]))
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if summaries:
+        page = _PAGES[summaries[0][1]](read_summary(*summaries[0]))
     elif len(runs) > 1:
         page = several_page(runs, other, pictures, samples)
     else:
-        target.parent.mkdir(parents=True, exist_ok=True)
         page = run_page(runs[0], other, target.parent, pictures, samples)
-    target.parent.mkdir(parents=True, exist_ok=True)
     replace_text(target, fitting(page))
     return target
 
@@ -97,6 +89,13 @@ def fitting(page: Page) -> str:
 
 def render(page: Page, detail: Detail) -> str:
     style, script = _asset("page.css"), _asset("page.js")
+    shown = [section for section in page.sections if section.body]
+    links, words = [node("a", section.title, href=f"#{section.key}") for section in shown], "light or dark"
+    theme = node("button", "◐", type="button", id="theme", title=words, aria_label=f"switch between {words}")
+    sections = [
+        node("section", node("h2", part.title), filled("p", part.lead, class_="lead"), part.body, id=part.key)
+        for part in shown
+    ]
     lines = sum(len(chart.series) for chart in page.charts)
     points = max(10, min(detail.points, _MOST_POINTS // max(lines, 1)))
     data = {
@@ -104,43 +103,31 @@ def render(page: Page, detail: Detail) -> str:
         "runs": list(page.runs),
         "filters": list(page.filters),
         "shared": page.shared,
-        "pictures": page.pictures.encoded(detail.side, detail.quality) if detail.side else [],
+        "pictures": page.pictures.encoded(detail.side, detail.quality) if page.pictures and detail.side else [],
     }
     policy = (
         f"default-src 'none'; script-src '{_hash_of(script)}'; style-src '{_hash_of(style)}'; img-src data:; "
         "base-uri 'none'; form-action 'none'"
     )
+    named = {"viewport": "width=device-width, initial-scale=1", "referrer": "no-referrer", "color-scheme": "light dark"}
     head = node(
         "head",
         node("meta", charset="utf-8"),
         node("meta", http_equiv="Content-Security-Policy", content=policy),
-        node("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        node("meta", name="referrer", content="no-referrer"),
-        node("meta", name="color-scheme", content="light dark"),
+        [node("meta", name=name, content=content) for name, content in named.items()],
         node("title", page.title),
         node("style", Html(style)),
     )
     off = notice("The charts are drawn by the page's own script, which is switched off.") if page.charts else None
     body = node(
         "body",
-        _navigation(page.shown),
-        node("main", node("header", page.header), node("noscript", off), [_section(part) for part in page.shown]),
+        node("nav", node("div", links, class_="links"), theme, aria_label="sections"),
+        node("main", node("header", page.header), node("noscript", off), sections),
         node("footer", f"Written by fullbatch {fullbatch.__version__}. This file loads nothing from anywhere."),
         node("script", embedded_json(data), type="application/json", id="data"),
         node("script", Html(script)),
     )
     return f"<!doctype html>\n{node('html', head, body, lang='en')}\n"
-
-
-def _navigation(sections: Sequence[Section]) -> Html:
-    links, words = [node("a", section.title, href=f"#{section.key}") for section in sections], "light or dark"
-    theme = node("button", "◐", type="button", id="theme", title=words, aria_label=f"switch between {words}")
-    return node("nav", node("div", links, class_="links"), theme, aria_label="sections")
-
-
-def _section(section: Section) -> Html:
-    lead = node("p", section.lead, class_="lead") if section.lead else None
-    return node("section", joined(node("h2", section.title), lead, section.body), id=section.key)
 
 
 @cache

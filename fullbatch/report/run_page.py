@@ -8,56 +8,20 @@ from pathlib import Path
 from fullbatch.config.messages import plain
 from fullbatch.data.loader import SamplePool
 from fullbatch.data.sources import open_source
-from fullbatch.report.blocks import (
-    Page,
-    Section,
-    best,
-    curves_section,
-    environment_table,
-    folded,
-    headline,
-    listing,
-    named_metric,
-    notice,
-    notices,
-    page_header,
-    ratio_bar,
-    setting_name,
-    settings_section,
-    table,
-    warnings_of,
-)
+from fullbatch.report import blocks, model_view
+from fullbatch.report import wording as say
+from fullbatch.report.blocks import Child, Html, Page, Section, joined, named_metric, node, notice, notices, table
 from fullbatch.report.charts import BASELINE
 from fullbatch.report.collect import MainResult, RunData, records_of
-from fullbatch.report.curves import batch_losses_section, for_script, run_charts
-from fullbatch.report.embedded import UNUSABLE, Pictures, RunModel, shown_model, training_pool
+from fullbatch.report.curves import batch_losses_section, curves_section, for_script, run_charts
+from fullbatch.report.embedded import UNUSABLE, Pictures, RunModel, shown_model
 from fullbatch.report.finetuning import cost_section, finetuning_section
-from fullbatch.report.markup import Child, Html, joined, node
-from fullbatch.report.model_view import (
-    examples_section,
-    similarities_section,
-    sources_to_show,
-    views_of_run,
-    views_of_runs,
-)
 from fullbatch.report.suspects import find_suspects, suspects_section, write_suspects
-from fullbatch.report.wording import (
-    NOTHING,
-    TIMES,
-    best_of,
-    count_text,
-    duration,
-    is_number,
-    number,
-    ratio,
-    setting_text,
-    signed,
-    times,
-    value_text,
-)
+from fullbatch.report.wording import NOTHING, TIMES, is_number, signed, value_text
 
 SUSPECTS = "suspects.csv"
 _HEADLINES = 4
+_SAMPLES_ON_CPU, _SAMPLES_ON_GPU = 4_000, 20_000  # embedded by default: some seconds of a small model's time
 _UNKNOWN = MainResult(None, None, None)
 
 
@@ -66,10 +30,7 @@ def run_page(run: RunData, baseline: RunData | None, beside: Path, pictures: boo
     runs = [run] if baseline is None else [run, baseline]
     labels = [run.name] if baseline is None else [run.name, f"{baseline.name} (baseline)"]
     shelf = Pictures(int(run.setting("data", "max_pixels") or 1))
-    if pictures:
-        of_data = _picture_sections(run, shelf, beside, samples)
-    else:
-        of_data = [Section("pictures", "Pictures", notice("Pictures were left out (--no-pictures)."))]
+    of_data = [Section("pictures", "Pictures", notice("Pictures were left out (--no-pictures)."))]
     return Page(
         title=f"{run.name} · fullbatch",
         header=_header(run, baseline),
@@ -77,10 +38,10 @@ def run_page(run: RunData, baseline: RunData | None, beside: Path, pictures: boo
             finetuning_section(run),
             _results_section(run, baseline),
             curves_section(run_charts(runs, labels, [0, BASELINE][: len(runs)])),
-            *of_data,
+            *(_picture_sections(run, shelf, beside, samples) if pictures else of_data),
             batch_losses_section(run),
             cost_section([run]),
-            settings_section(run),
+            blocks.settings_section(run),
         ],
         runs=[for_script(shown) for shown in runs],
         pictures=shelf,
@@ -92,7 +53,7 @@ def _header(run: RunData, baseline: RunData | None) -> Html:
     named = run.finetune.get("model")  # the config of a fine-tuning names its own folder base/
     model = named or run.setting("model", "image_tower") or run.setting("model", "model")
     planned, epoch = run.planned_steps, run.last.get("epoch")
-    epochs = f" ({number(round(float(epoch), 1))} epochs)" if is_number(epoch) else ""
+    epochs = f" ({say.number(round(float(epoch), 1))} epochs)" if is_number(epoch) else ""
     facts = [
         ("method", run.method),
         ("model", plain(str(model).rsplit("/", 1)[-1].removesuffix(".json"), 60)),
@@ -100,26 +61,24 @@ def _header(run: RunData, baseline: RunData | None) -> Html:
         ("batch size", f"{run.batch_size:,}"),
         ("steps", f"{run.steps:,} of {planned:,}" if planned and planned > run.steps else f"{run.steps:,}"),
         ("pairs seen", f"{run.pairs_seen:,}{epochs}"),
-        ("training time", duration(run.seconds)),
+        ("training time", say.duration(run.seconds)),
         ("normalizer error", run.last_normalizer_error()),
     ]
-    cards = _tuned_cards(run) or _cards(run, baseline)
-    large = listing(cards, "headlines") if cards else None
-    return page_header("one run", plain(run.name, 120), facts, large, notices(run.gaps))
+    cards = blocks.listing(_tuned_cards(run) or _cards(run, baseline), "headlines")
+    return blocks.page_header("one run", plain(run.name, 120), facts, cards, notices(run.gaps))
 
 
 def _cards(run: RunData, baseline: RunData | None) -> list[Html]:
     theirs = baseline.main_results() if baseline is not None else {}
     cards = []
     for key, result in list(run.main_results().items())[:_HEADLINES]:
+        share, change = say.ratio(result.value, result.chance), _difference(result, theirs.get(key, _UNKNOWN))
         below: list[Child] = []
-        share = ratio(result.value, result.chance)
         if share is not None:
-            below.append(node("span", f"{times(share)} chance", class_="below-chance" if share < 1.0 else None))
-        difference = _difference(result, theirs.get(key, _UNKNOWN))
-        if difference is not None:
-            below.append(node("span", f"{signed(difference, key)} against the baseline"))
-        cards.append(headline(key, value_text(result.value, key), below))
+            below.append(node("span", f"{say.times(share)} chance", class_="below-chance" if share < 1.0 else None))
+        if change is not None:
+            below.append(node("span", f"{signed(change, key)} against the baseline"))
+        cards.append(blocks.headline(key, value_text(result.value, key), below))
     return cards
 
 
@@ -131,7 +90,7 @@ def _tuned_cards(run: RunData) -> list[Html]:
         key, change = f"{task.get('task')} {task.get('metric', '')}", task.get("change")
         against = f"{signed(change, key)} against the base" if is_number(change) else NOTHING
         value = value_text(task.get("base" if kept else "tuned"), key)
-        cards.append(headline(key, value, ["the base is kept" if kept else against]))
+        cards.append(blocks.headline(key, value, ["the base is kept" if kept else against]))
     return cards
 
 
@@ -144,7 +103,7 @@ def _results_section(run: RunData, baseline: RunData | None) -> Section:
     if not results:
         empty = joined(notice("The run has no results yet."), notices(run.unmeasured[:60]))
         return Section("results", "Results", empty)
-    ratios = [ratio(result.value, result.chance) for result in results.values()]
+    ratios = [say.ratio(result.value, result.chance) for result in results.values()]
     greatest = max([2.0, *(share for share in ratios if share is not None)])
     head: list[Child] = ["task", "value"]
     if baseline is not None:
@@ -163,16 +122,16 @@ def _results_section(run: RunData, baseline: RunData | None) -> Section:
         if metric not in ("task", "main", "chance", "size", "step") and is_number(value)
     ]
     body = joined(
-        table(("average over", "of 100"), run.averages, "settings") if run.averages else None,
+        table(("average over", "of 100"), run.averages, "settings"),
         table(head, rows, "results"),
         notices(run.unmeasured[:60]),
-        folded("all metrics", table(("task and metric", "value"), every[:400], "settings")),
+        blocks.folded("all metrics", table(("task and metric", "value"), every[:400], "settings")),
     )
     return Section("results", "Results", body, when + chance + mark)
 
 
 def _result_row(key: str, result: MainResult, greatest: float, theirs: dict[str, MainResult] | None) -> list[Child]:
-    share, other = ratio(result.value, result.chance), (theirs or {}).get(key, _UNKNOWN)
+    share, other = say.ratio(result.value, result.chance), (theirs or {}).get(key, _UNKNOWN)
     cells: list[Child] = [named_metric(key), node("td", value_text(result.value, key), class_="value")]
     if theirs is not None:
         cells.append(node("td", value_text(other.value, key), data_label="baseline"))
@@ -180,13 +139,13 @@ def _result_row(key: str, result: MainResult, greatest: float, theirs: dict[str,
     return [
         *cells,
         node("td", value_text(result.chance, key), data_label="chance"),
-        node("td", times(share), class_="below-chance" if share is not None and share < 1.0 else None),
-        node("td", ratio_bar(share, greatest, ratio(other.value, result.chance)), class_="bars"),
-        node("td", count_text(result.size), data_label="among"),
+        node("td", say.times(share), class_="below-chance" if share is not None and share < 1.0 else None),
+        node("td", blocks.ratio_bar(share, greatest, say.ratio(other.value, result.chance)), class_="bars"),
+        node("td", say.count_text(result.size), data_label="among"),
     ]
 
 
-def _picture_sections(run: RunData, shelf: Pictures, beside: Path, samples: int | None) -> list[Section | None]:
+def _picture_sections(run: RunData, shelf: Pictures, beside: Path, samples: int | None) -> list[Section]:
     """What needs the model and the data; where either is missing, the page says why."""
     shown = shown_model(run)
     try:
@@ -194,19 +153,19 @@ def _picture_sections(run: RunData, shelf: Pictures, beside: Path, samples: int 
     except UNUSABLE as error:
         reason = f"There are no pictures, because the model cannot be loaded: {plain(error)}"
         return [Section("pictures", "Pictures", notice(reason))]
-    most = samples if samples is not None else model.most_samples
+    most = samples or (_SAMPLES_ON_GPU if model.device.type == "cuda" else _SAMPLES_ON_CPU)
     examples, gaps = [], []
-    for task, source in sources_to_show(model.config):
+    for task, source in model_view.sources_to_show(model.config):
         try:
             examples.append((task, model.embed(SamplePool([open_source(source)]), most)))
         except (ValueError, OSError) as error:
             gaps.append(f"There are no pictures of {plain(task, 120)}, because {plain(error)}")
     try:
-        training = model.embed(training_pool(model.config.data), most)
+        training = model.training(most)
     except (ValueError, OSError) as error:
         missing = notice(f"The training data were not looked at, because {plain(error)}")
         return [
-            examples_section(examples, shelf, gaps) if examples or gaps else None,
+            model_view.examples_section(examples, shelf, gaps),
             Section("suspects", "Suspected false negatives and duplicates", missing),
         ]
     if not examples and not gaps:
@@ -215,9 +174,9 @@ def _picture_sections(run: RunData, shelf: Pictures, beside: Path, samples: int 
     suspects = find_suspects(run.path, model, training)
     write_suspects(beside / SUSPECTS, suspects)
     return [
-        examples_section(examples, shelf, gaps),
+        model_view.examples_section(examples, shelf, gaps),
         suspects_section(suspects, shelf, SUSPECTS),
-        similarities_section(*views_of_run(run, shown, training, most)),
+        model_view.similarities_section(*model_view.views_of_run(run, shown, training, most)),
     ]
 
 
@@ -229,24 +188,29 @@ def several_page(runs: Sequence[RunData], baseline: RunData | None, pictures: bo
     """Without ``pictures`` no model is loaded, so there are no similarities either."""
     if baseline is not None and not any(_is(run, baseline) for run in runs):
         runs = [*runs, baseline]
-    labels = distinct_names(runs)
+    names = [run.name for run in runs]  # with the folder above where two are equal
+    labels = [
+        plain(run.name if names.count(run.name) == 1 else f"{run.path.resolve().parent.name}/{run.name}", 80)
+        for run in runs
+    ]
     named = list(zip(labels, runs, strict=True))
     methods = ", ".join(dict.fromkeys(run.method for run in runs))
     lead = f"Methods: {plain(methods)}. Pictures and suspects are on each run's own page: fullbatch report RUN."
-    gaps = [f"{label}: {gap}" for label, run in named for gap in run.gaps]
+    gaps = notices([f"{label}: {gap}" for label, run in named for gap in run.gaps][:12])
     title, first = plain(", ".join(labels), 160), node("p", lead, class_="lead")
     environments = [
-        folded(label, environment_table(run.environment), node("h4", "Warnings"), warnings_of(run))
+        blocks.folded(label, blocks.environment_table(run.environment), node("h4", "Warnings"), blocks.warnings_of(run))
         for label, run in named
     ]
+    views = model_view.views_of_runs(runs, labels, samples) if pictures else ([], [])
     return Page(
         title=f"{len(runs)} runs · fullbatch",
-        header=page_header(f"{len(runs)} runs", title, (), first, notices(gaps[:12])),
+        header=blocks.page_header(f"{len(runs)} runs", title, (), first, gaps),
         sections=[
             Section("runs", "Runs", _runs_table(named)),
             _side_by_side(named, baseline),
             curves_section(run_charts(runs, labels, range(len(runs)))),
-            similarities_section(*views_of_runs(runs, labels, samples)) if pictures else None,
+            model_view.similarities_section(*views),
             cost_section(runs, labels),
             _different_settings(named),
             Section("environment", "Environment and warnings", joined(*environments[:40])),
@@ -256,21 +220,12 @@ def several_page(runs: Sequence[RunData], baseline: RunData | None, pictures: bo
     )
 
 
-def distinct_names(runs: Sequence[RunData]) -> list[str]:
-    """Folder names, with the folder above where two are equal."""
-    names = [run.name for run in runs]
-    return [
-        plain(run.name if names.count(run.name) == 1 else f"{run.path.resolve().parent.name}/{run.name}", 80)
-        for run in runs
-    ]
-
-
 def _runs_table(runs: Sequence[tuple[str, RunData]]) -> Html:
     rows: list[list[Child]] = []
     for label, run in runs:
         counts = [f"{count:,}" for count in (run.batch_size, run.steps, run.pairs_seen)]
         tau, error = value_text(run.last.get("tau"), "loss"), run.last_normalizer_error() or NOTHING
-        rows.append([label, run.method, *counts, duration(run.seconds), tau, error])
+        rows.append([label, run.method, *counts, say.duration(run.seconds), tau, error])
     head = ("run", "method", "batch size", "steps", "pairs seen", "time", "τ at the end", "normalizer error")
     return table(head, rows, "numbers")
 
@@ -280,9 +235,9 @@ def _side_by_side(runs: Sequence[tuple[str, RunData]], baseline: RunData | None)
     rows: list[list[Child]] = []
     for key in dict.fromkeys(key for of_run in results for key in of_run):
         mine = [of_run.get(key, _UNKNOWN) for of_run in results]
-        top = best_of((result.value for result in mine), key)
+        top = say.best_of((result.value for result in mine), key)
         chance = next((result.chance for result in mine if is_number(result.chance)), None)
-        cells = [best(value_text(result.value, key), top is not None and result.value == top) for result in mine]
+        cells = [blocks.best(value_text(result.value, key), top is not None and result.value == top) for result in mine]
         rows.append([named_metric(key), *cells, node("td", value_text(chance, key), class_="quiet")])
     if not rows:
         return Section("results", "Results", notice("None of the runs has results yet."))
@@ -302,12 +257,8 @@ def _different_settings(runs: Sequence[tuple[str, RunData]]) -> Section:
     rows: list[list[Child]] = []
     names = dict.fromkeys((group, name) for _, run in runs for group, fields in run.settings.items() for name in fields)
     for group, name in names:
-        values = [setting_text(run.settings.get(group, {}).get(name)) for _, run in runs]
+        values = [say.setting_text(run.settings.get(group, {}).get(name)) for _, run in runs]
         if len(set(values)) > 1 and (group, name) != ("run", "name"):
-            rows.append([setting_name(group, name), *map(plain, values)])
-    body = (
-        table(("setting", *(label for label, _ in runs)), rows, "settings")
-        if rows
-        else notice("The configs are equal.")
-    )
-    return Section("config", "What differs between the configs", body)
+            rows.append([blocks.setting_name(group, name), *map(plain, values)])
+    different = table(("setting", *(label for label, _ in runs)), rows, "settings")
+    return Section("config", "What differs between the configs", different or notice("The configs are equal."))

@@ -5,14 +5,14 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from fullbatch.config.messages import plain
+from fullbatch.report.blocks import Html, joined, node
 from fullbatch.report.charts import BASELINE, SHADES, Axis, Chart, Dot, Label, Look, Series, figure, figures
 from fullbatch.report.collect import Fields, fields_of
-from fullbatch.report.markup import Html, joined, node
 from fullbatch.report.wording import NOTHING, TIMES, counted, is_number, number, setting_text
 
 WHOLE = ("done", "stopped")  # statuses whose value is that of a training to its end
@@ -43,19 +43,18 @@ class SearchMetric:
 
 @dataclass(frozen=True, eq=False)
 class EndedTrial:
-    """``value`` is that of the first metric; ``tip`` all of it in words."""
-
     slot: int
     rank: int | None
     label: str
     status: str
     params: Mapping[str, Any]
-    values: tuple[float | None, ...]
+    values: tuple[float | None, ...]  # of the metrics
     evaluations: tuple[tuple[float, float], ...]
-    tip: str
+    tip: str  # all of it in words
 
     @property
     def value(self) -> float | None:
+        """Of the first metric."""
         return self.values[0] if self.values else None
 
     @property
@@ -63,9 +62,8 @@ class EndedTrial:
         """Of a training to its end."""
         return self.value if self.status in WHOLE else None
 
-    @property
-    def look(self) -> Look:
-        return _LOOKS[self.status][0] if self.status in _LOOKS else "full"
+    def dot(self, x: float, y: float, look: Look | None = None) -> Dot:
+        return Dot(x, y, self.tip, look or _LOOKS.get(self.status, ("full", ""))[0])
 
 
 class _Drawn:
@@ -79,29 +77,25 @@ class _Drawn:
         self.trials = {
             trial: edge if trial.status == "diverged" or trial.value is None else trial.value for trial in shown
         }
+        ranked = [trial for trial in shown if trial.rank is not None]
+        self.best = min(ranked, key=lambda trial: trial.rank or 0, default=None)
 
     def note(self, text: str) -> str:
         """With what the looks of points mean."""
         statuses = {trial.status for trial in self.trials}
         return "; ".join([text, *(words for status, (_, words) in _LOOKS.items() if status in statuses)])
 
-    def series(self, setting: str | None, dot: Callable[[EndedTrial, float, float], Dot]) -> list[Series]:
+    def kinds(self, setting: str) -> list[str]:
+        return sorted({str(trial.params[setting]) for trial in self.trials if setting in trial.params})
+
+    def series(self, setting: str, dot: Callable[[EndedTrial, float, float], Dot]) -> list[Series]:
         """A series a value of the setting; ``dot`` places a trial, given its value and how far aside its series is."""
-        kinds = _kinds(self.trials, setting) or ["trials"]
+        kinds = self.kinds(setting) or ["trials"]
         dots: dict[str, list[Dot]] = {kind: [] for kind in kinds}
         for trial, value in self.trials.items():
-            kind = str(trial.params.get(setting, kinds[0])) if setting else kinds[0]
+            kind = str(trial.params.get(setting, kinds[0]))
             dots[kind].append(dot(trial, value, (kinds.index(kind) + 0.5) / len(kinds) - 0.5))
         return [Series.of_dots(kind, dots[kind], at) for at, kind in enumerate(kinds)]
-
-
-def _kinds(trials: Iterable[EndedTrial], name: str | None) -> list[str]:
-    return sorted({str(trial.params[name]) for trial in trials if name in trial.params}) if name else []
-
-
-def _best(trials: Iterable[EndedTrial]) -> EndedTrial | None:
-    ranked = [trial for trial in trials if trial.rank is not None]
-    return min(ranked, key=lambda trial: trial.rank or 0, default=None)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -111,38 +105,26 @@ def _best(trials: Iterable[EndedTrial]) -> EndedTrial | None:
 def by_choice(key: str, trials: Sequence[EndedTrial], along: str, colored: str, metric: SearchMetric) -> Chart | None:
     """A row a value of ``along``, best mean first, its points coloured by ``colored``; a bar marks the mean."""
     drawn = _Drawn([trial for trial in trials if along in trial.params], metric)
-    rows = _kinds(drawn.trials, along)
+    rows = drawn.kinds(along)
     if len(rows) < 2:
         return None
-    wholes: dict[str, list[float]] = {}
-    for trial in drawn.trials:
-        if trial.whole_value is not None:
-            wholes.setdefault(str(trial.params[along]), []).append(trial.whole_value)
-    means = {name: statistics.fmean(values) for name, values in wholes.items()}
+    wholes = [(str(trial.params[along]), trial.whole_value) for trial in drawn.trials if trial.whole_value is not None]
+    means = {name: statistics.fmean(value for of, value in wholes if of == name) for name, _ in wholes}
     rows.sort(key=lambda name: (name not in means, means.get(name, 0.0) * (-1 if metric.up else 1)))
 
     def dot(trial: EndedTrial, value: float, aside: float) -> Dot:
-        return Dot(value, rows.index(str(trial.params[along])) + 0.7 * aside, trial.tip, trial.look)
+        return trial.dot(value, rows.index(str(trial.params[along])) + 0.7 * aside)
 
     series = drawn.series(colored, dot)
     ticks = Series("mean", list(means.values()), [rows.index(name) for name in means], style="ticks", color="ink")
-    note = f"{f'coloured by {colored}; ' if len(series) > 1 else ''}a bar marks the mean of whole trials"
+    note = drawn.note(f"{f'coloured by {colored}; ' if len(series) > 1 else ''}a bar marks the mean of whole trials")
     words = "; ".join(f"{name} {metric.text(means.get(name))}" for name in rows)
-    return Chart(
-        f"{key}-by-{along}",
-        f"By {along}",
-        drawn.note(note),
-        [ticks, *series],
-        Axis(words=rows),
-        metric.axis(metric.short),
-        height=46 + len(rows) * max(24, 7 * len(series) + 8),
-        words=f"{metric.short} by {along}, means: {words}",
-    )
+    words, height = f"{metric.short} by {along}, means: {words}", 46 + len(rows) * max(24, 7 * len(series) + 8)
+    name, y, x = f"{key}-by-{along}", Axis(words=rows), metric.axis(metric.short)
+    return Chart(name, f"By {along}", note, [ticks, *series], y, x, height=height, words=words)
 
 
-def progression(
-    key: str, trials: Sequence[EndedTrial], metric: SearchMetric, colored: str | None = None
-) -> Chart | None:
+def progression(key: str, trials: Sequence[EndedTrial], metric: SearchMetric, colored: str) -> Chart | None:
     """The value of each trial, and the best so far."""
     drawn = _Drawn(sorted(trials, key=lambda trial: trial.slot), metric)
     if not drawn.trials:
@@ -155,7 +137,7 @@ def progression(
             stair.append((trial.slot, value))
     best = stair[-1][1] if stair else None
     line = [Series.of_path("best so far", [*stair, (trial.slot + 0.5, best)], "ink")] if best is not None else []
-    dots = drawn.series(colored, lambda trial, value, _: Dot(trial.slot, value, trial.tip, trial.look))
+    dots = drawn.series(colored, lambda trial, value, _: trial.dot(trial.slot, value))
     words = f"{metric.short} of {counted(len(drawn.trials), 'trial')}, best {metric.text(best)}"
     note = drawn.note("the line is the best so far")
     return Chart(f"{key}-progression", "Progression", note, [*line, *dots], metric.axis(), Axis("trial"), words=words)
@@ -189,13 +171,13 @@ def learning_curves(key: str, trials: Sequence[EndedTrial], metric: SearchMetric
     ]
     if not shown:
         return None
-    best, many = _best(shown), "faint" if len(shown) > 60 else "thin"
+    best, many = _Drawn(shown, metric).best, "faint" if len(shown) > 60 else "thin"
     series = []
     for trial in sorted(shown, key=lambda trial: (trial is best, trial.status in WHOLE)):
         color = 1 if trial is best else 0 if trial.status in WHOLE else BASELINE
         weight = "thick" if trial is best else many
         series.append(Series.of_path(trial.label, trial.evaluations, color, weight=weight, tips=[trial.tip]))
-    cut = [Dot(*trial.evaluations[-1], trial.tip, "cross") for trial in shown if trial.status == "pruned"]
+    cut = [trial.dot(*trial.evaluations[-1], "cross") for trial in shown if trial.status == "pruned"]
     series += [Series.of_dots("pruned", cut, 1)] if cut else []
     words = f"{metric.short} over {counted(len(shown), 'trial')}' evaluations, {len(cut)} of them pruned"
     note = f"the thick line is the best trial{f'; {TIMES} is where a trial was pruned' if cut else ''}"
@@ -230,13 +212,12 @@ def setting_axes(trials: Collection[EndedTrial], log_scaled: Collection[str]) ->
 def slices(key: str, trials: Sequence[EndedTrial], log_scaled: Collection[str], metric: SearchMetric) -> Html | None:
     """A small chart a setting, all on the same upright scale; the best trial is ringed."""
     drawn = _Drawn(trials, metric)
-    axes, best = setting_axes(drawn.trials, log_scaled), _best(drawn.trials)
-    values = list(drawn.trials.values())
+    best, values = drawn.best, list(drawn.trials.values())
     y = replace(metric.axis(), reach=[min(values), max(values)] if values else [])
     charts: list[Chart] = []
-    for name, axis in axes.items():
+    for name, axis in setting_axes(drawn.trials, log_scaled).items():
         dots = [
-            Dot(_along(axis, trial, name), value, trial.tip, "ringed" if trial is best else trial.look)
+            trial.dot(_along(axis, trial, name), value, "ringed" if trial is best else None)
             for trial, value in sorted(drawn.trials.items(), key=lambda item: item[0] is best)
             if name in trial.params
         ]
@@ -258,10 +239,8 @@ def _along(axis: Axis, trial: EndedTrial, name: str) -> float:
 
 def parallel(key: str, trials: Sequence[EndedTrial], log_scaled: Collection[str], metric: SearchMetric) -> Html | None:
     """A line a trial through its settings to its value, coloured by the value; best ones on top."""
-    order = sorted(
-        (trial for trial in trials if trial.whole_value is not None),
-        key=lambda trial: (trial.value or 0.0) * (1 if metric.up else -1),
-    )
+    whole = [trial for trial in trials if trial.whole_value is not None]
+    order = sorted(whole, key=lambda trial: (trial.value or 0.0) * (1 if metric.up else -1))
     axes = setting_axes(order, log_scaled)
     if len(axes) < 3 or len(order) < 2:  # two settings are seen better in the other charts
         return None
@@ -269,28 +248,16 @@ def parallel(key: str, trials: Sequence[EndedTrial], log_scaled: Collection[str]
     last = replace(metric.axis(), reach=[min(values), max(values)])
     series = []
     for place, (trial, value) in enumerate(zip(order, values, strict=True)):
-        way = [
-            (float(at), _height(axis, trial.params[name]))
-            for at, (name, axis) in enumerate(axes.items())
-            if name in trial.params
-        ]
-        way.append((float(len(axes)), _height(last, value)))
+        stops = [(at, axis, trial.params[name]) for at, (name, axis) in enumerate(axes.items()) if name in trial.params]
+        way = [(float(at), _height(axis, stop)) for at, axis, stop in (*stops, (len(axes), last, value))]
         shade, weight = round(place / (len(order) - 1) * (SHADES - 1)), "thick" if place == len(order) - 1 else "thin"
         series.append(Series.of_path(trial.label, way, f"s{shade}", weight=weight, tips=[trial.tip]))
-    chart = Chart(
-        f"{key}-parallel",
-        "Parallel coordinates",
-        "whole trials only, from pale for the worst to strong for the best, which is the thick line",
-        series,
-        Axis(reach=[0.0, 1.0]),
-        Axis(words=[*names, metric.short]),
-        labels=[label for at, axis in enumerate([*axes.values(), last]) for label in _axis_labels(at, axis)],
-        legend=False,
-        height=300,
-        width=100 * (len(axes) + 2),
-        words=f"parallel coordinates of {counted(len(order), 'trial')} over {', '.join(names)}",
-    )
-    return figure(chart, "chart broad")
+    note = "whole trials only, from pale for the worst to strong for the best, which is the thick line"
+    words = f"parallel coordinates of {counted(len(order), 'trial')} over {', '.join(names)}"
+    labels = [label for at, axis in enumerate([*axes.values(), last]) for label in _axis_labels(at, axis)]
+    y, x, width = Axis(reach=[0.0, 1.0]), Axis(words=[*names, metric.short]), 100 * (len(axes) + 2)
+    chart = Chart(f"{key}-parallel", "Parallel coordinates", note, series, y, x, labels=labels, legend=False)
+    return figure(replace(chart, height=300, width=width, words=words), "chart broad")
 
 
 def _height(axis: Axis, value: Any) -> float:
@@ -331,28 +298,20 @@ def finalists(number: int, rows: Sequence[Fields], tips: Sequence[str], metric: 
         means.append(f"{label} {metric.text(mean)}")
         text = f"{label}: {metric.text(mean)}{f' ± {metric.text(sd)}' if len(values) > 1 else ''}\n{tip}"
         series.append(Series(label, [mean], [place], color, [mean - sd], [mean + sd], style="ticks", tips=[text]))
-        told = {seed: f"{label}, seed {seed}: {metric.text(value)}" for seed, value in zip(seeds, values, strict=True)}
-        dots = [Dot(value, place, told[seed]) for seed, value in zip(seeds, values, strict=True)]
+        of_seeds = zip(seeds, values, strict=True)
+        dots = [Dot(value, place, f"{label}, seed {seed}: {metric.text(value)}") for seed, value in of_seeds]
         series.append(Series.of_dots(label, dots, color))
     if not series:
         return None
-    chart = Chart(
-        f"metric-{number}-finalists",
-        metric.short if len(metric.short) < 80 else "Finalists",
-        "points are seeds, bars means, bands one standard deviation; baselines are grey",
-        series,
-        Axis(words=names),
-        metric.axis(),
-        legend=False,
-        height=32 + 34 * len(names),
-        words=f"finalists by {metric.short}: {'; '.join(means)}",
-    )
+    key, title = f"metric-{number}-finalists", metric.short if len(metric.short) < 80 else "Finalists"
+    note = "points are seeds, bars means, bands one standard deviation; baselines are grey"
+    words, height = f"finalists by {metric.short}: {'; '.join(means)}", 32 + 34 * len(names)
+    y, x = Axis(words=names), metric.axis()
+    chart = Chart(key, title, note, series, y, x, legend=False, height=height, words=words)
     return figure(chart, "chart broad bounded")
 
 
-def front(
-    trials: Sequence[EndedTrial], best: Sequence[Sequence[float]], metrics: Sequence[SearchMetric]
-) -> Html | None:
+def front(trials: Sequence[EndedTrial], best: list[list[float]], metrics: Sequence[SearchMetric]) -> Html | None:
     """Two metrics against each other, with the line of those that none beats in both."""
     if len(metrics) != 2:
         return None
@@ -361,26 +320,20 @@ def front(
         if stair:
             stair.append((stair[-1][0], y) if metrics[0].up else (x, stair[-1][1]))
         stair.append((x, y))
-    on_front, others = list[Dot](), list[Dot]()
+    dots: dict[bool, list[Dot]] = {False: [], True: []}  # on the front
     for trial in trials:
         first, second = trial.values if len(trial.values) == 2 else (None, None)
         if trial.status in WHOLE and first is not None and second is not None:
             unbeaten = (first, second) in corners
-            dots = on_front if unbeaten else others
-            dots.append(Dot(first, second, trial.tip, "ringed" if unbeaten else "full"))
+            dots[unbeaten].append(trial.dot(first, second, "ringed" if unbeaten else "full"))
     series = [
         Series.of_path("front", stair, "ink"),
-        Series.of_dots("others", others, _GREY),
-        Series.of_dots("on the front", on_front),
+        Series.of_dots("others", dots[False], _GREY),
+        Series.of_dots("on the front", dots[True]),
     ]
-    chart = Chart(
-        "front-chart",
-        "Two metrics",
-        f"upright: {metrics[1].short}; rings are not beaten in both",
-        [drawn for drawn in series if drawn.x],
-        metrics[1].axis(),
-        metrics[0].axis(metrics[0].short),
-        height=266,
-        words=f"{metrics[1].short} against {metrics[0].short}, {len(corners)} on the front",
-    )
+    across, up = metrics
+    note = f"upright: {up.short}; rings are not beaten in both"
+    words = f"{up.short} against {across.short}, {len(corners)} on the front"
+    shown, axes = [drawn for drawn in series if drawn.x], (up.axis(), across.axis(across.short))
+    chart = Chart("front-chart", "Two metrics", note, shown, *axes, height=266, words=words)
     return figure(chart, "chart bounded small")

@@ -8,30 +8,22 @@ A false negative is a pair of samples that training pushes apart although they s
 from __future__ import annotations
 
 import csv
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
+from scipy.cluster.hierarchy import DisjointSet
 from torch import Tensor
 
 from fullbatch.audit.exact import exact_log_normalizers
 from fullbatch.config.messages import cell
-from fullbatch.report.blocks import Section, folded, note, notices
-from fullbatch.report.embedded import (
-    Embedded,
-    Pictures,
-    RunModel,
-    fits_the_other,
-    groups_of,
-    looks_alike,
-    nearest_other,
-)
-from fullbatch.report.markup import Child, joined, node
-from fullbatch.report.model_view import without_repeats
+from fullbatch.report import embedded as near
+from fullbatch.report.blocks import Child, Section, folded, joined, node, note, notices
+from fullbatch.report.embedded import Embedded, Pictures, RunModel
 from fullbatch.training import checkpoint
 from fullbatch.training.run_folder import Folder
 
@@ -68,16 +60,10 @@ _TITLES: dict[Kind, tuple[str, str]] = {
 }
 
 
-@dataclass(frozen=True)
-class Suspect:
-    """first, other   rows of the embedded samples; other is None where one sample is meant
-    score          larger is more suspect, within its kind
-    """
-
-    kind: Kind
-    first: int
-    other: int | None
-    score: float
+class Suspect(NamedTuple):
+    first: int  # a row of the embedded samples
+    other: int | None  # another; None where one sample is meant
+    score: float  # larger is more suspect, within its kind
     reason: str
 
 
@@ -92,21 +78,22 @@ class Memory:
 
 @dataclass(frozen=True)
 class Suspects:
-    """by_kind  most suspect first
-    about    how the normalizers came about
-    """
-
     embedded: Embedded
-    by_kind: dict[Kind, list[Suspect]]
-    about: str
+    by_kind: dict[Kind, list[Suspect]]  # most suspect first
+    about: str  # how the normalizers came about
     gaps: Sequence[str]
 
 
 def find_suspects(run: Path, model: RunModel, embedded: Embedded) -> Suspects:
     memory = read_memory(run, embedded)
     crowded, about = _crowded(model, embedded, memory)
-    every = (*_copies(embedded), _interchangeable(embedded), crowded, extreme_temperatures(memory))
-    return Suspects(embedded, dict(zip(_TITLES, every, strict=True)), about, [memory.gap] if memory.gap else [])
+    by_kind = copies(embedded)
+    by_kind |= {
+        "interchangeable": _interchangeable(embedded),
+        "crowded": crowded,
+        "temperature": extreme_temperatures(memory),
+    }
+    return Suspects(embedded, by_kind, about, [memory.gap] if memory.gap else [])
 
 
 def read_memory(run: Path, embedded: Embedded) -> Memory:
@@ -139,79 +126,55 @@ def words_of(caption: str) -> tuple[str, ...]:
     return tuple(sorted(words))
 
 
-def _unchained(suspects: Iterable[Suspect], chains: dict[int, int]) -> list[Suspect]:
-    """Those that join rows which no pair before has joined: of g copies g - 1 pairs are told, not g squared.
-
-    ``chains`` leads from a row to an earlier one of its chain; what is joined here is added.
-    """
-
-    def end(row: int) -> int:
-        while row in chains:
-            row = chains[row]
-        return row
-
-    kept = []
-    for suspect in suspects:
-        ends = {end(suspect.first), end(suspect.other or 0)}
-        if len(ends) > 1:
-            chains[max(ends)] = min(ends)
-            kept.append(suspect)
-    return kept
-
-
-def _copies(embedded: Embedded) -> tuple[list[Suspect], list[Suspect], list[Suspect]]:
+def copies(embedded: Embedded) -> dict[Kind, list[Suspect]]:
     """Duplicates, pictures with different captions, captions with different pictures; most suspect first."""
     captions, words = embedded.captions, [words_of(caption) for caption in embedded.captions]
-    times, duplicates, pictures, texts = Counter(words), list[Suspect](), list[Suspect](), list[Suspect]()
+    by_words, duplicates, pictures, texts = _groups(words), list[Suspect](), list[Suspect](), list[Suspect]()
+
+    def equal_how(first: int, other: int) -> str:
+        how = "the same caption" if captions[first] == captions[other] else "the same words in the caption"
+        times = len(by_words[words[first]])
+        return f"{how}, {times} times in the sample" if times > 2 else how
+
     for (first, other), (nearness, reason) in sorted(same_pictures(embedded).items(), key=lambda item: -item[1][0]):
-        if words[first] == words[other]:
-            reason += f"; {_equal_how(captions[first], captions[other], times[words[first]])}"
-            duplicates.append(Suspect("duplicate", first, other, nearness, reason))
-        else:
-            pictures.append(Suspect("same_picture", first, other, nearness, f"{reason}; the captions differ"))
-    for (first, other), reason in same_captions(captions).items():
+        equal = words[first] == words[other]
+        reason += f"; {equal_how(first, other) if equal else 'the captions differ'}"
+        (duplicates if equal else pictures).append(Suspect(first, other, nearness, reason))
+    for first, other in (pair for rows in by_words.values() for pair in pairwise(rows)):
         cosine = float(embedded.image_ND[first] @ embedded.image_ND[other])
-        reason += f"; the pictures' embeddings have similarity {cosine:.2f}"
-        texts.append(Suspect("same_caption", first, other, cosine, reason))
-    chains: dict[int, int] = {}
-    duplicates = _unchained(duplicates, chains)
-    pictures, texts = (_unchained(suspects, dict(chains)) for suspects in (pictures, texts))
-    return duplicates, pictures, sorted(texts, key=lambda suspect: -suspect.score)
-
-
-def same_captions(captions: Sequence[str]) -> dict[tuple[int, int], str]:
-    """Neighbours within each group of equal captions: a group of g gives g - 1 pairs, not g squared."""
-    return {
-        (first, other): _equal_how(captions[first], captions[other], len(rows))
-        for rows in _groups(map(words_of, captions))
-        for first, other in pairwise(rows)
-    }
-
-
-def _equal_how(caption: str, other: str, times: int) -> str:
-    how = "the same caption" if caption == other else "the same words in the caption"
-    return f"{how}, {times} times in the sample" if times > 2 else how
+        reason = f"{equal_how(first, other)}; the pictures' embeddings have similarity {cosine:.2f}"
+        texts.append(Suspect(first, other, cosine, reason))
+    # of g copies g - 1 pairs are told, not g squared: those that join rows which no pair before has joined
+    chains = DisjointSet(range(len(captions)))
+    duplicates = [suspect for suspect in duplicates if chains.merge(*suspect[:2])]
+    told: dict[Kind, list[Suspect]] = {"duplicate": duplicates}
+    others: dict[Kind, list[Suspect]] = {"same_picture": pictures, "same_caption": texts}
+    for kind, suspects in others.items():
+        chains_here = deepcopy(chains)
+        told[kind] = [suspect for suspect in suspects if chains_here.merge(*suspect[:2])]
+    told["same_caption"].sort(key=lambda suspect: -suspect.score)
+    return told
 
 
 def same_pictures(embedded: Embedded) -> dict[tuple[int, int], tuple[float, str]]:
     """How alike, up to 1, and why.  Of copies byte for byte neighbours are told, those with equal captions first."""
     alike: dict[tuple[int, int], tuple[float, str]] = {}
-    for rows in _groups(digest for _, digest in embedded.origins):
+    for rows in _groups([digest for _, digest in embedded.origins]).values():
         by_caption = sorted(rows, key=lambda row: (words_of(embedded.captions[row]), row))
         for pair in pairwise(by_caption):
             alike[min(pair), max(pair)] = (1.0, "the same picture, byte for byte")
-    for first, other, score in looks_alike(embedded.tiny_NP, MOST, _ALIKE):
+    for first, other, score in near.looks_alike(embedded.tiny_NP, MOST, _ALIKE):
         reason = f"near-identical pictures (pixels differ by {-score * 255.0:.1f} of 255)"
         alike.setdefault((first, other), (1.0 + score, reason))
     return alike
 
 
-def _groups(keys: Iterable[object]) -> list[list[int]]:
-    """Rows with equal keys, where there are at least two."""
-    rows: dict[object, list[int]] = {}
+def _groups(keys: Sequence[Hashable]) -> dict[Hashable, list[int]]:
+    """Rows with equal keys."""
+    rows: dict[Hashable, list[int]] = {}
     for row, key in enumerate(keys):
         rows.setdefault(key, []).append(row)
-    return [group for group in rows.values() if len(group) > 1]
+    return rows
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -220,14 +183,10 @@ def _groups(keys: Iterable[object]) -> list[list[int]]:
 
 def _interchangeable(embedded: Embedded) -> list[Suspect]:
     """s_ij and s_ji at least as large as s_ii and s_jj."""
-    groups_N = groups_of(map(words_of, embedded.captions))
-    pairs = fits_the_other(embedded.image_ND, embedded.text_ND, groups_N, MOST)
+    groups_N = near.groups_of(map(words_of, embedded.captions))
+    pairs = near.fits_the_other(embedded.image_ND, embedded.text_ND, groups_N, MOST)
     reason = "each picture is nearer to the other's caption than to its own, by at least"
-    return [
-        Suspect("interchangeable", first, other, score, f"{reason} {score:.3f}")
-        for first, other, score in pairs
-        if score >= 0.0
-    ]
+    return [Suspect(first, other, score, f"{reason} {score:.3f}") for first, other, score in pairs if score >= 0.0]
 
 
 def _crowded(model: RunModel, embedded: Embedded, memory: Memory) -> tuple[list[Suspect], str]:
@@ -243,15 +202,14 @@ def _crowded(model: RunModel, embedded: Embedded, memory: Memory) -> tuple[list[
     middle = float(known_N.nanmedian())  # NaN where none is known: then none is larger
     order = known_N.nan_to_num(-torch.inf).argsort(descending=True)
     rows = [row for row in order[:_SINGLES].tolist() if float(known_N[row]) > middle]
-    nearest = nearest_other(embedded.image_ND, embedded.text_ND, embedded.groups_N, rows)
+    nearest = near.nearest_other(embedded.image_ND, embedded.text_ND, embedded.groups_N, rows)
     crowded = []
     for row, (other, similarity) in zip(rows, nearest, strict=True):
         value = float(log_u_N[row])
         reason = f"log u = {value:.2f}, the median is {middle:.2f}"
-        partner = None if other == row else other
-        if partner is not None:
+        if other is not None:
             reason += f"; its picture's nearest other caption has similarity {similarity:.3f}"
-        crowded.append(Suspect("crowded", row, partner, value, reason))
+        crowded.append(Suspect(row, other, value, reason))
     return crowded, about
 
 
@@ -271,7 +229,7 @@ def extreme_temperatures(memory: Memory) -> list[Suspect]:
         for row in rows:
             value = float(memory.tau_N[row])
             reason = f"among the {words}: τ = {value:.4f}, the median is {middle:.4f}"
-            extremes.append(Suspect("temperature", row, None, abs(value - middle), reason))
+            extremes.append(Suspect(row, None, abs(value - middle), reason))
     return extremes
 
 
@@ -282,15 +240,15 @@ def write_suspects(path: Path, suspects: Suspects) -> None:
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(("kind", "score", "reason", "id", "name", "caption", "other_id", "other_name", "other_caption"))
-        for suspect in (suspect for listed in suspects.by_kind.values() for suspect in listed[:MOST]):
-            cells: list[Any] = [suspect.kind, f"{suspect.score:.6g}", cell(suspect.reason)]
+        for kind, suspect in ((kind, suspect) for kind, every in suspects.by_kind.items() for suspect in every[:MOST]):
+            cells: list[Any] = [kind, f"{suspect.score:.6g}", cell(suspect.reason)]
             for row in (suspect.first, suspect.other):
                 cells += ["", "", ""] if row is None else [ids[row], cell(names[row]), cell(captions[row])]
             writer.writerow(cells)
 
 
 def suspects_section(suspects: Suspects, pictures: Pictures, table_name: str) -> Section:
-    count, of = len(suspects.embedded.ids), suspects.embedded.of
+    count, of = len(suspects.embedded.ids), len(suspects.embedded.pool)
     among = f": {count:,} samples drawn from {of:,}: a pair is found only if both were drawn."
     lead = (
         f"Training samples worth a look{among if count < of else f', among all {count:,}.'} "
@@ -299,10 +257,8 @@ def suspects_section(suspects: Suspects, pictures: Pictures, table_name: str) ->
     body: list[Child] = [notices(suspects.gaps)]
     for kind, listed in suspects.by_kind.items():
         title, meaning = _TITLES[kind]
-        cards = [
-            pictures.card(suspects.embedded, suspect.first, suspect.other, suspect.reason)
-            for suspect in _some(kind, listed)
-        ]
+        shown = _some(kind, listed)
+        cards = [pictures.card(suspects.embedded, first, other, reason) for first, other, _, reason in shown]
         if cards:
             heading = f"{title} ({len(listed):,}{' or more' if len(listed) == MOST else ''})"
             about = note(joined(meaning, " ", suspects.about if kind == "crowded" else ""))
@@ -318,6 +274,5 @@ def _some(kind: Kind, listed: list[Suspect]) -> list[Suspect]:
         half = len(listed) // 2
         return listed[: _SHOWN // 2] + listed[half : half + _SHOWN // 2]
     if kind == "interchangeable":
-        by_pair = {(suspect.first, suspect.other or 0, suspect.score): suspect for suspect in listed}
-        return [by_pair[pair] for pair in without_repeats(list(by_pair), _SHOWN)]
+        return near.without_repeats(listed, _SHOWN)
     return listed[:_SHOWN]

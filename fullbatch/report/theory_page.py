@@ -4,15 +4,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import groupby
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from fullbatch.report.blocks import Page, Section, page_header, table
+from fullbatch.report.blocks import Html, Page, Section, joined, node, page_header, table
 from fullbatch.report.charts import Axis, Chart, Mark, Series, figures
-from fullbatch.report.markup import Html, joined, node
 from fullbatch.theory.embeddings import antipodes, optimum_of
 from fullbatch.theory.minimizers import NEAR, Descent, Race, Unproven
 from fullbatch.theory.study import Rows, Study, ToyWalks, optimum_rows, race_rows, toy_rows, unproven_rows
@@ -32,16 +32,17 @@ def theory_page(done: Study) -> Page:
         f"Cho et al. 2023, {done.extent.seeds} random starts each, batches of {done.extent.batch_size} pairs."
     )
     title = "Which batches lead to the full batch's optimum"
+    parts: list[tuple[Any, Callable[[Any], Section]]] = [
+        (done.minima, _optimum),
+        (done.unproven, _unproven),
+        (done.races, _convergence),
+        (done.walks, _toy),
+        (done.turn, _angle),
+    ]
     return Page(
         title="Theory · fullbatch",
         header=page_header("theory", title, (), node("p", lead, class_="lead")),
-        sections=[
-            _optimum(done.minima) if done.minima else None,
-            _unproven(done.unproven) if done.unproven else None,
-            _convergence(done.races) if done.races else None,
-            _toy(done.walks) if done.walks else None,
-            _angle(done.turn) if done.turn is not None else None,
-        ],
+        sections=[section(part) for part, section in parts if part],
     )
 
 
@@ -102,11 +103,11 @@ def _optimum(minima: Sequence[Descent]) -> Section:
 
 def _unproven(cases: Sequence[Unproven]) -> Section:
     pieces: list[Html] = []
+    names = {"full": "full batch", "all": "all batches"}
     for case in cases:
-        minimisers = (("full batch", case.full_NN), ("all batches", case.all_NN))
         maps = [
-            (name, f"loss {loss:.6f}", _arranged(gram_NN))
-            for (name, gram_NN), loss in zip(minimisers, case.full_losses, strict=True)
+            (names[key], f"loss {case.full_batch_loss[f'of_{key}']:.6f}", _arranged(gram_NN))
+            for key, gram_NN in case.heat_maps.items()
         ]
         pieces += [node("h3", f"N = {case.count}, d = {case.width}"), heat_maps(maps)]
     lead = (
@@ -126,9 +127,7 @@ def _convergence(races: Sequence[Race]) -> Section:
             series = []
             for race in case:
                 away_TR = race.distance_TR
-                mean, low, high = (
-                    values_T.tolist() for values_T in (away_TR.mean(1), away_TR.amin(1), away_TR.amax(1))
-                )
+                mean, low, high = (of(1).tolist() for of in (away_TR.mean, away_TR.amin, away_TR.amax))
                 series.append(Series(race.method, race.at, mean, _COLORS[race.method], low, high, style="area"))
             key = f"race-{'free' if reading.free else 'normalised'}-{count}-{width}"
             charts.append(Chart(key, f"N = {count}, d = {width}", "", series, Axis(scale="log"), _UPDATES))
@@ -167,10 +166,10 @@ def _angle(turned: Turn) -> Section:
     losses = (("full batch", turned.full), ("all mini-batches", turned.mini))
     series = [Series(label, degrees, loss, color, style="path") for color, (label, loss) in enumerate(losses)]
     chart = Chart("angle", "N = 10, d = 2", "loss while u₁ turns", series, Axis(), Axis("degrees"))
-    least, greatest = turned.ratios
+    ratio, best = turned.ratio, turned.best_angle
     text = (
-        f"Both are least at {abs(turned.best_angles[0]):.3f} and {abs(turned.best_angles[1]):.3f} rad; their "
-        f"ratio goes from {least:.3f} to {greatest:.3f}, so one is no multiple of the other."
+        f"Both are least at {abs(best['full']):.3f} and {abs(best['mini']):.3f} rad; their ratio goes from "
+        f"{ratio['least']:.3f} to {ratio['greatest']:.3f}, so one is no multiple of the other."
     )
     lead = "Ten pairs at the optimum in the plane, of which u₁ alone is turned."
     return Section("angle", "Along one angle", joined(node("p", text), figures([chart])), lead)

@@ -32,11 +32,7 @@ def metric_words(key: str) -> tuple[str, str]:
 
 
 def lower_is_better(metric: str) -> bool:
-    """Of a metric, or of a "TASK METRIC": by the words of the metric's own name, whatever the task's path holds.
-
-    >>> lower_is_better("retrieval:data/tobias/loss.csv mean_r1"), lower_is_better("image_to_text_median_rank")
-    (False, True)
-    """
+    """Of a metric, or of a "TASK METRIC": by the words of the metric's own name, whatever the task's path holds."""
     return not _LOWER_IS_BETTER.isdisjoint(metric.rpartition(" ")[2].split("_"))
 
 
@@ -62,9 +58,7 @@ def percent(value: object) -> str:
     >>> percent(0.0007), percent(0.0654)
     ('0.07%', '6.5%')
     """
-    if not is_number(value):
-        return NOTHING
-    return f"{value:.2%}" if abs(value) < 0.01 else f"{value:.1%}"
+    return f"{value:.{2 if abs(value) < 0.01 else 1}%}" if is_number(value) else NOTHING
 
 
 def number(value: float) -> str:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cache
 from itertools import combinations, permutations
 
 import torch
@@ -21,13 +22,10 @@ _MOST_RELABELLED = 9
 
 @dataclass(frozen=True)
 class FreePairs:
-    """The paper's U and V, whose columns are rows here: directions, and how long the vectors are that descend.
+    """The paper's U and V, whose columns are rows here."""
 
-    Lengths are 1 where the vectors are normalised each step.
-    """
-
-    unit_2RND: Tensor
-    length_2RN1: Tensor
+    unit_2RND: Tensor  # directions
+    length_2RN1: Tensor  # of the vectors that descend: 1 where they are normalised each step
 
     @classmethod
     def of(cls, vectors_2RND: Tensor, free: bool = False) -> FreePairs:
@@ -59,6 +57,7 @@ def random_pairs(count: int, width: int, seeds: int, free: bool = False) -> Free
     return FreePairs.of(torch.stack(drawn, dim=1), free)
 
 
+@cache
 def all_batches(count: int, batch_size: int) -> Tensor:
     """Every batch there is, (K, B) with K = C(N, B); the full batch is the only one of its size."""
     return torch.tensor(list(combinations(range(count), batch_size)))
@@ -72,7 +71,7 @@ def contrastive_loss(gram_RNN: Tensor) -> Tensor:
 
 def batch_losses(gram_RNN: Tensor, batches_KB: Tensor) -> Tensor:
     """Lcon of each batch, (R, K); ``batches`` may have leading axes of its own, those of the runs."""
-    return contrastive_loss(_blocks(gram_RNN, batches_KB))
+    return contrastive_loss(_blocks(gram_RNN, batches_KB)[0])
 
 
 def gram_gradient(gram_RNN: Tensor, batches_KB: Tensor) -> Tensor:
@@ -80,41 +79,33 @@ def gram_gradient(gram_RNN: Tensor, batches_KB: Tensor) -> Tensor:
 
     Of one batch it is (row softmax + column softmax - 2 I) / B; what a batch does not see stays zero.
     """
-    blocks_RKBB = _blocks(gram_RNN, batches_KB)
+    blocks_RKBB, places = _blocks(gram_RNN, batches_KB)
     size, batches = batches_KB.shape[-1], batches_KB.shape[-2]
     eye_BB = torch.eye(size, dtype=gram_RNN.dtype)
     slope_RKBB = (blocks_RKBB.softmax(-1) + blocks_RKBB.softmax(-2) - 2.0 * eye_BB) / (size * batches)
-    flat = _places(batches_KB, gram_RNN.shape[-1]).expand(slope_RKBB.shape).flatten(-3)
-    gradient = torch.zeros_like(gram_RNN).flatten(-2).scatter_add(-1, flat, slope_RKBB.flatten(-3))
+    gradient = torch.zeros_like(gram_RNN).flatten(-2).scatter_add(-1, places, slope_RKBB.flatten(-3))
     return gradient.view(gram_RNN.shape)
 
 
-def _blocks(gram_RNN: Tensor, batches_KB: Tensor) -> Tensor:
-    flat = _places(batches_KB, gram_RNN.shape[-1])
-    wanted = gram_RNN.shape[:-2] + flat.shape[-3:]
-    return gram_RNN.flatten(-2).gather(-1, flat.expand(wanted).flatten(-3)).view(wanted)
+def _blocks(gram_RNN: Tensor, batches_KB: Tensor) -> tuple[Tensor, Tensor]:
+    """The part of the heat map that each batch sees, (R, K, B, B), and where its entries lie in the flattened map."""
+    places_KBB = batches_KB.unsqueeze(-1) * gram_RNN.shape[-1] + batches_KB.unsqueeze(-2)
+    shape = gram_RNN.shape[:-2] + places_KBB.shape[-3:]
+    places = places_KBB.expand(shape).flatten(-3)
+    return gram_RNN.flatten(-2).gather(-1, places).view(shape), places
 
 
-def _places(batches_KB: Tensor, count: int) -> Tensor:
-    """Where the entries of each batch's block lie in the flattened heat map, (K, B, B)."""
-    return batches_KB.unsqueeze(-1) * count + batches_KB.unsqueeze(-2)
+def descended(pairs: FreePairs, batches_KB: Tensor, rate: float, free: bool = False) -> FreePairs:
+    """One step of gradient descent on the mean loss of the batches, then all rows are normalised again: the paper's
+    Algorithms 4 to 7, lines 4 to 6.
 
-
-def descended(pairs: FreePairs, batches_KB: Tensor, rate: float) -> FreePairs:
-    """One step of gradient descent on the mean loss of the batches, then all rows are normalised again.
-
-    As the paper has it: Algorithms 4 to 7, lines 4 to 6.
+    ``free`` is the authors' code: the gradient goes through the normalisation, the rows keep their length.  They only
+    get longer, so their directions move by ever smaller steps: a learning rate that falls by itself.
     """
-    return FreePairs.of(pairs.unit_2RND - rate * pairs.gradient(batches_KB))
-
-
-def descended_freely(pairs: FreePairs, batches_KB: Tensor, rate: float) -> FreePairs:
-    """One step as the authors' code takes it: the gradient goes through the normalisation, the rows keep their length.
-
-    They only get longer, so their directions move by ever smaller steps: a learning rate that falls by itself.
-    """
-    through_2RND = pairs.along_sphere(pairs.gradient(batches_KB)) / pairs.length_2RN1
-    return FreePairs.of(pairs.unit_2RND * pairs.length_2RN1 - rate * through_2RND, free=True)
+    gradient_2RND = pairs.gradient(batches_KB)
+    if free:
+        gradient_2RND = pairs.along_sphere(gradient_2RND) / pairs.length_2RN1
+    return FreePairs.of(pairs.unit_2RND * pairs.length_2RN1 - rate * gradient_2RND, free)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -123,16 +114,13 @@ def descended_freely(pairs: FreePairs, batches_KB: Tensor, rate: float) -> FreeP
 
 def simplex(count: int) -> Tensor:
     """u_i . u_j = -1 / (N - 1): definition 1.  It is the same under every relabelling."""
-    off = -1.0 / (count - 1)
-    return torch.full((count, count), off, dtype=torch.float64).fill_diagonal_(1.0)
+    return torch.full((count, count), -1.0 / (count - 1), dtype=torch.float64).fill_diagonal_(1.0)
 
 
 def cross_polytope(partner_N: Tensor) -> Tensor:
     """u_i = -u_partner(i), all else orthogonal: definition 3."""
-    count = len(partner_N)
-    gram = torch.eye(count, dtype=torch.float64)
-    gram[torch.arange(count), partner_N] = -1.0
-    return gram
+    eye_NN = torch.eye(len(partner_N), dtype=torch.float64)
+    return eye_NN - eye_NN[partner_N]
 
 
 def optimum_of(count: int, width: int, gram_SNN: Tensor) -> Tensor | None:
@@ -193,9 +181,7 @@ def _matching(cost_NN: list[list[float]]) -> list[int]:
 
 
 def relabelled_distance(one_NN: Tensor, other_NN: Tensor) -> float:
-    """The least Frobenius norm of one - P other P^T over all relabellings P, all N! of them: where no optimum is known,
-    two solutions are compared with each other.
-    """
+    """The least Frobenius norm of one - P other P^T over all N! relabellings P: where no optimum is known."""
     count = len(one_NN)
     if count > _MOST_RELABELLED:
         raise ValueError(f"All relabellings are tried, which is for at most {_MOST_RELABELLED} vectors, got {count}.")

@@ -10,22 +10,9 @@ from typing import Any, Literal
 
 from torch import Tensor
 
+from fullbatch.theory import minimizers
 from fullbatch.theory.embeddings import all_batches
-from fullbatch.theory.minimizers import (
-    AS_PUBLISHED,
-    AS_WRITTEN,
-    NEAR,
-    Descent,
-    Race,
-    RacingMethod,
-    Reading,
-    Unproven,
-    all_but_one,
-    descend,
-    partition_batches,
-    race,
-    unproven,
-)
+from fullbatch.theory.minimizers import AS_PUBLISHED, AS_WRITTEN, NEAR, Descent, Race, RacingMethod, Reading, Unproven
 from fullbatch.theory.toy import DRIFT_RATIO, GOAL, METHODS, Method, Path, Start, Turn, drift_ratio, turn, walk
 
 Part = Literal["optimum", "convergence", "toy", "angle"]
@@ -42,23 +29,15 @@ _RACED: tuple[RacingMethod, ...] = ("SGD", "OSGD", "spectral", "SGD with replace
 
 @dataclass(frozen=True)
 class Extent:
-    """counts           N of the heat maps and races
-    seeds            starts, descended side by side
-    most_steps       of a descent that should reach the optimum; subset_steps: of one that should not
-    unproven_steps   of the full batch, and of all mini-batches, where no optimum is known
-    starts, runs     of the toy: rates and first angles; runs that SGD is averaged over
-    batch_size       pairs of a batch; of the toy and of the angle two, whatever it is
-    """
-
-    counts: tuple[int, ...]
-    seeds: int
-    most_steps: int
-    subset_steps: int
-    unproven_steps: tuple[int, int]
+    counts: tuple[int, ...]  # N of the heat maps and races
+    seeds: int  # starts, descended side by side
+    most_steps: int  # of a descent that should reach the optimum
+    subset_steps: int  # of one that should not
+    unproven_steps: tuple[int, int]  # of the full batch, and of all mini-batches, where no optimum is known
     readings: tuple[Reading, ...]
-    starts: tuple[Start, ...]
-    runs: int
-    batch_size: int = 2
+    starts: tuple[Start, ...]  # of the toy: rates and first angles
+    runs: int  # that the toy's SGD is averaged over
+    batch_size: int = 2  # of the toy and of the angle two, whatever it is
 
     def __post_init__(self) -> None:
         if self.seeds < 1:
@@ -127,19 +106,20 @@ def _minima(extent: Extent, say: Callable[[str], None]) -> Iterator[Descent]:
         # a mean over more batches moves each pair less, and what should fail must not fail for want of steps
         subset_rate = RATE if count < 16 else 8 * RATE
         wholes = (("full batch", all_batches(count, count)), ("all batches", all_batches(count, size)))
-        subsets = (("a partition", partition_batches(count, size)), ("all but one", all_but_one(count, size)))
+        partition, nearly_all = minimizers.partition_batches(count, size), minimizers.all_but_one(count, size)
+        subsets = (("a partition", partition), ("all but one", nearly_all))
         for width in (2 * count, count // 2):
             for group, rate, steps in ((wholes, RATE, extent.most_steps), (subsets, subset_rate, extent.subset_steps)):
                 for name, batches in group:
                     say(f"optimum: N = {count}, d = {width}, {name}")
-                    descent = descend(count, width, batches, rate, steps, extent.seeds)
+                    descent = minimizers.descend(count, width, batches, rate, steps, extent.seeds)
                     yield replace(descent, batches=name, optimal=group is wholes)
 
 
 def _unproven(extent: Extent, say: Callable[[str], None]) -> Iterator[Unproven]:
     for width in _UNPROVEN:
         say(f"optimum: N = 8, d = {width}, where none is proved")
-        yield unproven(8, width, extent.batch_size, _UNPROVEN_RATES, extent.unproven_steps, extent.seeds)
+        yield minimizers.unproven(8, width, extent.batch_size, _UNPROVEN_RATES, extent.unproven_steps, extent.seeds)
 
 
 def _races(extent: Extent, say: Callable[[str], None]) -> Iterator[Race]:
@@ -148,7 +128,7 @@ def _races(extent: Extent, say: Callable[[str], None]) -> Iterator[Race]:
             for width in (2 * count, count // 2):
                 say(f"convergence: N = {count}, d = {width}, {reading}")
                 for method in _RACED[:3] if reading.free else _RACED:
-                    yield race(method, count, width, extent.batch_size, reading, RATE, extent.seeds)
+                    yield minimizers.race(method, count, width, extent.batch_size, reading, RATE, extent.seeds)
 
 
 def _walks(extent: Extent, say: Callable[[str], None]) -> Iterator[ToyWalks]:
@@ -176,8 +156,8 @@ def unproven_rows(cases: Sequence[Unproven]) -> Rows:
     losses = ("full loss of full", "full loss of all", "mini loss of full", "mini loss of all")
     rows = [["where none is proved", "distance", *losses, "full slope", "mini slope"]]
     for case in cases:
-        values = [f"{loss:.7f}" for loss in (*case.full_losses, *case.all_losses)]
-        slopes = [f"{slope:.1e}" for slope in case.slopes]
+        values = [f"{loss:.7f}" for of in (case.full_batch_loss, case.mini_batch_loss) for loss in of.values()]
+        slopes = [f"{slope:.1e}" for slope in case.slope_at_full.values()]
         rows.append([f"N = {case.count}, d = {case.width}", f"{case.distance:.2g}", *values, *slopes])
     return rows
 
@@ -219,63 +199,52 @@ def hitting_times(walks: ToyWalks) -> list[dict[str, Any]]:
 
 def numbers(done: Study) -> dict[str, Any]:
     """Everything, as JSON can hold it; a part that was not run is left out."""
-    ratios = {f"{epsilon:g}": drift_ratio(epsilon) for epsilon in (_TEN_DEGREES, 1e-2, 1e-3, 1e-4, 1e-5)}
-    parts = {
-        "optimum": [
-            {
-                "N": minimum.count,
-                "d": minimum.width,
-                "batches": minimum.batches,
-                "number_of_batches": minimum.number,
-                "rate": minimum.rate,
-                "optimal": minimum.optimal,
-                "steps": minimum.steps,
-                "reached_at": minimum.reached_R.tolist(),
-                "distance": minimum.distance_R.tolist(),
-                "heat_map": _rounded(minimum.gram_RNN[0]),
-            }
-            for minimum in done.minima
-        ],
-        "unproven": [
-            {
-                "N": case.count,
-                "d": case.width,
-                "distance": case.distance,
-                "full_batch_loss": dict(zip(("of_full", "of_all"), case.full_losses, strict=True)),
-                "mini_batch_loss": dict(zip(("of_full", "of_all"), case.all_losses, strict=True)),
-                "full_minima": case.full_minima,
-                "all_minima": case.all_minima,
-                "slope_at_full": dict(zip(("full", "mini"), case.slopes, strict=True)),
-                "heat_maps": {"full": _rounded(case.full_NN), "all": _rounded(case.all_NN)},
-            }
-            for case in done.unproven
-        ],
-        "convergence": [
-            {
-                "N": race.count,
-                "d": race.width,
-                "reading": str(race.reading),
-                "method": race.method,
-                "updates": race.at[-1],
-                "distance": race.final_R.tolist(),
-                "curve": {"update": race.at, "mean": race.distance_TR.mean(1).tolist()},
-            }
-            for race in done.races
-        ],
-        "toy": done.walks
-        and {
-            "drift_ratio": {"expected": DRIFT_RATIO, "at_epsilon": ratios},
-            "hitting_times": [row for walks in done.walks for row in hitting_times(walks)],
-        },
-        "angle": done.turn
-        and {
-            "best_angle": dict(zip(("full", "mini"), done.turn.best_angles, strict=True)),
-            "ratio": dict(zip(("least", "greatest"), done.turn.ratios, strict=True)),
-            "curve": {"angle": done.turn.angle, "full": done.turn.full, "mini": done.turn.mini},
-        },
-    }
+    minima = [
+        {
+            **_case(minimum),
+            "batches": minimum.batches,
+            "number_of_batches": minimum.number,
+            "rate": minimum.rate,
+            "optimal": minimum.optimal,
+            "steps": minimum.steps,
+            "reached_at": minimum.reached_R.tolist(),
+            "distance": minimum.distance_R.tolist(),
+            "heat_map": _rounded(minimum.gram_RNN[0]),
+        }
+        for minimum in done.minima
+    ]
+    unproven = [
+        {
+            **_case(case),
+            **{name: value for name, value in vars(case).items() if name not in ("count", "width")},
+            "heat_maps": {name: _rounded(gram_NN) for name, gram_NN in case.heat_maps.items()},
+        }
+        for case in done.unproven
+    ]
+    races = [
+        {
+            **_case(race),
+            "reading": str(race.reading),
+            "method": race.method,
+            "updates": race.at[-1],
+            "distance": race.final_R.tolist(),
+            "curve": {"update": race.at, "mean": race.distance_TR.mean(1).tolist()},
+        }
+        for race in done.races
+    ]
+    parts: dict[str, Any] = {"optimum": minima, "unproven": unproven, "convergence": races}
+    if done.walks:
+        ratios = {f"{epsilon:g}": drift_ratio(epsilon) for epsilon in (_TEN_DEGREES, 1e-2, 1e-3, 1e-4, 1e-5)}
+        times = [row for walks in done.walks for row in hitting_times(walks)]
+        parts["toy"] = {"drift_ratio": {"expected": DRIFT_RATIO, "at_epsilon": ratios}, "hitting_times": times}
+    if done.turn is not None:
+        parts["angle"] = {"best_angle": done.turn.best_angle, "ratio": done.turn.ratio, "curve": vars(done.turn)}
     sizes = {"seeds": done.extent.seeds, "batch_size": done.extent.batch_size, "near": NEAR}
     return {**sizes, **{name: part for name, part in parts.items() if part}}
+
+
+def _case(record: Descent | Unproven | Race) -> dict[str, int]:
+    return {"N": record.count, "d": record.width}
 
 
 def _rounded(gram_NN: Tensor) -> list[list[float]]:

@@ -9,7 +9,6 @@ axis, all theta_i = epsilon at first; the optimum, a square, is theta_i = pi / 4
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -33,10 +32,8 @@ METHODS: dict[Method, str] = {"ordered": "OSGD", "uniform": "SGD", "all_batches"
 
 @dataclass(frozen=True)
 class Start:
-    """The learning rate eta, and the angle at which all points start."""
-
-    rate: float
-    epsilon: float
+    rate: float  # eta
+    epsilon: float  # the angle at which all points start
 
 
 def points(theta_R4: Tensor) -> Tensor:
@@ -58,10 +55,8 @@ def angle_gradient(theta_R4: Tensor, batches_RKB: Tensor) -> Tensor:
 
 
 def initial_drifts(epsilon: float) -> tuple[float, float]:
-    """How fast an angle grows at first, by unit of rate and expected over the draws: OSGD's, and SGD's.
-
-    OSGD's two hardest batches, {1, 2} and {3, 4}, are alike and come in turn; SGD draws one of the six.
-    """
+    """How fast an angle grows at first, by unit of rate and expected over the draws: OSGD's, whose two hardest batches,
+    {1, 2} and {3, 4}, are alike and come in turn, and SGD's, which draws one of the six."""
     start_4 = torch.full((POINTS,), epsilon, dtype=torch.float64)
     losses_K = batch_losses(heat_map(start_4), BATCHES)
     hardest_KB = BATCHES[losses_K >= losses_K.max() - 1e-14]
@@ -77,28 +72,21 @@ def drift_ratio(epsilon: float) -> float:
 
 @dataclass(frozen=True)
 class Path:
-    """Of each step: the least expected angle of the four points, and the expected full-batch loss."""
-
-    least_T: tuple[float, ...]
-    loss_T: tuple[float, ...]
+    least_T: list[float]  # of each step: the least expected angle of the four points
+    loss_T: list[float]  # and the expected full-batch loss
 
     def hitting_time(self, rho: float) -> int | None:
         """The first step at which every point's expected angle is beyond pi / 4 - rho; None: not within these steps.
-
-        The paper also asks for less than pi / 4; a step of finite rate may jump over it, so that is not asked here.
-        """
+        The paper also asks for less than pi / 4, which a step of finite rate may jump over."""
         return next((step for step, least in enumerate(self.least_T) if least > GOAL - rho), None)
 
 
 def walk(method: Method, start: Start, steps: int, runs: int = 4000, enough: float = GOAL) -> Path:
-    """Descend by the method until the least expected angle is beyond ``enough``, or so many steps.
-
-    Only SGD is random, and its expectation is over so many runs; by symmetry it is the same for the four points, so
-    they are averaged.
-    """
+    """Descend by the method until the least expected angle is beyond ``enough``, or so many steps.  Only SGD is random:
+    its expectation is over so many runs and, by symmetry, over the four points."""
     random = method == "uniform"
     theta_R4 = torch.full((runs if random else 1, POINTS), start.epsilon, dtype=torch.float64)
-    choose = _chooser(method, theta_R4.shape[0])
+    generator = torch.Generator().manual_seed(0)
     leasts, losses = list[float](), list[float]()
     for _ in range(steps + 1):
         expected_4 = theta_R4.mean(0)
@@ -106,21 +94,20 @@ def walk(method: Method, start: Start, steps: int, runs: int = 4000, enough: flo
         losses.append(float(contrastive_loss(heat_map(theta_R4)).mean()))
         if leasts[-1] > enough:
             break
-        theta_R4 = theta_R4 - start.rate * angle_gradient(theta_R4, choose(theta_R4))
-    return Path(tuple(leasts), tuple(losses))
+        theta_R4 = theta_R4 - start.rate * angle_gradient(theta_R4, _chosen(method, theta_R4, generator))
+    return Path(leasts, losses)
 
 
-def _chooser(method: Method, runs: int) -> Callable[[Tensor], Tensor]:
+def _chosen(method: Method, theta_R4: Tensor, generator: torch.Generator) -> Tensor:
     match method:
         case "full":
-            return lambda _: all_batches(POINTS, POINTS)
+            return all_batches(POINTS, POINTS)
         case "all_batches":
-            return lambda _: BATCHES
+            return BATCHES
         case "ordered":
-            return lambda theta_R4: BATCHES[batch_losses(heat_map(theta_R4), BATCHES).argmax(-1)].unsqueeze(-2)
+            return BATCHES[batch_losses(heat_map(theta_R4), BATCHES).argmax(-1)].unsqueeze(-2)
         case "uniform":
-            generator = torch.Generator().manual_seed(0)
-            return lambda _: BATCHES[torch.randint(len(BATCHES), (runs,), generator=generator)].unsqueeze(-2)
+            return BATCHES[torch.randint(len(BATCHES), (len(theta_R4),), generator=generator)].unsqueeze(-2)
         case _:
             assert_never(method)
 
@@ -131,27 +118,23 @@ def _chooser(method: Method, runs: int) -> Callable[[Tensor], Tensor]:
 
 @dataclass(frozen=True)
 class Turn:
-    """N = 10 pairs in the plane at the optimum, of which u_1 alone is turned.
+    """N = 10 pairs in the plane at the optimum, of which u_1 alone is turned."""
 
-    angle       of u_1 from where it belongs, from -pi to pi
-    full        the full-batch loss there
-    mini        the mean loss of all mini-batches there
-    """
-
-    angle: tuple[float, ...]
-    full: tuple[float, ...]
-    mini: tuple[float, ...]
+    angle: list[float]  # of u_1 from where it belongs, from -pi to pi
+    full: list[float]  # the full-batch loss there
+    mini: list[float]  # the mean loss of all mini-batches there
 
     @property
-    def best_angles(self) -> tuple[float, float]:
+    def best_angle(self) -> dict[str, float]:
         """Where each loss is least."""
-        return self.angle[self.full.index(min(self.full))], self.angle[self.mini.index(min(self.mini))]
+        losses = {"full": self.full, "mini": self.mini}
+        return {name: self.angle[loss.index(min(loss))] for name, loss in losses.items()}
 
     @property
-    def ratios(self) -> tuple[float, float]:
-        """The least and the greatest ratio of the two: one constant would make them the same (Proposition 1)."""
+    def ratio(self) -> dict[str, float]:
+        """Of the full-batch loss to the other: one constant would make the two the same (Proposition 1)."""
         ratios = [full / mini for full, mini in zip(self.full, self.mini, strict=True)]
-        return min(ratios), max(ratios)
+        return {"least": min(ratios), "greatest": max(ratios)}
 
 
 def turn(count: int = 10, batch_size: int = 2, angles: int = 361) -> Turn:
@@ -162,4 +145,4 @@ def turn(count: int = 10, batch_size: int = 2, angles: int = 361) -> Turn:
     turned_TN[:, 0] = at_T
     gram_TNN = torch.cos(turned_TN.unsqueeze(-1) - place_N)
     mini_T = batch_losses(gram_TNN, all_batches(count, batch_size)).mean(-1)
-    return Turn(tuple(at_T.tolist()), tuple(contrastive_loss(gram_TNN).tolist()), tuple(mini_T.tolist()))
+    return Turn(at_T.tolist(), contrastive_loss(gram_TNN).tolist(), mini_T.tolist())

@@ -12,7 +12,6 @@ from fullbatch.config.training import Selection
 from fullbatch.data.images import EvalTransform
 from fullbatch.data.in_memory import decoded_key
 from fullbatch.data.loader import open_pool
-from fullbatch.report.embedded import training_pool
 from fullbatch.training.run_folder import read_lines
 from fullbatch.training_run import train
 from tests.data.making import captioned, write_shard
@@ -59,7 +58,7 @@ def test_it_is_another_data_set(shard):
     assert not any(" " in text for text in prints), "that would be two sources"
     sources = Data(data=(shard,)).sources
     assert len({decoded_key(pool, sources, EvalTransform(16, 10**6)) for pool in pools}) == 3
-    assert len(training_pool(Data(data=(shard,), data_share=0.2))) == 40
+    assert len(open_pool(Data(data=(shard,), data_share=0.2))[0]) == 40
 
 
 @pytest.mark.parametrize("share", [0.0, -0.5, 1.5, float("nan"), "half", True])

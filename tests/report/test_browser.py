@@ -4,9 +4,8 @@ from itertools import pairwise
 
 import pytest
 
-from fullbatch.report.blocks import Page, Section
+from fullbatch.report.blocks import Html, Page, Section
 from fullbatch.report.charts import Axis, Chart, Series, figures
-from fullbatch.report.markup import Html
 from fullbatch.report.page import fitting
 
 SORTS = ("run", "several", "comparison", "tuned", "mixed", "tunings")

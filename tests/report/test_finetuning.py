@@ -10,7 +10,7 @@ import pytest
 from fullbatch.evaluation.metric_names import named_numbers
 from fullbatch.report.collect import read_run
 from fullbatch.report.curves import clock_of, run_charts
-from fullbatch.report.embedded import RunModel, shown_model, training_pool
+from fullbatch.report.embedded import RunModel, shown_model
 from fullbatch.report.finetuning import cost_section, finetuning_section, mixture_chart, task_charts
 from fullbatch.report.model_view import (
     MOST_RUNS,
@@ -158,10 +158,10 @@ def test_cost_by_stage(pages, tunings, tmp_path):
     (ordinary / "results.json").write_text(json.dumps(results))
     text = text_of(write_page([ordinary], pictures=False)).split('<section id="cost">')[1].split("</section>")[0]
     assert "training" in text and "together" not in text and "3.0 s" in text
-    assert finetuning_section(read_run(ordinary)) is None
+    assert not finetuning_section(read_run(ordinary)).body
     run = read_run(ordinary)
     for cost in ({}, {"stages": []}, {"stages": [{"stage": "training", "seconds": None}]}):
-        assert cost_section([replace(run, cost=cost)]) is None
+        assert not cost_section([replace(run, cost=cost)]).body
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -194,7 +194,7 @@ def test_near_negatives_of_two_models_stand_side_by_side(pages, tunings):
     text = text_of(pages["tunings"])
     assert "Near negatives, model by model" in text
     model = RunModel.load(tunings[0], "tuned")
-    alone = view_of("alone", model.embed(training_pool(model.config.data), 40))
+    alone = view_of("alone", model.training(40))
     assert "Near negatives" not in similarities_section([alone], []).body
 
 
@@ -202,14 +202,17 @@ def test_which_model_is_shown(tunings, tmp_path):
     tuned, kept = (read_run(path) for path in tunings)
     assert (shown_model(tuned), shown_model(kept)) == ("tuned", "base")
     model = RunModel.load(tuned.path, "tuned")
-    pairs = model.embed(training_pool(model.config.data), 30)
+    pairs = model.training(30)
     views, gaps = views_of_run(tuned, "tuned", pairs, 30)
-    assert [(view.label, view.pairs, view.of) for view in views] == [("base", 30, 40), ("tuned", 30, 40)] and not gaps
+    assert [(view.label, len(view.embedded.ids), len(view.embedded.pool)) for view in views] == [
+        ("base", 30, 40),
+        ("tuned", 30, 40),
+    ] and not gaps
     assert views[0].same == views[1].same
-    whole = view_of("whole", model.embed(training_pool(model.config.data), 40))
+    whole = view_of("whole", model.training(40))
     section = similarities_section([*views, whole], [])
     assert "30 of 40; all 40" in section.lead and "not looked at on the same pairs" in section.body
-    assert view_of("fewer", pairs, most=15).pairs == 15
+    assert len(view_of("fewer", pairs, most=15).embedded.ids) == 15
 
     lost = without(tunings[0], tmp_path / "lost", "tuned")
     (lost / "base").mkdir()
@@ -223,11 +226,11 @@ def test_similarities_that_cannot_be_had(tunings, tmp_path):
     bare = without(tunings[0], tmp_path / "bare")
     views, gaps = views_of_runs([read_run(bare)], ["bare"], None)
     assert views == [] and gaps[0].startswith("bare: similarities on training pairs are not shown, because")
-    assert similarity_charts([]) == [] and similarities_section([], []) is None
+    assert similarity_charts([]) == [] and not similarities_section([], []).body
     run = read_run(bare)
     assert views_of_runs([run] * (MOST_RUNS + 1), ["r"] * (MOST_RUNS + 1), None)[1][0].startswith("Similarities")
     model = RunModel.load(tunings[0], "base")
-    few = model.embed(training_pool(model.config.data), 11)
+    few = model.training(11)
     assert "at least 12 pairs" in views_of_run(read_run(tunings[0]), "base", few, 11)[1][0]
     assert '<section id="similarities">' not in text_of(
         write_page([bare, bare.parent / "bare"], tmp_path / "p.html", pictures=False)

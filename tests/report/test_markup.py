@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fullbatch.config.messages import plain
-from fullbatch.report.markup import Html, embedded_json, node
+from fullbatch.report.blocks import Html, embedded_json, node
 
 
 def test_children_and_attributes_are_escaped():

@@ -11,12 +11,11 @@ import pytest
 from PIL import Image
 
 from fullbatch.cli import main
-from fullbatch.report.blocks import Page, Section, first_shown
+from fullbatch.report.blocks import Html, Page, Section, first_shown
 from fullbatch.report.charts import Chart, Series, figures
 from fullbatch.report.collect import newest_run, read_run
 from fullbatch.report.curves import run_charts
 from fullbatch.report.embedded import Pictures
-from fullbatch.report.markup import Html
 from fullbatch.report.page import DETAILS, MAX_BYTES, fitting, render, write_page
 from fullbatch.report.wording import TIMES, lower_is_better
 from tests.data.making import encoded

@@ -17,15 +17,13 @@ from fullbatch.report.embedded import (
     fits_the_other,
     looks_alike,
     nearest_other,
-    training_pool,
 )
 from fullbatch.report.suspects import (
     Memory,
-    _copies,
+    copies,
     extreme_temperatures,
     find_suspects,
     read_memory,
-    same_captions,
     words_of,
     write_suspects,
 )
@@ -70,14 +68,7 @@ def test_nearest_other_is_of_another_caption(embedded_rows):
         others = [float(image[row] @ text[j]) for j in range(37) if groups[j] != groups[row]]
         assert score == pytest.approx(max(others), abs=1e-6)
         assert groups[other] != groups[row]
-    assert nearest_other(image[:1], text[:1], groups[:1], [0]) == [(0, 1.0)]
-
-
-def test_captions_are_equal_but_for_case_and_punctuation():
-    captions = ["A red apple.", "keycap: #", "red apple, a", "keycap: *", "a red apple", "Red Apple"]
-    assert set(same_captions(captions)) == {(0, 2), (2, 4)}  # a chain, not every pair
-    assert same_captions(captions)[0, 2] == "the same words in the caption, 3 times in the sample"
-    assert words_of("!!!") == ("!!!",)
+    assert nearest_other(image[:1], text[:1], groups[:1], [0])[0][0] is None
 
 
 def test_thinning_keeps_the_mean_and_the_extremes():
@@ -93,7 +84,7 @@ def test_thinning_keeps_the_mean_and_the_extremes():
 @pytest.fixture(scope="module")
 def found(runs):
     model = RunModel.load(runs[1])
-    return find_suspects(runs[1], model, model.embed(training_pool(model.config.data), 1000))
+    return find_suspects(runs[1], model, model.training(1000))
 
 
 def test_what_was_planted_is_found(found):
@@ -119,10 +110,18 @@ def copies_of_one_picture(found, captions, pictures=None):
     letters = [letter.encode() for letter in pictures or "a" * len(captions)]
     embedded.__dict__["origins"] = [(f"s{row}", letter) for row, letter in enumerate(letters)]
     return {
-        suspects[0].kind: [(suspect.first, suspect.other, suspect.reason) for suspect in suspects]
-        for suspects in _copies(embedded)
+        kind: [(suspect.first, suspect.other, suspect.reason) for suspect in suspects]
+        for kind, suspects in copies(embedded).items()
         if suspects
     }
+
+
+def test_captions_are_equal_but_for_case_and_punctuation(found):
+    captions = ["A red apple.", "keycap: #", "red apple, a", "keycap: *", "a red apple", "Red Apple"]
+    told = {pair[:2]: pair[2] for pair in copies_of_one_picture(found, captions, "abcdef")["same_caption"]}
+    assert set(told) == {(0, 2), (2, 4)}  # a chain, not every pair
+    assert told[0, 2].startswith("the same words in the caption, 3 times in the sample; ")
+    assert words_of("!!!") == ("!!!",)
 
 
 def test_three_copies_are_two_pairs_of_equal_captions(found):
@@ -144,8 +143,8 @@ def test_tables_of_the_run_are_read_by_id(runs, found):
     memory = read_memory(runs[1], embedded)
     assert memory.log_u_N.shape == memory.tau_N.shape == (40,)
     model = RunModel.load(runs[1])
-    some = model.embed(training_pool(model.config.data), 10)
-    assert len(some.ids) == 10 and some.of == 40
+    some = model.training(10)
+    assert len(some.ids) == 10 and len(some.pool) == 40
     assert torch.equal(read_memory(runs[1], some).log_u_N, memory.log_u_N[torch.tensor(some.ids)])
     # in float32, a row of a smaller batch may differ in the last bit
     assert torch.allclose(some.image_ND, embedded.image_ND[torch.tensor(some.ids)], atol=1e-5)

@@ -12,7 +12,6 @@ from fullbatch.theory.embeddings import (
     batch_losses,
     contrastive_loss,
     descended,
-    descended_freely,
     gram_gradient,
     random_pairs,
 )
@@ -49,7 +48,7 @@ def gradients(u, v, batches):
 def test_a_free_step_is_autograds_through_the_normalisation(batches):
     pairs = random_pairs(6, 4, seeds=3, free=True)
     u, v = pairs.unit_2RND * pairs.length_2RN1
-    stepped = descended_freely(pairs, batches, 0.3)
+    stepped = descended(pairs, batches, 0.3, free=True)
     vectors = stepped.unit_2RND * stepped.length_2RN1
     for reached, start, gradient in zip(vectors, (u, v), gradients(u, v, batches), strict=True):
         torch.testing.assert_close(reached, start - 0.3 * gradient, rtol=1e-11, atol=1e-12)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from fullbatch.theory.embeddings import all_batches, batch_losses, random_pairs
-from fullbatch.theory.minimizers import AS_PUBLISHED, AS_WRITTEN, Reading, chooser, race
+from fullbatch.theory.minimizers import AS_PUBLISHED, AS_WRITTEN, Reading, planned, race
 
 SEEDS = 10
 
@@ -46,26 +46,25 @@ def test_as_published_they_nearly_converge_and_sgd_does_not(count, width):
 
 @pytest.mark.parametrize("method", ["SGD", "spectral"])
 def test_an_epoch_is_a_partition(method):
-    pairs, choose = random_pairs(8, 4, seeds=3), chooser(method, 8, 2, seeds=3)
+    pairs = random_pairs(8, 4, seeds=3)
     for epoch in range(3):
-        batches = torch.cat([choose(pairs, 4 * epoch + step) for step in range(4)], dim=1)
-        for run in batches:
+        for run in planned(method, pairs, 2, epoch):
             assert sorted(run.flatten().tolist()) == list(range(8))
 
 
 def test_ordered_takes_the_batch_of_largest_loss():
     pairs, every = random_pairs(6, 4, seeds=4), all_batches(6, 2)
-    chosen = chooser("OSGD", 6, 2, seeds=4)(pairs, 0)
+    chosen = planned("OSGD", pairs, 2, 0)
     assert chosen.shape == (4, 1, 2)
     losses = batch_losses(pairs.gram_RNN, every)
     assert torch.equal(batch_losses(pairs.gram_RNN, chosen)[:, 0], losses.max(-1).values)
-    of_partition = batch_losses(pairs.gram_RNN, chooser("OSGD of a partition", 6, 2, seeds=4)(pairs, 0))[:, 0]
+    of_partition = batch_losses(pairs.gram_RNN, planned("OSGD of a partition", pairs, 2, 0))[:, 0]
     assert bool((of_partition <= losses.max(-1).values).all())
 
 
 def test_with_replacement_batches_come_again_before_all_were_there():
-    pairs, choose = random_pairs(8, 4, seeds=1), chooser("SGD with replacement", 8, 2, seeds=1)
-    drawn = torch.cat([choose(pairs, step)[0] for step in range(200)])
+    pairs = random_pairs(8, 4, seeds=1)
+    drawn = torch.cat([planned("SGD with replacement", pairs, 2, step)[0] for step in range(200)])
     assert bool((drawn[:, 0] != drawn[:, 1]).all())
     assert len({tuple(sorted(batch)) for batch in drawn.tolist()}) == 28
     assert sorted(drawn[:4].flatten().tolist()) != list(range(8))
