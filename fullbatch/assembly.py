@@ -97,6 +97,11 @@ def periods_of(config: RunConfig, batches: Batches) -> Periods:
 
 def pick_device(config: RunConfig) -> torch.device:
     wanted, there = config.training.device, torch.cuda.is_available()
+    if config.training.compile and config.training.graphs:
+        raise ValueError(
+            "--compile and --graphs cannot be used together yet: recorded steps of compiled towers have computed wrong "
+            "gradients.  Leave one of them out."
+        )
     if wanted == "cuda" and not there:
         raise ValueError(
             "--device cuda: PyTorch sees no GPU here; check the driver with nvidia-smi, or use --device cpu."
@@ -200,11 +205,6 @@ def make_state(
     model.to(device)
     if training.channels_last:
         model.to(memory_format=torch.channels_last)
-    if training.compile and training.graphs:
-        raise ValueError(
-            "--compile and --graphs cannot be used together yet: recorded steps of compiled towers have computed wrong "
-            "gradients.  Leave one of them out."
-        )
     if training.compile:
         model.compile()
     wrap = towers.copied if training.parallel == "ddp" else towers.sharded

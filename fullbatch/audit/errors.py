@@ -100,8 +100,10 @@ def normalizer_audit(
         mine_A, tau_mine_A = (rows.tensor_split(world.size)[world.rank] for rows in (rows_A, side.tau_A))
         log_mean_A = log_means(*both_nD, mine_A, tau_mine_A, chunk=chunk, **terms)
         exact_A = log_add(distributed.gather_uneven(log_mean_A), epsilon)
-        estimates = (belief.known_A, belief.in_use_A, log_add(side.log_batch_A, epsilon))
-        values = [value for estimate_A in estimates for value in _error(estimate_A, exact_A)]
+        seen_A = ~_unseen(objective, belief)
+        known_A = None if belief.known_A is None or not seen_A.any() else belief.known_A[seen_A]
+        estimates = (belief.in_use_A, exact_A), (log_add(side.log_batch_A, epsilon), exact_A)
+        values = [value for pair in ((known_A, exact_A[seen_A]), *estimates) for value in _error(*pair)]
         by_direction[side.name] = dict(zip(ERRORS, values, strict=True))
     tau_2A = torch.stack(taus).double()
     return {
@@ -110,7 +112,7 @@ def normalizer_audit(
         "tau_max": float(tau_2A.max()),
         "anchors": rows_A.shape[0],
         "samples": count,
-        "unseen": max(0 if belief.known_A is None else int(belief.known_A.isnan().sum()) for belief in believed),
+        "unseen": max(int(_unseen(objective, belief).sum()) for belief in believed),
         "unreadable": float(torch.stack([belief.unreadable_A for belief in believed]).float().mean()),
         **mean_errors(list(by_direction.values())),
         "by_direction": by_direction,
@@ -118,11 +120,18 @@ def normalizer_audit(
 
 
 def _error(estimate_A: Tensor | None, exact_A: Tensor) -> tuple[float | None, float | None]:
-    """And the bias; where there is no estimate yet (nan) an anchor is left out."""
-    if estimate_A is None or bool(estimate_A.isnan().all()):
+    """And the bias."""
+    if estimate_A is None:
         return None, None
-    gap_A = (estimate_A - exact_A)[~estimate_A.isnan()].double()
+    gap_A = (estimate_A - exact_A).double()
     return float(gap_A.square().mean()), float(gap_A.mean())
+
+
+def _unseen(objective: Objective, belief: _Belief) -> Tensor:
+    """Anchors that a table has no estimate of yet.  A nan of another method is an error, and shown."""
+    if belief.known_A is None or not isinstance(objective.method.normalizer, (axes.MovingAverage, axes.Scent)):
+        return torch.zeros_like(belief.unreadable_A)
+    return belief.known_A.isnan()
 
 
 def mean_errors(several: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:

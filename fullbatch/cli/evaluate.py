@@ -40,6 +40,8 @@ class Measuring:
             eval_batch=self.batch_size,
             workers=self.workers,
             precision=self.precision or run.training.precision,
+            graphs=False,  # nothing is trained
+            compile=False,
             templates=run.evaluation.templates if self.templates is None else self.templates,
         )
 

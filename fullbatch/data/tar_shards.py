@@ -71,8 +71,20 @@ def split_key(member: str) -> tuple[str, str] | None:
     return (match[1], match[2].lower()) if match else None
 
 
+class _Member(tarfile.TarInfo):
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> _Member:
+        """GNU tar keeps times where ustar keeps the first part of a name; tarfile takes them for one."""
+        member = super().frombuf(buf, encoding, errors)
+        if buf[257:265] == tarfile.GNU_MAGIC and member.type not in tarfile.GNU_TYPES:
+            member.name = bytes(buf[:100]).split(b"\0", 1)[0].decode(encoding, errors)
+        return member
+
+
 class _Headers(tarfile.TarFile):
     """tarfile's own ``next`` takes a damaged header for the end of the file."""
+
+    tarinfo = _Member
 
     def next(self) -> tarfile.TarInfo:
         assert self.fileobj is not None
@@ -342,7 +354,7 @@ class TarShards(Samples):
         wanted = size if first == IMAGE and size <= MAX_IMAGE_BYTES else 0
         raw = self._bytes(label, shard, offset - BLOCK, BLOCK + wanted)
         with suppress(tarfile.TarError):  # the shard was written over
-            key = split_key(tarfile.TarInfo.frombuf(raw[:BLOCK], "utf-8", "surrogateescape").name)
+            key = split_key(_Member.frombuf(raw[:BLOCK], "utf-8", "surrogateescape").name)
             label = f"{self._labels[shard]}:{key[0]}" if key else label
         if first != IMAGE:
             raise BadSample(label, f"no image member (.{self._image or 'jpg, .png, .webp, ...'})")

@@ -12,7 +12,7 @@ A worker that wants work fails the trials of the dead, and makes the next attemp
 
 Optuna knows the dead by their heartbeats, and refuses what comes late from a worker that was taken for dead: the first
 result counts.  Three things it does not do by itself.  A process of this machine that is gone is noticed at once.  A
-trial whose process died before its first heartbeat gets one from who first meets it, and grows stale.  FAIL is the
+trial whose process died before its first heartbeat gets one from who meets it, and grows stale.  FAIL is the
 state of the dead, too: a slot that cannot be trained ends with a further trial, made finished, that says why.
 
 The next attempt has the parameters of the one before, if that had chosen them all.  A sampler is seeded by the slot.
@@ -42,7 +42,7 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from fullbatch.trials.phases import Ended, Running, Score, Slot
 from fullbatch.trials.processes import ProcessIdentity, is_gone, this_process
-from fullbatch.trials.storage import BEAT_EVERY, heartbeat_every, patiently
+from fullbatch.trials.storage import BEAT_EVERY, heartbeat_every, patiently, without_heartbeat
 
 MOST_DEATHS = 3  # after so many a slot is given up
 
@@ -84,7 +84,6 @@ class SlotQueue:
                 f"{list(self.directions)}; give the search another name."
             )
         self.held: set[int] = set()  # trials of this very process
-        self._met: set[int] = set()  # trials of others that this process has seen running
         self._looked = time.time(), time.monotonic()
         self._trusted_from = -math.inf  # by the monotonic clock: from when heartbeats that are missing tell something
 
@@ -174,10 +173,13 @@ class SlotQueue:
         for trial in self.trials():
             if trial.state is TrialState.RUNNING and trial.number not in self.held:
                 holder = ProcessIdentity.read(trial.user_attrs.get(WORKER))
-                if holder is not None and self.is_gone(holder):
+                if holder == self.worker:  # made, but the answer of the storage was lost
+                    with suppress(RuntimeError):  # it was finished meanwhile
+                        patiently(partial(self.storage.set_trial_user_attr, trial._trial_id, RELEASED, True))
                     self.tell(trial.number, TrialState.FAIL)
-                elif heartbeats_tell and trial.number not in self._met:  # one of late, or none at all
-                    self._met.add(trial.number)
+                elif holder is not None and self.is_gone(holder):
+                    self.tell(trial.number, TrialState.FAIL)
+                elif heartbeats_tell and patiently(partial(without_heartbeat, self.storage, trial._trial_id)):
                     patiently(partial(self.record_heartbeat, trial._trial_id))
 
     def _just_woke(self) -> bool:
@@ -194,16 +196,20 @@ def _attempts(slot: Slot, trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
     attempts: list[FrozenTrial] = []
     for trial in sorted(trials, key=lambda trial: trial.number):
         attrs = trial.user_attrs
-        if WORKER in attrs and attrs[SLOT] == slot.number and attrs[ATTEMPT] == len(attempts) + 1:
+        if WORKER in attrs and attrs[SLOT] == slot.number and attrs.get(ATTEMPT, 1) == len(attempts) + 1:
             attempts.append(trial)
     return attempts
 
 
 def _deciding(slot: Slot, trials: Sequence[FrozenTrial]) -> FrozenTrial | None:
-    """The slot's trial, by the rule above; None: it has to be made."""
+    """The slot's trial, by the rule above; None: it has to be made.  A result counts however its attempts are numbered:
+    earlier versions counted those that nobody had begun too, or named them late."""
     going = [trial for trial in _attempts(slot, trials) if trial.state is not TrialState.FAIL]
-    endings = [trial for trial in trials if ENDED in trial.user_attrs and trial.user_attrs[SLOT] == slot.number]
-    return min([*going, *endings], key=lambda trial: trial.number, default=None)
+    own = [trial for trial in trials if trial.user_attrs.get(SLOT) == slot.number]
+    ended = [
+        trial for trial in own if trial.state in (TrialState.COMPLETE, TrialState.PRUNED) or ENDED in trial.user_attrs
+    ]
+    return min([*going, *ended], key=lambda trial: trial.number, default=None)
 
 
 def _ended(slot: Slot, trial: FrozenTrial, trials: Sequence[FrozenTrial]) -> Ended:
@@ -215,7 +221,7 @@ def _ended(slot: Slot, trial: FrozenTrial, trials: Sequence[FrozenTrial]) -> End
     return Ended(
         slot=slot,
         params=trial.user_attrs.get(PARAMS, {**slot.params, **trial.params}),
-        attempts=trial.user_attrs[ATTEMPT],
+        attempts=trial.user_attrs.get(ATTEMPT, 1),
         number=trial.number,
         started=_iso(trial.datetime_start),
         ended=_iso(trial.datetime_complete),

@@ -14,7 +14,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from fullbatch.config.axes import LearnedScale, Predicted, RobustGlobal, Sigmoid
-from fullbatch.config.checks import Checked, Number, Positive, Rule, is_number, require
+from fullbatch.config.checks import Checked, Count, Number, Positive, Rule, is_number, require
 from fullbatch.config.messages import listed, nearest
 from fullbatch.config.methods import METHODS, PARTS, Method, settings_of
 from fullbatch.config.model import DEFAULT_PAIR_WIDTH
@@ -64,7 +64,7 @@ class Whole(Real):
 
     low: int
     high: int
-    step: int = 1
+    step: Count = 1
 
     def suggest(self, trial: BaseTrial, name: str) -> int:
         return trial.suggest_int(name, self.low, self.high, step=self.step, log=self.log)

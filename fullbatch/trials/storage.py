@@ -145,6 +145,16 @@ def heartbeat_every(storage: BaseStorage) -> float | None:
     return None if lost_after is None else min(BEAT_EVERY, lost_after / 6)
 
 
+def without_heartbeat(storage: BaseStorage, trial_id: int) -> bool:
+    """Whether it never had one: such a trial would never grow stale."""
+    if not isinstance(storage, RDBStorage):
+        return False
+    from optuna.storages._rdb.models import TrialHeartbeatModel
+
+    with storage.scoped_session() as session:
+        return TrialHeartbeatModel.where_trial_id(trial_id, session) is None
+
+
 def patiently(act: Callable[[], T], patience: float = PATIENCE) -> T:
     """Try again while the storage is away; the act must be one that may be done twice."""
     until = time.monotonic() + patience

@@ -9,6 +9,8 @@ from optuna.storages import BaseStorage, InMemoryStorage
 from optuna.storages._heartbeat import BaseHeartbeat
 from optuna.trial import TrialState
 
+import fullbatch.trials.queue
+import fullbatch.trials.storage
 from fullbatch.trials.phases import Ended, Score
 from fullbatch.trials.processes import ProcessIdentity
 from fullbatch.trials.queue import SlotQueue
@@ -97,6 +99,14 @@ for _name in BaseStorage.__abstractmethods__ - {"set_trial_user_attr"}:
 Gate.__abstractmethods__ = frozenset()
 
 
+def without_heartbeat(storage, trial_id):
+    """As the queue asks a data base; others are asked in their own way."""
+    if not isinstance(storage, Gate):
+        return fullbatch.trials.storage.without_heartbeat(storage, trial_id)
+    storage._actor.turn()
+    return trial_id not in storage._stage.heartbeats
+
+
 class Actor:
     """A worker: it leases trials until there are none."""
 
@@ -127,6 +137,7 @@ class Actor:
         self.arrived.release()
 
     def _work(self):
+        fullbatch.trials.queue.without_heartbeat = without_heartbeat
         queue = SlotQueue(
             Gate(self.stage, self, self.lost_after),
             "study",

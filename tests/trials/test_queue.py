@@ -8,6 +8,7 @@ from dataclasses import asdict
 
 import optuna
 import pytest
+from optuna.exceptions import StorageInternalError
 from optuna.samplers import TPESampler
 from optuna.storages import InMemoryStorage
 from optuna.trial import TrialState, create_trial
@@ -223,12 +224,48 @@ def test_a_trial_that_never_had_a_heartbeat_grows_stale_too(tmp_path):
     assert taken(queue).attempt == 2
 
 
-def test_a_process_that_comes_and_goes_keeps_no_dead_trial_alive(tmp_path):
-    world = World(1, storage=open_storage(str(tmp_path / "study.db"), lost_after=1.0))
+def test_processes_that_come_and_go_keep_no_dead_trial_alive(tmp_path):
+    """Who meets a trial gives it a heartbeat only if it never had one."""
+    world = World(1, storage=open_storage(str(tmp_path / "study.db"), lost_after=2.0))
     lease = taken(world.queue("elsewhere"))
     lease._over.set()  # no heartbeats any more
-    time.sleep(3.0)
-    assert taken(world.queue("here")).attempt == 2, "who comes late to a stale trial does not refresh it"
+    deadline = time.monotonic() + 30
+    for newcomer in range(100):
+        if (again := world.queue(f"newcomer {newcomer}").take(sampler)) is not None:
+            break
+        assert time.monotonic() < deadline
+        time.sleep(0.5)
+    assert again.attempt == 2
+
+
+def test_a_trial_whose_making_was_not_answered_is_no_death(tmp_path, monkeypatch):
+    """The storage made it, and the connection broke before it said so."""
+    world = World(1, storage=open_storage(str(tmp_path / "study.db"), lost_after=60.0))
+    queue, create = world.queue(), world.storage.create_new_trial
+    broken = [True] * (MOST_DEATHS + 1)
+
+    def break_off(*args, **kwargs):
+        made = create(*args, **kwargs)
+        if broken and broken.pop():
+            raise StorageInternalError("the server closed the connection")
+        return made
+
+    monkeypatch.setattr(world.storage, "create_new_trial", break_off)
+    lease = taken(queue)
+    lease.begin(choose)
+    assert lease.end(Score("done", (1.0,))) and queue.complete
+
+
+@pytest.mark.parametrize(("named", "attempt"), [(False, 2), (True, 1)])
+def test_results_of_earlier_versions_count(named, attempt):
+    """They made trials before they knew who takes them: one that nobody began, or whose taker wrote its name after it
+    had been failed, stands before the one that ended the slot."""
+    queue = World(1).queue()
+    name = {WORKER: asdict(queue.worker)}
+    stray, good = {SLOT: 0, ATTEMPT: 1, **(name if named else {})}, {SLOT: 0, ATTEMPT: attempt, **name}
+    queue.study.add_trial(create_trial(state=TrialState.FAIL, user_attrs=stray))
+    queue.study.add_trial(create_trial(values=[0.5], user_attrs=good))
+    assert [(ended.status, ended.values) for ended in queue.ended()] == [("done", (0.5,))]
 
 
 def test_a_trial_without_a_slot_is_put_away(tmp_path):
