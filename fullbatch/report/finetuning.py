@@ -81,16 +81,14 @@ def _before_after(run: RunData) -> Html:
         metric = str(task.get("metric", ""))
         chance = percent(task.get("chance")) if is_share(metric) else NOTHING
         lost = "below-chance" if task.get("regressed") is True else None
-        rows.append(
-            [
-                blocks.named_metric(f"{task.get('task')} {metric}"),
-                node("td", chance, data_label="chance"),
-                node("td", value_text(task.get("base"), metric), data_label="base"),
-                node("td", value_text(task.get("tuned"), metric), class_="value", data_label="tuned"),
-                node("td", say.signed(task.get("change"), metric), class_=lost, data_label="change"),
-                node("td", node("span", "▼ regressed", class_=lost) if lost else None),
-            ]
-        )
+        cells: list[Child] = [
+            node("td", chance, data_label="chance"),
+            node("td", value_text(task.get("base"), metric), data_label="base"),
+            node("td", value_text(task.get("tuned"), metric), class_="value", data_label="tuned"),
+            node("td", say.signed(task.get("change"), metric), class_=lost, data_label="change"),
+            node("span", "▼ regressed", class_=lost) if lost else None,
+        ]
+        rows.append([blocks.named_metric(f"{task.get('task')} {metric}"), *cells])
     return table(("task", "chance", "base", "tuned", "change", ""), rows, "results tuning")
 
 

@@ -87,8 +87,8 @@ class Suspects:
 def find_suspects(run: Path, model: RunModel, embedded: Embedded) -> Suspects:
     memory = read_memory(run, embedded)
     crowded, about = _crowded(model, embedded, memory)
-    by_kind = copies(embedded)
-    by_kind |= {
+    by_kind: dict[Kind, list[Suspect]] = {
+        **copies(embedded),
         "interchangeable": _interchangeable(embedded),
         "crowded": crowded,
         "temperature": extreme_temperatures(memory),
@@ -144,16 +144,16 @@ def copies(embedded: Embedded) -> dict[Kind, list[Suspect]]:
         cosine = float(embedded.image_ND[first] @ embedded.image_ND[other])
         reason = f"{equal_how(first, other)}; the pictures' embeddings have similarity {cosine:.2f}"
         texts.append(Suspect(first, other, cosine, reason))
-    # of g copies g - 1 pairs are told, not g squared: those that join rows which no pair before has joined
     chains = DisjointSet(range(len(captions)))
-    duplicates = [suspect for suspect in duplicates if chains.merge(*suspect[:2])]
-    told: dict[Kind, list[Suspect]] = {"duplicate": duplicates}
-    others: dict[Kind, list[Suspect]] = {"same_picture": pictures, "same_caption": texts}
-    for kind, suspects in others.items():
-        chains_here = deepcopy(chains)
-        told[kind] = [suspect for suspect in suspects if chains_here.merge(*suspect[:2])]
-    told["same_caption"].sort(key=lambda suspect: -suspect.score)
-    return told
+    duplicates = _unchained(duplicates, chains)
+    pictures, texts = (_unchained(suspects, deepcopy(chains)) for suspects in (pictures, texts))
+    texts.sort(key=lambda suspect: -suspect.score)
+    return {"duplicate": duplicates, "same_picture": pictures, "same_caption": texts}
+
+
+def _unchained(suspects: Sequence[Suspect], chains: DisjointSet) -> list[Suspect]:
+    """Those that join rows which no pair before has joined: of g copies g - 1 pairs are told, not g squared."""
+    return [suspect for suspect in suspects if chains.merge(suspect.first, suspect.other)]
 
 
 def same_pictures(embedded: Embedded) -> dict[tuple[int, int], tuple[float, str]]:
