@@ -1,4 +1,4 @@
-"""Optimizers: one for the encoders, one for what the objective learns; their learning rates; an average of the weights."""
+"""Optimizers: of the encoders and of what the objective learns; their learning rates; an average of the weights."""
 
 from __future__ import annotations
 
