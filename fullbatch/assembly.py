@@ -20,11 +20,10 @@ from fullbatch.config.axes import Constant, LearnedScale, RobustGlobal
 from fullbatch.config.methods import settings_of
 from fullbatch.config.run import RunConfig
 from fullbatch.config.tree import from_dict, merged, to_dict
-from fullbatch.data.images import EvalTransform, TrainTransform
+from fullbatch.data.images import EvalTransform, TrainTransform, ViewMaker, no_tokens
 from fullbatch.data.in_memory import InMemoryBatches, decode_all, decoded_key, resident
 from fullbatch.data.loader import SamplePool, TrainingBatches, open_pool
 from fullbatch.data.order import Order
-from fullbatch.data.two_views import ViewMaker, no_tokens
 from fullbatch.distributed import towers
 from fullbatch.evaluation.embed import Embedder
 from fullbatch.models.build import build_model, rebuild_model
@@ -36,9 +35,8 @@ from fullbatch.selection.periods import Periods, Plans
 from fullbatch.selection.planning import Planners
 from fullbatch.selection.selector import EmbeddingTable, Selector, mean_temperature
 from fullbatch.training import checkpoint
-from fullbatch.training.optimizer import WeightAverage, make_optimizer, make_temperature_optimizer
+from fullbatch.training.optimizer import WeightAverage, make_optimizer, make_temperature_optimizer, phases
 from fullbatch.training.run_folder import Folder
-from fullbatch.training.schedule import phases
 from fullbatch.training.stages import Stages
 from fullbatch.training.state import Position, TrainingState
 

@@ -12,8 +12,7 @@ from fullbatch.models.build import build_model
 from fullbatch.objective.objective import Objective
 from fullbatch.objective.parts import Context
 from fullbatch.recipes import DEFAULT_RECIPE, RECIPES, first_line, recipe_text
-from fullbatch.training.optimizer import make_optimizer, make_temperature_optimizer
-from fullbatch.training.schedule import phases
+from fullbatch.training.optimizer import make_optimizer, make_temperature_optimizer, phases
 from tests.models.siglip import write_tokenizer
 
 # NeuCLIP, Tables 1, 3 and 5: pairs, batch, samples seen, lr, lr of tau, weight decay, warm-up steps, rho, ms a step

@@ -189,9 +189,8 @@ def prepare(data: Path, jobs: int) -> None:
 def corrupt_piece(test: str, piece: int) -> int:
     """As an evaluation on one rank would, which then finds them."""
     from fullbatch.config.data import Data
-    from fullbatch.data.images import EvalTransform
+    from fullbatch.data.images import EvalTransform, no_tokens
     from fullbatch.data.loader import EvaluationBatches, open_pool
-    from fullbatch.data.two_views import no_tokens
     from fullbatch.evaluation.view_retrieval import every_corruption
 
     batches = EvaluationBatches(open_pool(Data(data=(test,)))[0], EVAL_BATCH, EvalTransform(PIXELS), no_tokens)

@@ -23,12 +23,11 @@ import torch
 from torch import Tensor
 
 from fullbatch.config.data import Source
-from fullbatch.data.images import EvalTransform, Floats, cropped, random_boxes
+from fullbatch.data.images import EVALUATION, EvalTransform, Floats, ViewMaker, cropped, no_tokens, random_boxes
 from fullbatch.data.loader import EvaluationBatches, LoadedBatch, SamplePool, Tokenize
 from fullbatch.data.order import BatchPlans, Ints, Order, PeriodPlan, key_of, uniforms
 from fullbatch.data.sources import fingerprint_of_samples
 from fullbatch.data.tar_shards import cache_folder, keep_in_cache
-from fullbatch.data.two_views import EVALUATION, ViewMaker, no_tokens
 from fullbatch.data.workers import read_ahead
 from fullbatch.distributed import World
 

@@ -18,11 +18,10 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from fullbatch.config.data import Data
-from fullbatch.data.images import EvalTransform, TrainTransform
+from fullbatch.data.images import EVALUATION, EvalTransform, TrainTransform, ViewMaker
 from fullbatch.data.order import BatchPlans, Ints, Order, key_of
 from fullbatch.data.sample import BadSample, RawSample, Samples
 from fullbatch.data.sources import open_source, share_of
-from fullbatch.data.two_views import EVALUATION, ViewMaker
 from fullbatch.data.workers import read_ahead
 from fullbatch.distributed import World
 

@@ -8,13 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.checkpoint.state_dict import (
-    StateDictOptions,
-    get_model_state_dict,
-    get_optimizer_state_dict,
-    set_model_state_dict,
-    set_optimizer_state_dict,
-)
+from torch.distributed.checkpoint import state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor, distribute_tensor
@@ -22,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from fullbatch.distributed import world
 
-_WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
+_WHOLE = state_dict.StateDictOptions(full_state_dict=True, cpu_offload=True)
 
 
 def copied(model: nn.Module, device: torch.device) -> nn.Module:
@@ -101,12 +95,14 @@ def fill(tensor: Tensor, values: Tensor) -> None:
 
 def weights_of(model: nn.Module) -> dict[str, Any]:
     """The model's state, whole, whatever holds it.  Every rank must ask."""
-    return get_model_state_dict(model, options=_WHOLE) if isinstance(model, FSDPModule) else model.state_dict()
+    return (
+        state_dict.get_model_state_dict(model, options=_WHOLE) if isinstance(model, FSDPModule) else model.state_dict()
+    )
 
 
 def set_weights(model: nn.Module, state: dict[str, Any]) -> None:
     if isinstance(model, FSDPModule):
-        set_model_state_dict(model, state, options=_WHOLE)
+        state_dict.set_model_state_dict(model, state, options=_WHOLE)
     else:
         model.load_state_dict(state)
 
@@ -114,12 +110,12 @@ def set_weights(model: nn.Module, state: dict[str, Any]) -> None:
 def moments_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     """The optimizer's state, whole.  Every rank must ask."""
     if isinstance(model, FSDPModule):
-        return dict(get_optimizer_state_dict(model, optimizer, options=_WHOLE))
+        return dict(state_dict.get_optimizer_state_dict(model, optimizer, options=_WHOLE))
     return optimizer.state_dict()
 
 
 def set_moments(model: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
     if isinstance(model, FSDPModule):
-        set_optimizer_state_dict(model, optimizer, state, options=_WHOLE)
+        state_dict.set_optimizer_state_dict(model, optimizer, state, options=_WHOLE)
     else:
         optimizer.load_state_dict(state)

@@ -182,14 +182,8 @@ def _export_open_clip(model: TwoTowers, path: Path, temperature: float, bias: fl
         return
     _require_folder(path)
     _save_safetensors(state, path / OPEN_CLIP_WEIGHTS[0], {})
-    images = {
-        "size": model.image_size,
-        "mode": "RGB",
-        "mean": list(design.mean),
-        "std": list(design.std),
-        "interpolation": "bicubic",
-        "resize_mode": "shortest",
-    }
+    images: dict[str, Any] = {"size": model.image_size, "mean": list(design.mean), "std": list(design.std)}
+    images |= {"mode": "RGB", "interpolation": "bicubic", "resize_mode": "shortest"}
     saved = {"model_cfg": _with_tokenizer(design, model, path).config, "preprocess_cfg": images}
     (path / OPEN_CLIP_CONFIG).write_text(json.dumps(saved, indent=4) + "\n", encoding="utf-8")
 

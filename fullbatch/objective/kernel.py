@@ -6,8 +6,6 @@
 Rows and columns of one similarity matrix can both be anchors (image -> text and text -> image), so that both
 directions of a batch share the matrix products.  With ``chunk`` rows at a time no rows x columns matrix exists; with
 ``chunk=None`` the similarities are kept and the backward pass need not compute them again.
-
-Every objective is made of it, and it is the place where a GPU kernel goes.
 """
 
 # R: rows at hand   C: columns at hand   B: rows on this rank   N: rows on all ranks   M: prototypes   D: width

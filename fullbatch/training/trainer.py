@@ -377,8 +377,8 @@ class Stopwatch:
     ``seconds``, what the run had trained before, for work on ``device``."""
 
     def __init__(self, seconds: float = 0.0, device: torch.device = torch.device("cpu")) -> None:
-        self._since = time.monotonic() - seconds
         self._device = device
+        self.restart(seconds)
 
     def restart(self, seconds: float) -> None:
         self._since = time.monotonic() - seconds

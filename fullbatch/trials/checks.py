@@ -21,8 +21,8 @@ from fullbatch.data.loader import open_pool
 from fullbatch.evaluation.tasks import check_captions_unneeded, check_tasks, tasks_of
 from fullbatch.models.build import build_model
 from fullbatch.selection.periods import Periods
+from fullbatch.training.optimizer import phases as check_schedule
 from fullbatch.training.run_folder import Folder
-from fullbatch.training.schedule import phases as check_schedule
 from fullbatch.training.stages import Stages
 from fullbatch.trials.comparison_plan import Plan
 from fullbatch.trials.phases import tries_all_pairs

@@ -11,12 +11,12 @@ import fullbatch as fb
 from fullbatch.config.optimization import OPTIMIZERS, Optimizer, Schedule
 from fullbatch.training.optimizer import (
     clip_gradients,
+    learning_rate,
     make_optimizer,
     make_temperature_optimizer,
     set_learning_rates,
     split_parameters,
 )
-from fullbatch.training.schedule import learning_rate
 from fullbatch.training.stages import Stages
 from tests.conftest import unit_rows
 

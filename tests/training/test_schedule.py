@@ -12,7 +12,7 @@ from fullbatch.config.optimization import Optimizer, Schedule
 from fullbatch.config.run import RunConfig
 from fullbatch.config.tree import from_dict
 from fullbatch.recipes import recipe_values
-from fullbatch.training.schedule import (
+from fullbatch.training.optimizer import (
     learning_rate,
     phases,
     temperature_learning_rate,

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fullbatch.config.data import Views
-from fullbatch.data.two_views import ViewMaker
+from fullbatch.data.images import ViewMaker
 from fullbatch.training_run import train
 from tests.training.small import renamed, saved_state
 from tests.training.test_graphs import losses

@@ -11,13 +11,9 @@ from PIL import Image
 from torchvision.transforms.v2 import functional as TF
 
 from fullbatch.config.data import Views
-from fullbatch.data.images import EvalTransform
-from fullbatch.data.in_memory import InMemoryBatches, decode_all, decoded_key, resident
-from fullbatch.data.loader import EvaluationBatches, SamplePool, TrainingBatches
-from fullbatch.data.order import Order
-from fullbatch.data.sample import BadSample, RawSample
-from fullbatch.data.two_views import (
+from fullbatch.data.images import (
     EVALUATION,
+    EvalTransform,
     ViewMaker,
     augmented,
     blended,
@@ -26,6 +22,10 @@ from fullbatch.data.two_views import (
     no_tokens,
     turned,
 )
+from fullbatch.data.in_memory import InMemoryBatches, decode_all, decoded_key, resident
+from fullbatch.data.loader import EvaluationBatches, SamplePool, TrainingBatches
+from fullbatch.data.order import Order
+from fullbatch.data.sample import BadSample, RawSample
 from fullbatch.distributed import World
 from tests.data.making import png
 
@@ -145,7 +145,7 @@ def test_draws_follow_the_settings():
 def test_large_images_are_made_in_pieces(monkeypatch):
     images, places = pictures(7), np.arange(7)
     whole = ViewMaker(ALL, 0)(images, 0, places)
-    monkeypatch.setattr("fullbatch.data.two_views._ELEMENTS", 3 * 16 * 16 * 2)
+    monkeypatch.setattr("fullbatch.data.images._ELEMENTS", 3 * 16 * 16 * 2)
     for one, other in zip(whole, ViewMaker(ALL, 0)(images, 0, places), strict=True):
         assert torch.equal(one, other)
 
