@@ -186,6 +186,15 @@ def test_a_moving_average_that_has_seen_no_anchor_knows_nothing():
     assert found["in_use_error"] == pytest.approx(found["batch_error"])  # a first visit takes the batch's word
 
 
+def test_a_nan_is_shown():
+    """Only a table may have nothing to say yet."""
+    objective = trained("neuclip")
+    for normalizer in objective.normalizers.values():
+        normalizer.prototypes_MD.data.fill_(math.nan)
+    found = audit(objective)
+    assert math.isnan(found["normalizer_error"]) and math.isnan(found["in_use_error"]) and found["unseen"] == 0
+
+
 def test_converged_prototypes_of_every_sample_have_no_error():
     """With all other samples as prototypes, and only them, alpha is exact."""
     objective = make("identity-prototypes-constant", normalizer=fb.Prototypes(prototypes=SAMPLES, updates=0)).double()

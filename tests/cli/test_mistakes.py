@@ -94,6 +94,7 @@ STARTS = {
     "--batch-size 1": "--batch-size must be a whole number of at least 2, got 1.",
     "--samples 0": "--samples must be a whole number of at least 1, got 0.",
     "--ema 1.0": "--ema must lie in (0, 1), got 1.0.",
+    "--graphs --compile": "--compile and --graphs cannot be used together yet",
     "--graphs --micro-batch 4": "--graphs must be left out with --micro-batch, got True.",
     "--warmup-steps 1 --warmup-epochs 1": "--warmup-epochs must be None where --warmup-steps is given",
     "--recovery-batch 12": "--recovery-batch must be a multiple of --batch-size (8), got 12.",

@@ -4,6 +4,8 @@ import logging
 import multiprocessing
 import os
 import pickle
+import shutil
+import subprocess
 import tarfile
 from concurrent.futures import ThreadPoolExecutor
 
@@ -57,6 +59,29 @@ def test_long_names_and_folders(tmp_path, tar_format):
     members = [m for key in keys for m in ((f"{key}.jpg", jpeg()), (f"{key}.txt", key.encode()))]
     good, bad = read_all(opened(write_members(tmp_path / "a.tar", members, tar_format)))
     assert not bad and [good[i].captions[0] for i in range(len(keys))] == keys
+
+
+@pytest.mark.skipif(shutil.which("tar") is None, reason="no tar")
+def test_times_of_gnu_tar_are_no_part_of_a_name(tmp_path):
+    """An incremental archive keeps them where other formats keep the first part of a long name."""
+    for time, (name, content) in enumerate((("a.jpg", jpeg()), ("a.txt", b"an apple")), start=10**9):
+        (tmp_path / "in").mkdir(exist_ok=True)
+        (tmp_path / "in" / name).write_bytes(content)
+        os.utime(tmp_path / "in" / name, (time, 10**9))
+    command = [
+        "tar",
+        "--format=gnu",
+        "-g",
+        tmp_path / "snapshot",
+        "-cf",
+        tmp_path / "a.tar",
+        "-C",
+        tmp_path / "in",
+        ".",
+    ]
+    subprocess.run(command, check=True)
+    good, bad = read_all(opened(tmp_path / "a.tar"))
+    assert not bad and [sample.captions for sample in good.values()] == [("an apple",)]
 
 
 def test_captions_of_json_and_txt(tmp_path):

@@ -434,6 +434,10 @@ def test_the_gradient_of_batches_apart_is_the_mean_of_theirs():
         ({"batches": "ordered", "reading": "averaged", "graphs": True}, "sequential.* with graphs"),
         ({"batches": "ordered", "reading": "averaged", "recovery_steps": 2}, "sequential.* with a recovery"),
         ({"planners": -1}, "planners must be a whole number"),
+        *(
+            ({name: 0}, f"{name} must be")
+            for name in ("block_batches", "drawn_batches", "kept_batches", "period_steps")
+        ),
     ],
 )
 def test_what_does_not_go_together(change, message):
