@@ -2,13 +2,34 @@
 
 import os
 
-# ruff: noqa: F403, F405  (the variants of config.axes are named once, in __all__)
 TYPE_CHECKING = False  # typing's own, without importing it: `fullbatch --help` is to be as quick as Python starts
 if TYPE_CHECKING:
     from typing import Any
 
     from fullbatch.audit.exact import exact_log_normalizers
-    from fullbatch.config.axes import *
+    from fullbatch.config.axes import (
+        Amortized,
+        BatchAndQueue,
+        BatchMean,
+        Constant,
+        CycleConsistency,
+        Identity,
+        LearnedScale,
+        Mlp,
+        MovingAverage,
+        NoNormalizer,
+        PerSample,
+        Predicted,
+        Prototypes,
+        RawSimilarity,
+        RobustGlobal,
+        RobustPositives,
+        Rolling,
+        Scent,
+        Sigmoid,
+        SquaredHinge,
+        VarianceCovariance,
+    )
     from fullbatch.config.methods import METHODS, Method, Scale, settings_of
     from fullbatch.config.run import RunConfig
     from fullbatch.finetuning.finetune import finetune

@@ -114,10 +114,8 @@ def train(
         finally:
             metrics.close()
         if first:  # the cost, beside the numbers of the last evaluation or alone where there was none
-            written, cost = (
-                folder.read_results() or {"results": []},
-                cost_of(run_folder.read_lines(folder.metrics), world.size),
-            )
+            written = folder.read_results() or {"results": []}
+            cost = cost_of(run_folder.read_lines(folder.metrics), world.size)
             replace_text(folder.results, json.dumps({**written, "cost": cost}, indent=1))
         distributed.host_barrier()
         return Trained(folder.path, folder.read_results())

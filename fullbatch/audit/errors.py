@@ -262,10 +262,8 @@ def _amortized(
     log_constant_A = (positive_A - reference_A) / tau_A + math.log(config.positive_weight) - log_count
     in_use_A = alpha_A
     if config.divide_by == "target":
-        in_use_A, share = (
-            torch.logaddexp(side.log_batch_A, log_constant_A),
-            normalizers.blend_share(config, objective.epoch),
-        )
+        in_use_A = torch.logaddexp(side.log_batch_A, log_constant_A)
+        share = normalizers.blend_share(config, objective.epoch)
         if share > 0.0:
             log_previous_A = normalizer.previous(side.own_AD.to(tau_A.dtype)) - reference_A / tau_A - log_count
             in_use_A = torch.logaddexp(log_previous_A + math.log(share), in_use_A + log_or_minus_inf(1.0 - share))

@@ -30,7 +30,7 @@ from fullbatch.selection.ordered import losses_at
 from fullbatch.selection.selector import loss_histograms
 from fullbatch.selection.spectral import spectral_order
 from fullbatch.training import checkpoint
-from fullbatch.training.run_folder import Folder, replace_text
+from fullbatch.training.run_folder import Folder, finite, replace_text
 
 KEPT = 4 << 30  # bytes of a rank's decoded images that are kept for the next checkpoint; more are read again
 
@@ -56,6 +56,8 @@ def audit_run(run: Path, options: Options = Options(), say: Callable[[str], None
         device=options.device,
         precision=options.precision or before.training.precision,
         table_storage="auto",  # the run's own tables are not to be touched
+        graphs=False,  # nothing is trained
+        compile=False,
     )
     device = pick_device(config)
     with distributed.ranks(device) as world:
@@ -95,7 +97,7 @@ def audit_run(run: Path, options: Options = Options(), say: Callable[[str], None
             "mean": {"tau": sum(audited["tau"] for audited in audits) / len(audits), **mean_errors(audits)},
         }
         if world.rank == 0:
-            replace_text(folder.path / "audit.json", json.dumps(results, indent=1))
+            replace_text(folder.path / "audit.json", json.dumps(finite(results), indent=1))
         distributed.host_barrier()
     return Audit(folder.path, results)
 

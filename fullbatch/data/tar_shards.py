@@ -49,7 +49,7 @@ from fullbatch.data.sample import (
 Index = NDArray[np.int64]
 IMAGE, TXT, JSON = 0, 2, 4  # the column of a member's offset; its size is the next
 COLUMNS = 6
-INDEX_VERSION = 1  # part of the name of every cached file; raise it when the rows change
+INDEX_VERSION = 2  # part of the name of every cached file; raise it when the rows change
 BLOCK = 512
 _SUM_BYTES = 4  # of the checksum at the end of a cached index
 _UNFINISHED, _ABANDONED = ".writing-", 3600.0  # seconds in which a process that is alive has written something

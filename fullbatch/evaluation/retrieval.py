@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain
 from typing import Any
 
@@ -48,6 +49,8 @@ class Answers:
 
     said_NS: Any
     said_TS: Any
+    saying_SN = cached_property(lambda self: self.said_NS.T.tocsr())
+    saying_ST = cached_property(lambda self: self.said_TS.T.tocsr())
 
     @classmethod
     def of(cls, said_by_images: Sequence[Sequence[int]], said_T: Sequence[int]) -> Answers:
@@ -61,11 +64,11 @@ class Answers:
 
     def of_images(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
         """Every right pair of these images: the image, counted from start, and the caption."""
-        return _pairs(self.said_NS[start:stop] @ self.said_TS.T)
+        return _pairs(self.said_NS[start:stop] @ self.saying_ST)
 
     def of_captions(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
         """Every right pair of these captions: the caption, counted from start, and the image."""
-        return _pairs(self.said_TS[start:stop] @ self.said_NS.T)
+        return _pairs(self.said_TS[start:stop] @ self.saying_SN)
 
 
 def _pairs(right: Any) -> tuple[Tensor, Tensor]:

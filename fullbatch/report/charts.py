@@ -24,9 +24,7 @@ class Axis:
     label: str = ""
     scale: Scale = "linear"  # "step": the reader chooses steps, pairs seen or time; "doubling": log2, ticks at the data
     percent: bool = False  # values are shares
-    words: Sequence[
-        str
-    ] = ()  # in place of numbers: 0 is the first.  On the y axis they are rows, and values lie along x
+    words: Sequence[str] = ()  # in place of numbers: 0 is the first.  On the y axis they are rows, values lie along x
     reach: Sequence[float] = ()  # values that the axis includes at least
 
 

@@ -81,9 +81,7 @@ class Unproven:
     mini_batch_loss: dict[str, float]
     full_minima: list[float]  # the loss that each start ended at; of all mini-batches first the random starts
     all_minima: list[float]
-    slope_at_full: dict[
-        str, float
-    ]  # length of the gradient along the spheres: of the "full" loss it must vanish; "mini"
+    slope_at_full: dict[str, float]  # length of the gradient along the spheres; of the "full" loss it must vanish
     heat_maps: dict[str, Tensor]
 
 

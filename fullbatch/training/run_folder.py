@@ -252,6 +252,15 @@ def environment() -> dict[str, Any]:
     }
 
 
+def finite(value: Any) -> Any:
+    """JSON has no nan and no infinity: null in their place, however deep."""
+    if isinstance(value, dict):
+        return {key: finite(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [finite(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
 class Metrics:
     """metrics.jsonl, TensorBoard and, if asked for, Weights & Biases; on other ranks than the first, nothing."""
 
@@ -292,8 +301,7 @@ class Metrics:
         self._note(line, kind)
         if kind in (EVALUATION, AUDIT):
             line = {**line, "kind": kind}
-        # JSON has no nan and no infinity
-        line = {key: None if isinstance(v, float) and not math.isfinite(v) else v for key, v in line.items()}
+        line = finite(line)
         with checkpoint.told_if_full(self._path):
             self._file.write(json.dumps(line) + "\n")
             self._file.flush()

@@ -84,6 +84,7 @@ class SlotQueue:
                 f"{list(self.directions)}; give the search another name."
             )
         self.held: set[int] = set()  # trials of this very process
+        self._alive: set[int] = set()  # trials of others that have had a heartbeat
         self._looked = time.time(), time.monotonic()
         self._trusted_from = -math.inf  # by the monotonic clock: from when heartbeats that are missing tell something
 
@@ -179,8 +180,10 @@ class SlotQueue:
                     self.tell(trial.number, TrialState.FAIL)
                 elif holder is not None and self.is_gone(holder):
                     self.tell(trial.number, TrialState.FAIL)
-                elif heartbeats_tell and patiently(partial(without_heartbeat, self.storage, trial._trial_id)):
-                    patiently(partial(self.record_heartbeat, trial._trial_id))
+                elif heartbeats_tell and trial.number not in self._alive:
+                    if patiently(partial(without_heartbeat, self.storage, trial._trial_id)):
+                        patiently(partial(self.record_heartbeat, trial._trial_id))
+                    self._alive.add(trial.number)
 
     def _just_woke(self) -> bool:
         """Whether this machine slept or its clock was set: its other workers have had no time for a heartbeat yet."""

@@ -62,12 +62,10 @@ class Real(Checked):
 class Whole(Real):
     """The same in whole numbers."""
 
-    low: int
-    high: int
     step: Count = 1
 
     def suggest(self, trial: BaseTrial, name: str) -> int:
-        return trial.suggest_int(name, self.low, self.high, step=self.step, log=self.log)
+        return trial.suggest_int(name, int(self.low), int(self.high), step=self.step, log=self.log)
 
 
 Plain = str | int | float | bool | None

@@ -150,8 +150,9 @@ def without_heartbeat(storage: BaseStorage, trial_id: int) -> bool:
     if not isinstance(storage, RDBStorage):
         return False
     from optuna.storages._rdb.models import TrialHeartbeatModel
+    from optuna.storages._rdb.storage import _create_scoped_session  # its errors are those that we wait for
 
-    with storage.scoped_session() as session:
+    with _create_scoped_session(storage.scoped_session) as session:
         return TrialHeartbeatModel.where_trial_id(trial_id, session) is None
 
 

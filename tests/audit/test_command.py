@@ -1,6 +1,7 @@
 """``fullbatch audit RUN``: from a run folder to audit.json and a table; what cannot be audited is said clearly."""
 
 import json
+import math
 import os
 import shutil
 from dataclasses import replace
@@ -88,6 +89,18 @@ def test_the_numbers_are_those_of_the_checkpoint(sogclr, tmp_path):
     expected = {key: value for key, value in numbers.items() if key != "by_direction"}
     got = found[0]
     assert {key: got[key] for key in expected} == pytest.approx(expected, rel=1e-4)
+
+
+def test_a_nan_is_null_in_the_file_and_how_the_run_was_trained_is_no_matter(sogclr, tmp_path):
+    run = copied(sogclr, tmp_path)
+    text = (run / "config.yaml").read_text()
+    text = text.replace("compile: false", "compile: true").replace("graphs: false", "graphs: true")
+    (run / "config.yaml").write_text(text)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("fullbatch.audit.errors._error", lambda *given: (math.nan, math.nan))
+        audit_run(run, Options(checkpoint="10", anchors=30, device="cpu"))
+    text = (run / "audit.json").read_text()
+    assert "NaN" not in text and json.loads(text)["mean"]["normalizer_error"] is None
 
 
 def without_cost(audited):

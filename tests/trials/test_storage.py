@@ -6,7 +6,7 @@ import optuna
 import pytest
 from optuna.trial import TrialState
 
-from fullbatch.trials.storage import StorageAway, open_storage, patiently
+from fullbatch.trials.storage import StorageAway, open_storage, patiently, without_heartbeat
 
 
 def test_clear_errors(tmp_path):
@@ -53,6 +53,8 @@ def test_a_storage_that_stays_away(tmp_path):
     with pytest.raises(StorageAway, match=r"was away for 0 seconds: file is not a database\.$"):
         patiently(act, patience=0.3)
     assert len(tries) > 2
+    with pytest.raises(StorageAway, match="file is not a database"):
+        patiently(lambda: without_heartbeat(study._storage._backend, 0), patience=0.3)
     with pytest.raises(StorageAway, match="No space left"):
         patiently(lambda: (_ for _ in ()).throw(OSError("No space left")), patience=0.0)
 
