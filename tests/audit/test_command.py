@@ -26,6 +26,7 @@ from fullbatch.selection.spectral import spectral_order
 from fullbatch.training import checkpoint
 from fullbatch.training_run import train
 from tests.data.making import captioned, write_shard
+from tests.tiers import first
 from tests.training.small import renamed, small_config
 
 pytestmark = pytest.mark.filterwarnings("ignore:rho=")
@@ -49,7 +50,7 @@ def copied(run, tmp_path):
     return shutil.copytree(run, tmp_path / "run")
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", first(["siglip", "sogclr", "amorlip", "neuclip"], of=METHODS))
 def test_every_method(tmp_path, capsys, method):
     run = train(small_config(tmp_path, method)).folder
     assert main(["audit", str(run), "--anchors", "20"]) == 0

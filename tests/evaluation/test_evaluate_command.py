@@ -178,6 +178,7 @@ def measured_on(rank, tasks, cache):
     return run_tasks(tasks, embedder).as_dict()
 
 
+@pytest.mark.slow
 def test_two_ranks_measure_what_one_does(two_ranks, tmp_path):
     captions = {f"{n}.png": of_image for n, of_image in enumerate(several_captions(11))}
     for n, name in enumerate(captions):

@@ -20,6 +20,7 @@ from fullbatch.training import checkpoint
 from fullbatch.training.interruption import Interrupted
 from fullbatch.training.trainer import Trainer
 from tests.finetuning.making import said, tuning_config
+from tests.tiers import first
 from tests.training.small import differences, renamed, saved_state
 
 END = 20
@@ -46,7 +47,7 @@ class Stopped(Exception):
     pass
 
 
-@pytest.mark.parametrize("step", [2, 5, 11, 18])
+@pytest.mark.parametrize("step", first([5, 11], of=[2, 5, 11, 18]))
 def test_stopped_in_either_stage(tmp_path, whole, monkeypatch, step):
     """A recovery of 5 steps, epochs that end at 10, 15 and 20, checkpoints every 4."""
     config, run = whole

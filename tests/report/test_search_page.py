@@ -219,7 +219,7 @@ OVERLAPS = """() => {
 
 
 @pytest.mark.parametrize("sort", SORTS)
-@pytest.mark.parametrize(("scheme", "width"), [("light", 1280), ("dark", 360)])
+@pytest.mark.parametrize(("scheme", "width"), [pytest.param("light", 1280, marks=pytest.mark.slow), ("dark", 360)])
 def test_it_looks_right(browser_with_a_font, pages, sort, scheme, width):
     """Nothing scrolls sideways, no text lies on another, nothing is NaN, nothing is loaded or run."""
     context = browser_with_a_font.new_context(viewport={"width": width, "height": 800}, color_scheme=scheme)

@@ -12,6 +12,7 @@ from fullbatch.config.methods import ObjectiveConfig
 from fullbatch.config.optimization import Optimizer
 from fullbatch.training import checkpoint
 from fullbatch.training_run import train
+from tests.tiers import first
 from tests.training.small import differences, renamed, saved_state, small_config
 
 pytestmark = pytest.mark.filterwarnings("ignore:rho=")
@@ -49,7 +50,10 @@ def go_on_from(run, copy, step):
     return copy
 
 
-@pytest.mark.parametrize("name", [*fb.METHODS, *OTHERS])
+AT_ONCE = ("openclip", "siglip", "sogclr", "scent", "isogclr", "tempnet", "amorlip", "neuclip", "rolling", "xbm", "mlp")
+
+
+@pytest.mark.parametrize("name", first(AT_ONCE, of=[*fb.METHODS, *OTHERS]))
 def test_twenty_steps_are_ten_and_ten(tmp_path, name):
     config = config_for(tmp_path, name)
     whole = train(config).folder

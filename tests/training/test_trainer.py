@@ -29,6 +29,7 @@ from fullbatch.training.run_folder import Folder
 from fullbatch.training.trainer import Diverged
 from fullbatch.training_run import train
 from tests.data.making import captioned, write_shard
+from tests.tiers import first
 from tests.training.small import renamed, saved_state, small_config
 
 
@@ -46,6 +47,7 @@ def test_what_a_run_leaves_behind(tmp_path):
     assert json.loads((run / "environment.json").read_text())["versions"]["torch"]
 
 
+@pytest.mark.slow
 def test_learning_lowers_the_loss(tmp_path):
     config = replace(small_config(tmp_path, "openclip", steps=250), optimizer=Optimizer(lr=5e-3))
     run = train(config).folder
@@ -115,7 +117,7 @@ def test_too_many_bad_samples_stop_the_run(tmp_path):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", first([signal.SIGTERM], of=[signal.SIGTERM, signal.SIGINT]))
 def test_a_signal_saves_and_stops(tmp_path, number, workers):
     """Also one to the whole group of processes, workers among them."""
     config = small_config(tmp_path, steps=100_000)

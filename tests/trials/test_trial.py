@@ -157,8 +157,8 @@ def test_diverged_is_a_result(tmp_path, monkeypatch):
     ("error", "message"),
     [
         (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB."), "CUDA out of memory; .*--micro-batch"),
-        (MemoryError("no room"), "no room; .*--micro-batch"),
-        (ValueError("that does not fit"), "that does not fit"),
+        pytest.param(MemoryError("no room"), "no room; .*--micro-batch", marks=pytest.mark.slow),
+        pytest.param(ValueError("that does not fit"), "that does not fit", marks=pytest.mark.slow),
         (RuntimeError("shapes\n differ"), "RuntimeError: shapes differ"),
     ],
 )

@@ -18,6 +18,7 @@ from fullbatch.loading import load_trained
 from fullbatch.models.timm_towers import TwoViews
 from fullbatch.training_run import train
 from tests.resume.test_resume import go_on_from, lines
+from tests.tiers import first
 from tests.training.small import differences, renamed, saved_state, small_config
 
 pytestmark = pytest.mark.filterwarnings("ignore:rho=")
@@ -62,7 +63,7 @@ def test_every_normalizer_trains(tmp_path, name):
     assert len(losses) == 6 and all(math.isfinite(loss) for loss in losses)
 
 
-@pytest.mark.parametrize("in_memory", [False, True])
+@pytest.mark.parametrize("in_memory", first([False], of=[False, True]))
 @pytest.mark.parametrize("method", ["simclr", "sogclr_views"])
 def test_twenty_steps_are_ten_and_ten(tmp_path, method, in_memory):
     config = views_config(tmp_path, method)
@@ -145,7 +146,7 @@ def test_a_folder_of_images_needs_no_captions(tmp_path):
     assert saved_state(run, 2)["position"]["bad"] == 0
 
 
-@pytest.mark.parametrize("in_memory", [False, True])
+@pytest.mark.parametrize("in_memory", first([True], of=[False, True]))
 @pytest.mark.parametrize(
     "selection",
     [
