@@ -24,7 +24,7 @@ from torch import Tensor
 
 from fullbatch.config.data import Source
 from fullbatch.data.images import EVALUATION, EvalTransform, Floats, ViewMaker, cropped, no_tokens, random_boxes
-from fullbatch.data.loader import EvaluationBatches, LoadedBatch, SamplePool, Tokenize
+from fullbatch.data.loader import EvaluationBatches, LoadedBatch, SamplePool, Tokenize, tokenized
 from fullbatch.data.order import BatchPlans, Ints, Order, PeriodPlan, key_of, uniforms
 from fullbatch.data.sources import fingerprint_of_samples
 from fullbatch.data.tar_shards import cache_folder, keep_in_cache
@@ -105,8 +105,12 @@ class Resident:
 
     images_nCSS: Tensor
     tokens_mL: Tensor
+    lengths_m: Ints | None  # how many tokens of each caption are no padding, where that is known
     firsts_n: Ints
     counts_n: Ints
+
+    def lengths(self, captions: Ints) -> tuple[int, ...]:
+        return () if self.lengths_m is None else tuple(self.lengths_m[captions].tolist())
 
 
 _kept: dict[str, Resident] = {}
@@ -120,9 +124,13 @@ def resident(key: str, decoded: Decoded, tokenize: Tokenize, device: torch.devic
         _require_room(decoded.pixels_nCHW, device)
         counts_n = np.array([len(captions) for captions in decoded.captions], np.int64)
         texts = [caption for captions in decoded.captions for caption in captions]
-        pieces = [tokenize(texts[start : start + 4096]) for start in range(0, len(texts), 4096)]
+        pieces = [tokenized(tokenize, texts[start : start + 4096]) for start in range(0, len(texts), 4096)]
+        tokens_mL = torch.cat([tokens for tokens, _ in pieces]).to(device)
+        lengths_m = np.array([length for _, lengths in pieces for length in lengths], np.int64)
+        known = len(lengths_m) == len(texts) > 0
         images_nCSS = torch.from_numpy(np.ascontiguousarray(decoded.pixels_nCHW)).to(device)
-        _kept[key] = Resident(images_nCSS, torch.cat(pieces).to(device), np.cumsum(counts_n) - counts_n, counts_n)
+        firsts_n = np.cumsum(counts_n) - counts_n
+        _kept[key] = Resident(images_nCSS, tokens_mL, lengths_m if known else None, firsts_n, counts_n)
     return _kept[key]
 
 
@@ -147,6 +155,7 @@ class _Drawn:
     captions_P: Tensor
     boxes_P4: Tensor
     mirrored_P: Tensor
+    lengths_P: tuple[int, ...]  # of the captions, on the host
     views_2PK: Tensor | None = None  # what makes the two views, where there are two
 
 
@@ -184,11 +193,12 @@ class InMemoryBatches:
             places = np.arange(first, max(first, min(first + rows, len(all_ids))))
             places = places[data.counts_n[all_ids[places]] > 0]
             samples = all_ids[places]
-            tokens = data.tokens_mL[torch.from_numpy(data.firsts_n[samples]).to(device)]
+            captions = data.firsts_n[samples]
+            tokens, lengths = data.tokens_mL[torch.from_numpy(captions).to(device)], data.lengths(captions)
             images = data.images_nCSS[torch.from_numpy(samples).to(device)]
             if self.views is not None:
                 images, tokens = self.views(images, EVALUATION, places)
-            yield LoadedBatch(torch.from_numpy(places).to(device), images, tokens)
+            yield LoadedBatch(torch.from_numpy(places).to(device), images, tokens, lengths=lengths)
 
     @torch.no_grad()
     def __getitem__(self, step: int) -> LoadedBatch:
@@ -202,7 +212,8 @@ class InMemoryBatches:
         if self.views is not None and drawn.views_2PK is not None:
             return LoadedBatch(ids, *self.views.made(self.resident.images_nCSS[ids], drawn.views_2PK[:, here]))
         images = cropped(self.resident.images_nCSS[ids], drawn.boxes_P4[here], drawn.mirrored_P[here])
-        return LoadedBatch(ids, images, self.resident.tokens_mL[drawn.captions_P[here]])
+        tokens = self.resident.tokens_mL[drawn.captions_P[here]]
+        return LoadedBatch(ids, images, tokens, lengths=drawn.lengths_P[here])
 
     def _epoch(self, step: int) -> PeriodPlan:
         """Where nothing is planned an epoch is the period, in its own order."""
@@ -230,7 +241,7 @@ class InMemoryBatches:
         views = None
         if self.views is not None:
             views = torch.from_numpy(self.views.drawn(epoch, positions_P, data.images_nCSS.shape[-1])).to(device)
-        return _Drawn(plan.number, ids, captions, boxes.float(), mirrored, views)
+        return _Drawn(plan.number, ids, captions, boxes.float(), mirrored, data.lengths(captions_P), views)
 
     def _readable(self, ids_P: Ints, epoch: int, positions_P: Ints) -> Ints:
         """In place of samples that cannot be read, others of the epoch."""

@@ -11,6 +11,7 @@ import random
 from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -30,6 +31,25 @@ REPLACEMENTS = 16  # tries; when that many in a row are bad, the data set is no 
 Tokenize = Callable[[list[str]], Tensor]
 
 
+class TextSize(NamedTuple):
+    """How much of a batch's captions there is to read, their padding apart; the host knows it."""
+
+    total: int  # tokens of all captions, each up to its end; or some more, but no more than as many longest ones have
+    longest: int  # tokens of the longest, or some more
+
+
+def known_size(tokens_BL: Tensor, lengths: Sequence[int]) -> tuple[TextSize] | tuple[()]:
+    """The size of captions of these lengths, if they are known.  For a GPU it is rounded up to one of a few, so that a
+    step need be compiled or recorded for few."""
+    if not lengths:
+        return ()
+    total, longest, rows = sum(lengths), max(lengths), len(lengths)
+    if tokens_BL.is_cuda:
+        longest = min(-(-longest // 8) * 8, tokens_BL.shape[1])
+        total = min(-(-total // rows), longest) * rows
+    return (TextSize(total, longest),)
+
+
 @dataclass(frozen=True)
 class LoadedBatch:
     ids: Tensor  # which samples these are, of all sources together
@@ -37,6 +57,12 @@ class LoadedBatch:
     tokens: Tensor  # of one caption each; for a model of two views the second view, as images are
     bad: tuple[BadSample, ...] = ()  # what could not be read in making this batch
     captions: tuple[tuple[str, ...], ...] = ()  # all that each of the samples has, where evaluation wants them
+    lengths: tuple[int, ...] = ()  # how many of each caption's tokens are no padding, where that is known
+
+    @property
+    def inputs(self) -> tuple[Tensor | TextSize, ...]:
+        """What a model is called with."""
+        return (self.images, self.tokens, *known_size(self.tokens, self.lengths))
 
     def pin_memory(self) -> LoadedBatch:
         return self._with(lambda tensor: tensor.pin_memory())
@@ -51,8 +77,18 @@ class LoadedBatch:
         """In pieces of at most ``rows`` rows; None: in one."""
         if rows is None or rows >= len(self.ids):
             return [self]
-        pieces = zip(*(torch.split(part, rows) for part in (self.ids, self.images, self.tokens)), strict=True)
-        return [LoadedBatch(*piece) for piece in pieces]
+        pieces = [slice(start, start + rows) for start in range(0, len(self.ids), rows)]
+        return [
+            LoadedBatch(self.ids[piece], self.images[piece], self.tokens[piece], lengths=self.lengths[piece])
+            for piece in pieces
+        ]
+
+
+def tokenized(tokenize: Tokenize, captions: list[str]) -> tuple[Tensor, tuple[int, ...]]:
+    """Token ids, and how many of each caption's are no padding, if the tokenizer can tell."""
+    tokens_BL = tokenize(captions)
+    count = getattr(tokenize, "lengths", None)
+    return tokens_BL, () if count is None else tuple(count(tokens_BL).tolist())
 
 
 class SamplePool(Samples):
@@ -125,7 +161,8 @@ class TrainingBatches(Dataset[LoadedBatch]):
         ids, images, captions = zip(*samples, strict=True)
         if self.views is not None:
             return LoadedBatch(torch.tensor(ids), *self.views(torch.stack(images), epoch, places), tuple(bad))
-        return LoadedBatch(torch.tensor(ids), torch.stack(images), self.tokenize(list(captions)), tuple(bad))
+        tokens, lengths = tokenized(self.tokenize, list(captions))
+        return LoadedBatch(torch.tensor(ids), torch.stack(images), tokens, tuple(bad), lengths=lengths)
 
     def _sample(self, epoch: int, sample: int, rng: random.Random, bad: list[BadSample]) -> tuple[int, Tensor, str]:
         """One pair; in place of a bad one, others that ``rng`` draws from the epoch."""
@@ -171,11 +208,14 @@ class EvaluationBatches(Dataset[LoadedBatch]):
                 bad.append(error)
         size = self.transform.size
         stacked = torch.stack(images) if images else torch.empty((0, 3, size, size), dtype=torch.uint8)
+        lengths: tuple[int, ...] = ()
         if self.views is not None:
             first_view, second = self.views(stacked, EVALUATION, np.array(ids, np.int64))
         else:
-            first_view, second = stacked, self.tokenize([of[0] for of in captions] or [""])[: len(captions)]
-        return LoadedBatch(torch.tensor(ids, dtype=torch.int64), first_view, second, tuple(bad), tuple(captions))
+            tokens, lengths = tokenized(self.tokenize, [of[0] for of in captions] or [""])
+            first_view, second, lengths = stacked, tokens[: len(captions)], lengths[: len(captions)]
+        all_ids = torch.tensor(ids, dtype=torch.int64)
+        return LoadedBatch(all_ids, first_view, second, tuple(bad), tuple(captions), lengths)
 
 
 def load(

@@ -20,7 +20,7 @@ from fullbatch import distributed
 from fullbatch.config.data import Source
 from fullbatch.config.training import Precision
 from fullbatch.data.images import EvalTransform, ViewMaker, no_tokens
-from fullbatch.data.loader import EvaluationBatches, LoadedBatch, SamplePool, load
+from fullbatch.data.loader import EvaluationBatches, LoadedBatch, SamplePool, TextSize, known_size, load, tokenized
 from fullbatch.data.sample import Samples, fingerprint_of
 from fullbatch.data.sources import fingerprint_of_samples, open_source
 from fullbatch.data.tar_shards import cache_folder, keep_in_cache
@@ -81,7 +81,7 @@ class Embedder:
             for batch in batches:
                 here = batch.to(self.device)
                 there = self._present(here, self.tokenize)
-                for table, part in zip(columns, (here.ids, *self._embed(there.images, there.tokens)), strict=True):
+                for table, part in zip(columns, (here.ids, *self._embed(*there.inputs)), strict=True):
                     table.append(part[: len(here.ids)])
         ids_n, image_nD, text_nD = (distributed.gather_uneven(torch.cat(parts)) for parts in columns)
         order = ids_n.argsort()
@@ -121,7 +121,9 @@ class Embedder:
             with _evaluating(self.model):
                 for start in range(0, len(distinct), rows * world.size):  # every rank joins in every turn
                     mine = distinct[start + world.rank * rows : start + (world.rank + 1) * rows]
-                    text_BD = self._embed(None, self.tokenize(mine or [""]).to(self.device))[1]
+                    tokens_BL, lengths = tokenized(self.tokenize, mine or [""])
+                    tokens_BL = tokens_BL.to(self.device)
+                    text_BD = self._embed(None, tokens_BL, *known_size(tokens_BL, lengths))[1]
                     turns_here.append(text_BD[: len(mine)])
             text_TD = torch.cat([distributed.gather_uneven(text_BD).cpu() for text_BD in turns_here])  # in order
             _check_finite(text_TD, distinct, "captions")
@@ -188,9 +190,9 @@ class Embedder:
         second = images if batch.tokens.ndim == images.ndim else tokenize([""])
         return LoadedBatch(torch.zeros(1, dtype=torch.int64), images, second).to(self.device)
 
-    def _embed(self, images: Tensor | None, tokens: Tensor | None) -> tuple[Tensor, Tensor]:
+    def _embed(self, *inputs: Tensor | TextSize | None) -> tuple[Tensor, Tensor]:
         with in_precision(self.precision, self.device):
-            embedded: tuple[Tensor, Tensor] = self.model(images, tokens)
+            embedded: tuple[Tensor, Tensor] = self.model(*inputs)
         return embedded
 
 

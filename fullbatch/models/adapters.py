@@ -3,7 +3,7 @@ tower with adapters is a locked tower of which every linear map in its layers (o
 * up @ down, where only ``up`` and ``down`` learn.  ``plain_state`` adds them up: what is exported, evaluated or loaded
 from a run is an ordinary model."""
 
-# B: samples   L: tokens   W: width   H: heads   K: width of a head
+# B: samples   L: tokens   W: width
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from fullbatch.config.model import Model
+from fullbatch.models.attention import Packing, attend, is_plain
 from fullbatch.models.weights import require_extra
 
 _LISTS = (nn.ModuleList, nn.Sequential)
@@ -35,19 +35,16 @@ class LinearAttention(nn.Module):
         self.out_proj = _linear(source.out_proj.weight, source.out_proj.bias)
 
     def forward(
-        self, query_BLW: Tensor, key_BLW: Tensor, value_BLW: Tensor, need_weights: bool, attn_mask: Tensor | None = None
+        self,
+        query_BLW: Tensor,
+        key_BLW: Tensor,
+        value_BLW: Tensor,
+        need_weights: bool,
+        attn_mask: Tensor | Packing | None = None,
     ) -> tuple[Tensor, None]:
         """As open_clip's layers call nn.MultiheadAttention: queries, keys and values of the same tokens."""
         assert key_BLW is query_BLW and value_BLW is query_BLW and not need_weights
-        size, length, _ = query_BLW.shape
-        packed_BL3HK: Tensor = self.packed_qkv(query_BLW).view(size, length, 3, self.heads, -1)
-        q_BHLK, k_BHLK, v_BHLK = packed_BL3HK.permute(2, 0, 3, 1, 4).unbind(0)
-        if attn_mask is not None:
-            attn_mask = attn_mask.to(q_BHLK.dtype)
-            if attn_mask.ndim == 3:  # one a sample and head, in one row
-                attn_mask = attn_mask.view(size, self.heads, length, length)
-        mixed_BHLK = F.scaled_dot_product_attention(q_BHLK, k_BHLK, v_BHLK, attn_mask)
-        out_BLW: Tensor = self.out_proj(mixed_BHLK.transpose(1, 2).flatten(2))
+        out_BLW: Tensor = self.out_proj(attend(self.packed_qkv(query_BLW), self.heads, attn_mask))
         return out_BLW, None
 
 
@@ -122,8 +119,7 @@ def _targets(backbone: nn.Module, part: str, name: str) -> Iterator[str]:
 def _replace_attention(backbone: nn.Module, where: str, name: str) -> None:
     owner, _, own = where.rpartition(".")
     attention: Any = backbone.get_submodule(where)
-    plain = attention._qkv_same_embed_dim and attention.batch_first and not attention.dropout
-    if not plain or attention.bias_k is not None or attention.add_zero_attn:
+    if not is_plain(attention):
         raise ValueError(
             f"The attention {where} of the model {name!r} is not plain self-attention, so that it cannot have LoRA's "
             "adapters; train it without --lora-rank."

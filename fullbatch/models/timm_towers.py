@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from fullbatch.config.messages import listed, nearest
 from fullbatch.config.model import DEFAULT_PAIR_WIDTH, Model
+from fullbatch.data.loader import TextSize
 from fullbatch.models.design import PairDesign, ViewsDesign
 from fullbatch.models.tokenizers import Tokenizer
 from fullbatch.models.two_towers import TwoTowers
@@ -294,11 +295,11 @@ class TwoViews(TwoTowers):
         features_BF: Tensor = self.backbone.visual(self.normalised(images_BCHW))
         return features_BF.float()
 
-    def encode_text(self, tokens_BL: Tensor) -> Tensor:
+    def encode_text(self, tokens_BL: Tensor, size: TextSize | None = None) -> Tensor:
         """Of a second view; the name is that of the place it has."""
         return self.encode_image(tokens_BL)
 
-    def _side_by_side(self, images_BCHW: Tensor, tokens_BL: Tensor) -> tuple[Tensor, Tensor]:
+    def _side_by_side(self, images_BCHW: Tensor, tokens_BL: Tensor, size: TextSize | None) -> tuple[Tensor, Tensor]:
         """Never at the same time: both passes move the same BatchNorm statistics."""
         return self.encode_image(images_BCHW), self.encode_text(tokens_BL)
 

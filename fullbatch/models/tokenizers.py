@@ -35,6 +35,13 @@ class Tokenizer:
         tokens_BL: Tensor = self.encoder(list(captions), context_length=self.context_length)
         return tokens_BL.long()
 
+    def lengths(self, tokens_BL: Tensor) -> Tensor:
+        """How many tokens of each caption are no padding; where its end token pads it too, one of them counts."""
+        real_BL = tokens_BL != self.padding
+        place_L = torch.arange(1, tokens_BL.shape[1] + 1, device=tokens_BL.device)
+        ends = getattr(self.hugging_face, "eos_token_id", None) == self.padding
+        return ((real_BL * place_L).amax(dim=1) + int(ends)).clamp(1, tokens_BL.shape[1])
+
     @property
     def hugging_face(self) -> Any | None:
         """The Hugging Face tokenizer inside, which can be saved to a folder; None for CLIP's own."""

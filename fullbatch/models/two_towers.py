@@ -13,9 +13,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fullbatch.config.training import Precision
+from fullbatch.data.loader import TextSize
 from fullbatch.distributed.towers import weights_of
 from fullbatch.models.adapters import plain_state
 from fullbatch.models.design import Design
+from fullbatch.models.lean import encode_packed, make_lean
 from fullbatch.models.tokenizers import NoText, Tokenizer
 
 
@@ -50,6 +52,7 @@ class TwoTowers(nn.Module):
         self.adapter_scale = adapter_scale
         self.register_buffer("mean_C11", 255.0 * torch.tensor(design.mean).view(-1, 1, 1), persistent=False)
         self.register_buffer("std_C11", 255.0 * torch.tensor(design.std).view(-1, 1, 1), persistent=False)
+        self.reading = make_lean(backbone, getattr(tokenize, "padding", None))
         self._locked = list(locked)
         self.train()
 
@@ -57,22 +60,25 @@ class TwoTowers(nn.Module):
     def context_length(self) -> int:
         return self.tokenize.context_length
 
-    def forward(self, images_BCHW: Tensor | None, tokens_BL: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
-        """Both embeddings, or one: whatever wraps the model (DDP, FSDP, torch.compile) sees only this call."""
+    def forward(
+        self, images_BCHW: Tensor | None, tokens_BL: Tensor | None, size: TextSize | None = None
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """Both embeddings, or one: whatever wraps the model (DDP, FSDP, torch.compile) sees only this call.  ``size``
+        is what there is to read of the captions; without it their padding is read too."""
         if images_BCHW is not None and tokens_BL is not None and being_recorded(images_BCHW):
-            return self._side_by_side(images_BCHW, tokens_BL)
+            return self._side_by_side(images_BCHW, tokens_BL, size)
         image_BD = None if images_BCHW is None else self.encode_image(images_BCHW)
-        text_BD = None if tokens_BL is None else self.encode_text(tokens_BL)
+        text_BD = None if tokens_BL is None else self.encode_text(tokens_BL, size)
         return image_BD, text_BD
 
-    def _side_by_side(self, images_BCHW: Tensor, tokens_BL: Tensor) -> tuple[Tensor, Tensor]:
+    def _side_by_side(self, images_BCHW: Tensor, tokens_BL: Tensor, size: TextSize | None) -> tuple[Tensor, Tensor]:
         """In a recorded step the towers' kernels, small as they are, run at the same time.  The image tower draws its
         noise first, as in a plain step."""
         here, beside = torch.cuda.current_stream(), torch.cuda.Stream()  # type: ignore[no-untyped-call]
         beside.wait_stream(here)
         with torch.cuda.stream(beside):
             image_BD = self.encode_image(images_BCHW)
-        text_BD = self.encode_text(tokens_BL)
+        text_BD = self.encode_text(tokens_BL, size)
         here.wait_stream(beside)
         return image_BD, text_BD
 
@@ -85,7 +91,11 @@ class TwoTowers(nn.Module):
             images_BCHW = (images_BCHW.float() - self.mean_C11) / self.std_C11
         return images_BCHW
 
-    def encode_text(self, tokens_BL: Tensor) -> Tensor:
+    def encode_text(self, tokens_BL: Tensor, size: TextSize | None = None) -> Tensor:
+        if size is not None and self.reading == "packed":
+            return _unit_rows(encode_packed(self.backbone, tokens_BL, size))
+        if size is not None and self.reading == "trimmed":
+            tokens_BL = tokens_BL[:, : size.longest]
         return _unit_rows(self.backbone.encode_text(tokens_BL))
 
     def plain_weights(self) -> dict[str, Tensor]:

@@ -124,7 +124,7 @@ class RunModel:
             if not len(batch.ids):
                 continue
             with in_precision(precision, self.device):
-                image_BD, text_BD = self.model(batch.images, batch.tokens)
+                image_BD, text_BD = self.model(*batch.inputs)
             places += batch.ids.tolist()
             captions += [of_image[0] for of_image in batch.captions]
             tiny_BP = adaptive_avg_pool2d(batch.images.float() / 255.0, TINY).flatten(1)

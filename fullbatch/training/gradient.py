@@ -99,7 +99,7 @@ class GradientRule:
         if not being_recorded(piece.images):
             self.seed_dropout(step, place)
         with in_precision(self.precision, piece.images.device):
-            embedded: tuple[Tensor, Tensor] = model(piece.images, piece.tokens)
+            embedded: tuple[Tensor, Tensor] = model(*piece.inputs)
         return embedded
 
 

@@ -6,13 +6,13 @@ Counters that Python keeps move on at each replay as they moved in the recorded 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fullbatch.data.loader import LoadedBatch
+from fullbatch.data.loader import LoadedBatch, known_size
 from fullbatch.objective.objective import Objective, Output
 from fullbatch.training.layerwise import Lars
 
@@ -73,6 +73,7 @@ class StepGraphs:
             self.rehearsed += 1
             return self.compute(batch)
         self._take(batch)
+        key = (*key, *known_size(batch.tokens, batch.lengths))
         recorded = self.recorded.get(key)
         if recorded is None:
             if not any(known[0] == key[0] for known in self.recorded):  # type: ignore[index]
@@ -89,10 +90,13 @@ class StepGraphs:
     def _take(self, batch: LoadedBatch) -> None:
         """Into the memory that recordings read from."""
         if self.inputs is None:
-            self.inputs = LoadedBatch(batch.ids.clone(), batch.images.clone(), batch.tokens.clone())
-            return
-        for name in ("ids", "images", "tokens"):
-            getattr(self.inputs, name).copy_(getattr(batch, name), non_blocking=True)
+            self.inputs = replace(
+                batch, ids=batch.ids.clone(), images=batch.images.clone(), tokens=batch.tokens.clone()
+            )
+        else:
+            for name in ("ids", "images", "tokens"):
+                getattr(self.inputs, name).copy_(getattr(batch, name), non_blocking=True)
+        self.inputs = replace(self.inputs, lengths=batch.lengths)
 
     def _record(self) -> _Recorded:
         assert self.inputs is not None

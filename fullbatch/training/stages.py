@@ -126,7 +126,8 @@ def joined(batches: list[LoadedBatch]) -> LoadedBatch:
     if len(batches) == 1:
         return batches[0]
     ids, images, tokens = (torch.cat([getattr(part, name) for part in batches]) for name in ("ids", "images", "tokens"))
-    return LoadedBatch(ids, images, tokens, tuple(bad for part in batches for bad in part.bad))
+    bad = tuple(sample for part in batches for sample in part.bad)
+    return LoadedBatch(ids, images, tokens, bad, lengths=tuple(length for part in batches for length in part.lengths))
 
 
 @contextmanager
