@@ -13,10 +13,7 @@ read from the allocator.
 from __future__ import annotations
 
 import argparse
-import csv
-import datetime
 import gc
-import platform
 import statistics
 import time
 import weakref
@@ -25,6 +22,7 @@ from typing import Any
 
 import torch
 from open_clip.loss import ClipLoss, SigLipLoss
+from rows import append_rows, machine_name
 from torch import Tensor
 from torch.nn.functional import normalize
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -32,10 +30,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import fullbatch as fb
 
 Step = Callable[[], None]
-COLUMNS = (
-    *("date", "machine", "python", "torch", "fullbatch"),
-    *("method", "chunk", "batch", "width", "ms", "peer_ms", "ratio", "peak_mib"),
-)
+COLUMNS = ("method", "chunk", "batch", "width", "ms", "peer_ms", "ratio", "peak_mib")
 
 
 class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -141,8 +136,8 @@ def main() -> None:
     bias = torch.tensor(-10.0, device=args.device, requires_grad=True)
     clip = their_step(ClipLoss(), image, text, log_scale)
     siglip = their_step(SigLipLoss(), image, text, log_scale, bias)
-    machine = torch.cuda.get_device_name() if args.device == "cuda" else f"CPU, {torch.get_num_threads()} threads"
-    print(f"B {args.batch}, D {args.width}, {machine}, torch {torch.__version__}; ratio to open_clip's ClipLoss")
+    where = machine_name(args.device)
+    print(f"B {args.batch}, D {args.width}, {where}, torch {torch.__version__}; ratio to open_clip's ClipLoss")
     print(f"{'':16s}{'chunk':>6s}{'ms':>9s}{'ClipLoss ms':>13s}{'ratio':>8s}{'peak MiB':>10s}")
     base_memory = peak_memory(clip, [image, text], args.device)
     print(f"{'ClipLoss':16s}{'':6s}{1e3 * seconds(clip, args.device):9.2f}{'':13s}{1.0:8.2f}{base_memory:10.1f}")
@@ -163,14 +158,7 @@ def main() -> None:
             )
             records.append([name, chunk, args.batch, args.width, 1e3 * ours, 1e3 * theirs, ratio, memory])
     if args.csv:
-        today = datetime.date.today().isoformat()
-        with open(args.csv, "a", newline="") as file:
-            writer = csv.writer(file)
-            if file.tell() == 0:
-                writer.writerow(COLUMNS)
-            for record in records:
-                head = [today, machine, platform.python_version(), torch.__version__, fb.__version__]
-                writer.writerow([*head, *(f"{v:.4g}" if isinstance(v, float) else v for v in record)])
+        append_rows(args.csv, COLUMNS, records, args.device)
 
 
 if __name__ == "__main__":

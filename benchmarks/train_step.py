@@ -1,7 +1,8 @@
 """Samples a second of a training step beside open_clip's own, in one run.
 
     python benchmarks/train_step.py                              # one GPU: ViT-B-32 at B 1024
-    python benchmarks/train_step.py --model ViT-B-16 --batch 512
+    python benchmarks/train_step.py --model ViT-B-16 --batch 512 --captions full
+    python benchmarks/train_step.py --model RN50 --channels-last
     python benchmarks/train_step.py --model benchmarks/icons/vit.json --batch 128 --graphs
     python benchmarks/train_step.py --device cpu --model tiny --batch 8 --steps 2 --rounds 1
 
@@ -12,6 +13,10 @@ bf16; the batches lie on the device already.  With ``--graphs`` nothing is compi
 graph, theirs runs as it does by default.  A round is ``--steps`` steps of each side, one after the other; the ratio
 is the median over rounds of our speed over theirs in the same round.  Memory is the peak of a step beyond weights,
 moments and the objective's state: activations, gradients and whatever the loss needs.
+
+Captions have the lengths of Conceptual 12M: 20.2 +- 16.3 tokens (Changpinyo et al. 2021, table 1), drawn from a gamma
+distribution of that mean and deviation, with a start and an end token and cut at the context length.  With
+``--captions full`` all fill it.
 """
 
 # B: pairs   C: channels   H, W: pixels   L: tokens
@@ -21,7 +26,6 @@ from __future__ import annotations
 import argparse
 import datetime
 import logging
-import platform
 import statistics
 import tempfile
 import time
@@ -33,10 +37,12 @@ from itertools import cycle, islice
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import open_clip
 import torch
 from open_clip_train.scheduler import cosine_lr  # type: ignore[import-untyped]
 from open_clip_train.train import train_one_epoch  # type: ignore[import-untyped]
+from rows import append_rows, machine_name
 from torch import Tensor
 
 from fullbatch.assembly import make_state
@@ -59,6 +65,8 @@ from fullbatch.training.trainer import Trainer
 
 SAMPLES = 1_000_000  # of the data set that the random batches pretend to come from
 BATCHES = 4  # that take turns
+WORDS = (20.2, 16.3)  # of a caption: mean and deviation
+COLUMNS = ("model", "batch", "captions", "compiled", "graphs", "method", "samples_per_s", "ratio", "peak_gib")
 WARM_UP = 12  # steps on a GPU: compilation, prototypes filled, the first calls' checks over
 WARM_UP_GRAPHS = 48  # the same where batches are small, and a step is recorded after that
 Steps = Callable[[int], None]
@@ -70,35 +78,52 @@ class Nothing(Samples):
     name, fingerprint, count = "random", "random", SAMPLES
 
 
-def random_batches(model: TwoTowers, size: int, device: torch.device) -> list[LoadedBatch]:
+def random_batches(model: TwoTowers, size: int, full: bool, device: torch.device) -> list[LoadedBatch]:
     generator = torch.Generator(device).manual_seed(0)
     draw = partial(torch.randint, generator=generator, device=device)
-    assert isinstance(model.tokenize, Tokenizer)  # two towers
-    side, vocabulary = model.image_size, model.tokenize.vocabulary
-    return [
-        LoadedBatch(
-            ids=draw(SAMPLES, (size,)),
-            images=draw(256, (size, 3, side, side), dtype=torch.uint8),
-            tokens=draw(vocabulary, (size, model.context_length)),
+    lengths_draw = np.random.default_rng(0)
+    side = model.image_size
+    batches = []
+    for _ in range(BATCHES):
+        lengths = caption_lengths(size, model.context_length, full, lengths_draw)
+        batches.append(
+            LoadedBatch(
+                ids=draw(SAMPLES, (size,)),
+                images=draw(256, (size, 3, side, side), dtype=torch.uint8),
+                tokens=random_tokens(model, lengths, draw),
+                lengths=tuple(lengths),
+            )
         )
-        for _ in range(BATCHES)
-    ]
+    return batches
+
+
+def caption_lengths(size: int, most: int, full: bool, generator: np.random.Generator) -> list[int]:
+    """Start and end tokens counted."""
+    mean, deviation = WORDS
+    words = generator.gamma((mean / deviation) ** 2, deviation**2 / mean, size)
+    lengths: list[int] = np.clip(np.rint(words) + 2, 3, most).astype(int).tolist()
+    return [most] * size if full else lengths
+
+
+def random_tokens(model: TwoTowers, lengths: list[int], draw: Callable[..., Tensor]) -> Tensor:
+    """Any words, then the end token, whose id is the largest, then padding."""
+    assert isinstance(model.tokenize, Tokenizer)  # two towers
+    end = model.tokenize.vocabulary - 1
+    tokens_BL = draw(1, end, (len(lengths), model.context_length))
+    place_L = torch.arange(model.context_length, device=tokens_BL.device)
+    length_B1 = torch.tensor(lengths, device=tokens_BL.device).unsqueeze(1)
+    tokens_BL = torch.where(place_L == length_B1 - 1, end, tokens_BL)
+    return torch.where(place_L < length_B1, tokens_BL, model.tokenize.padding)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
 # the two sides
 
 
-def our_steps(
-    method: str, model: TwoTowers, batches: list[LoadedBatch], compiled: bool, graphs: bool, folder: Path
-) -> Steps:
+def our_steps(method: str, model: TwoTowers, batches: list[LoadedBatch], training: Training, folder: Path) -> Steps:
     """The trainer of a run, without its loader, log and checkpoints."""
     size, device = len(batches[0].ids), batches[0].ids.device
-    config = RunConfig(
-        objective=ObjectiveConfig(method),
-        training=Training(batch_size=size, precision="bf16", compile=compiled, graphs=graphs),
-        run=RunFolder(log_every=10**9),
-    )
+    config = RunConfig(objective=ObjectiveConfig(method), training=training, run=RunFolder(log_every=10**9))
     source = TrainingBatches(
         SamplePool([Nothing()]), Order((SAMPLES,), (1.0,), 0), size, TrainTransform(model.image_size), model.tokenize
     )
@@ -216,7 +241,10 @@ def main() -> None:
     parser.add_argument("--methods", nargs="*", default=["openclip", "sogclr", "fastclip_v3", "neuclip"])
     parser.add_argument("--steps", type=int, default=20, help="of each side in a round")
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--captions", choices=["cc12m", "full"], default="cc12m", help="their lengths")
     parser.add_argument("--graphs", action="store_true", help="our step as a CUDA graph, theirs plain")
+    parser.add_argument("--channels-last", action="store_true", help="the layout of images in our step")
+    parser.add_argument("--csv", help="append one row a measurement to this file")
     parser.add_argument("--device", default="cuda")
     args = parser.parse_args()
     logging.getLogger().setLevel(logging.WARNING)
@@ -224,12 +252,14 @@ def main() -> None:
 
     torch.manual_seed(0)
     model = build_model(Model(args.model)).to(device)
-    batches = random_batches(model, args.batch, device)
+    batches = random_batches(model, args.batch, args.captions == "full", device)
+    options = {"compile": compiled, "graphs": args.graphs, "channels_last": args.channels_last}
+    training = Training(batch_size=args.batch, precision="bf16", **options)
     normalised = [(batch.images.float() - model.mean_C11) / model.std_C11 for batch in batches]
     with tempfile.TemporaryDirectory() as folder:
         sides = {"open_clip": their_steps(args.model, normalised, [batch.tokens for batch in batches], compiled)}
         for method in args.methods:  # the methods share the towers, so that these are compiled once
-            sides[method] = our_steps(method, model, batches, compiled, args.graphs, Path(folder))
+            sides[method] = our_steps(method, model, batches, training, Path(folder))
         memory = {}
         for name, steps in sides.items():
             steps(WARM_UP_GRAPHS if args.graphs else WARM_UP if compiled else 1)
@@ -239,19 +269,24 @@ def main() -> None:
             for _ in range(args.rounds)
         ]
 
-    machine = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{platform.machine()} CPU"
     versions = f"torch {torch.__version__}, open_clip_torch {version('open_clip_torch')}"
+    captions = sum(sum(batch.lengths) for batch in batches) / (BATCHES * args.batch)
     print(
-        f"{datetime.date.today()}, {machine}, {versions}; {Path(args.model).stem}, B {args.batch}, bf16, "
-        f"compiled: {compiled}, graphs: {args.graphs}\n"
+        f"{datetime.date.today()}, {machine_name(args.device)}, {versions}; {Path(args.model).stem}, B {args.batch}, "
+        f"bf16, captions of {captions:.1f} tokens, compiled: {compiled}, graphs: {args.graphs}\n"
     )
     print("| | samples/s | ratio to open_clip's | peak GiB |")
     print("|---|---|---|---|")
+    setting = (Path(args.model).stem, args.batch, args.captions, compiled, args.graphs)
+    records: list[tuple[object, ...]] = []
     for name in sides:
         speed = statistics.median(each[name] for each in rounds)
         ratio = statistics.median(each[name] / each["open_clip"] for each in rounds)
         label = "open_clip's own step" if name == "open_clip" else f"`{name}`"
         print(f"| {label} | {speed:.0f} | {ratio:.3f} | {memory[name]:.2f} |")
+        records.append((*setting, name, speed, ratio, memory[name]))
+    if args.csv:
+        append_rows(args.csv, COLUMNS, records, args.device)
 
 
 if __name__ == "__main__":
