@@ -45,7 +45,7 @@ def known_size(tokens_BL: Tensor, lengths: Sequence[int]) -> tuple[TextSize] | t
         return ()
     total, longest, rows = sum(lengths), max(lengths), len(lengths)
     if tokens_BL.is_cuda:
-        longest = min(-(-longest // 8) * 8, tokens_BL.shape[1])
+        longest = min(-(-longest // 16) * 16, tokens_BL.shape[1])
         total = min(-(-total // rows), longest) * rows
     return (TextSize(total, longest),)
 

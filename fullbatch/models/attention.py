@@ -7,12 +7,26 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from functools import cache, partial
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+
+def _varlen_attention() -> Callable[..., Any] | None:
+    """Causal attention over sequences of different lengths, where torch has it (from 2.10 on)."""
+    try:
+        from torch.nn.attention.varlen import varlen_attn
+    except ImportError:
+        return None
+    flagged = "is_causal" in inspect.signature(varlen_attn).parameters  # in 2.10; later a window says it
+    causal: dict[str, Any] = {"is_causal": True} if flagged else {"window_size": (-1, 0)}
+    return partial(varlen_attn, **causal)
+
+
+_VARLEN = _varlen_attention()
 
 
 class Packing(NamedTuple):
@@ -80,24 +94,11 @@ def attend(packed_BLX: Tensor, heads: int, mask: Tensor | Packing | None, causal
 
 def _attend_packed(packed_T3HK: Tensor, packing: Packing) -> Tensor:
     starts, longest = packing.starts, packing.longest
-    varlen = _varlen_attention()
-    if varlen is not None and packed_T3HK.is_cuda and packed_T3HK.dtype in (torch.float16, torch.bfloat16):
-        mixed_THK: Tensor = varlen(*packed_T3HK.unbind(1), starts, starts, longest, longest)
+    if _VARLEN is not None and packed_T3HK.is_cuda and packed_T3HK.dtype in (torch.float16, torch.bfloat16):
+        mixed_THK: Tensor = _VARLEN(*packed_T3HK.unbind(1), starts, starts, longest, longest)
         return mixed_THK
     rows, shape = len(starts) - 1, packed_T3HK.shape[1:]
     padded = packed_T3HK.new_zeros(rows * longest, *shape).index_copy(0, packing.padded_T, packed_T3HK)
     q_BHLK, k_BHLK, v_BHLK = padded.view(rows, longest, *shape).permute(2, 0, 3, 1, 4).unbind(0)
     mixed_BHLK = F.scaled_dot_product_attention(q_BHLK, k_BHLK, v_BHLK, is_causal=True)
     return mixed_BHLK.transpose(1, 2).flatten(0, 1).index_select(0, packing.padded_T)
-
-
-@cache
-def _varlen_attention() -> Callable[..., Any] | None:
-    """Causal attention over sequences of different lengths, where torch has it (from 2.10 on)."""
-    try:
-        from torch.nn.attention.varlen import varlen_attn
-    except ImportError:
-        return None
-    flagged = "is_causal" in inspect.signature(varlen_attn).parameters  # in 2.10; later a window says it
-    causal: dict[str, Any] = {"is_causal": True} if flagged else {"window_size": (-1, 0)}
-    return partial(varlen_attn, **causal)
