@@ -54,6 +54,8 @@ class StepGraphs:
         self.rehearsed = 0
         self.inputs: LoadedBatch | None = None
         self.recorded: dict[Hashable, _Recorded] = {}
+        # recordings share their memory: one is replayed at a time, and what each leaves to be read stays its own
+        self.pool = torch.cuda.graph_pool_handle()
         self.counters = [(module, name) for module in objective.modules() for name in getattr(module, "counters", ())]
         for optimizer in optimizers:
             make_capturable(optimizer, device)
@@ -103,7 +105,7 @@ class StepGraphs:
         before = [getattr(module, name) for module, name in self.counters]
         graph = torch.cuda.CUDAGraph()
         try:
-            with torch.cuda.graph(graph, stream=self.stream, capture_error_mode="thread_local"):
+            with torch.cuda.graph(graph, self.pool, self.stream, capture_error_mode="thread_local"):
                 computed = self.compute(self.inputs)
         except torch.OutOfMemoryError:
             raise
