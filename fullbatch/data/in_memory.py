@@ -105,9 +105,9 @@ class Resident:
 
     images_nCSS: Tensor
     tokens_mL: Tensor
-    lengths_m: Ints | None  # how many tokens of each caption are no padding, where that is known
     firsts_n: Ints
     counts_n: Ints
+    lengths_m: Ints | None = None  # how many tokens of each caption are no padding, where that is known
 
     def lengths(self, captions: Ints) -> tuple[int, ...]:
         return () if self.lengths_m is None else tuple(self.lengths_m[captions].tolist())
@@ -130,7 +130,7 @@ def resident(key: str, decoded: Decoded, tokenize: Tokenize, device: torch.devic
         known = len(lengths_m) == len(texts) > 0
         images_nCSS = torch.from_numpy(np.ascontiguousarray(decoded.pixels_nCHW)).to(device)
         firsts_n = np.cumsum(counts_n) - counts_n
-        _kept[key] = Resident(images_nCSS, tokens_mL, lengths_m if known else None, firsts_n, counts_n)
+        _kept[key] = Resident(images_nCSS, tokens_mL, firsts_n, counts_n, lengths_m if known else None)
     return _kept[key]
 
 
