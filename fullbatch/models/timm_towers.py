@@ -299,7 +299,9 @@ class TwoViews(TwoTowers):
         """Of a second view; the name is that of the place it has."""
         return self.encode_image(tokens_BL)
 
-    def _side_by_side(self, images_BCHW: Tensor, tokens_BL: Tensor, size: TextSize | None) -> tuple[Tensor, Tensor]:
+    def _side_by_side(
+        self, images_BCHW: Tensor, tokens_BL: Tensor, size: TextSize | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Never at the same time: both passes move the same BatchNorm statistics."""
         return self.encode_image(images_BCHW), self.encode_text(tokens_BL)
 

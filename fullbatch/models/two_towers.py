@@ -71,7 +71,9 @@ class TwoTowers(nn.Module):
         text_BD = None if tokens_BL is None else self.encode_text(tokens_BL, size)
         return image_BD, text_BD
 
-    def _side_by_side(self, images_BCHW: Tensor, tokens_BL: Tensor, size: TextSize | None) -> tuple[Tensor, Tensor]:
+    def _side_by_side(
+        self, images_BCHW: Tensor, tokens_BL: Tensor, size: TextSize | None = None
+    ) -> tuple[Tensor, Tensor]:
         """In a recorded step the towers' kernels, small as they are, run at the same time.  The image tower draws its
         noise first, as in a plain step."""
         here, beside = torch.cuda.current_stream(), torch.cuda.Stream()  # type: ignore[no-untyped-call]
