@@ -34,7 +34,7 @@ def runs_fused(rows_ND: Tensor, operands: str) -> bool:
     """Whether the fused kernels take these rows: float32 ones on a GPU that has tensor cores for float16."""
     if operands == "float32" or rows_ND.dtype != torch.float32 or not (rows_ND.is_cuda and _HAS_TRITON):
         return False
-    return torch.cuda.get_device_capability(rows_ND.device) >= (8, 0)
+    return torch.cuda.get_device_properties(rows_ND.device).major >= 8
 
 
 def engine_for(layout: Layout) -> Engine:

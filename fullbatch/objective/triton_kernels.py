@@ -32,16 +32,15 @@ def _similarities(
 
 
 @triton.jit
-def _exponents(sim_RC, reference, tau, margin, LOSS: tl.constexpr):
-    """x / ln 2, and tau dx/ds."""
+def _exponents(sim, reference, tau, margin, LOSS: tl.constexpr):
+    """x / ln 2."""
     scale = 1.4426950408889634 / tau
-    gap_RC = sim_RC - reference
     if LOSS == "hinge":
-        hinge_RC = tl.maximum(gap_RC + margin, 0.0)
-        x_RC, slope_RC = hinge_RC * hinge_RC * scale, 2.0 * hinge_RC
+        hinge = tl.maximum(sim - (reference - margin), 0.0)
+        x = hinge * hinge * scale
     else:
-        x_RC, slope_RC = gap_RC * scale, gap_RC  # nobody reads a slope that is 1
-    return x_RC, slope_RC
+        x = sim * scale - reference * scale
+    return x
 
 
 @triton.jit
@@ -52,31 +51,53 @@ def _log2_of_one_plus(e):
 
 
 @triton.jit
-def _finite(top):
-    return tl.where(top == -float("inf"), 0.0, top)
+def _softmax_sums(sim_RC, reference, tau, margin, AXIS: tl.constexpr, LOSS: tl.constexpr, MEAN: tl.constexpr):
+    """The largest x, and in units of its 2^x the sums of the weights, of x and of tau dx/ds under them.  x grows with
+    s, so the largest is that of the largest s; where it is linear in s, a tile needs two numbers an anchor at hand."""
+    top_sim = tl.max(sim_RC, AXIS)
+    top = _exponents(top_sim, reference, tau, margin, LOSS)
+    scale = 1.4426950408889634 / tau
+    if LOSS == "hinge":
+        hinge_RC = tl.maximum(sim_RC - tl.expand_dims(reference - margin, AXIS), 0.0)
+        weight_RC = tl.exp2(hinge_RC * hinge_RC * tl.expand_dims(scale, AXIS) - tl.expand_dims(top, AXIS))
+        weight_RC = tl.where(sim_RC > -1e20, weight_RC, 0.0)
+        total = tl.sum(weight_RC, AXIS)
+        slope = 2.0 * tl.sum(weight_RC * hinge_RC, AXIS)
+    else:
+        weight_RC = tl.exp2((sim_RC - tl.expand_dims(top_sim, AXIS)) * tl.expand_dims(scale, AXIS))
+        total = tl.sum(weight_RC, AXIS)
+        slope = total
+    mean = total
+    if MEAN:
+        if LOSS == "hinge":
+            mean = tl.sum(weight_RC * (hinge_RC * hinge_RC), AXIS) * scale
+        else:
+            mean = (tl.sum(weight_RC * sim_RC, AXIS) - reference * total) * scale
+    return tl.where(top_sim > -1e20, top, -float("inf")), total, mean, slope
 
 
 @triton.jit
-def _sums_of_tile(x_RC, slope_RC, is_term_RC, AXIS: tl.constexpr, LOSS: tl.constexpr, MEAN: tl.constexpr):
-    """Sums of the weights, of x and of the slopes under them, in units of 2^top; the sigmoid's first is its value."""
+def _sigmoid_sums(sim_RC, reference, tau, AXIS: tl.constexpr):
+    """The value, and the sums of x and of tau dx/ds, which is 1, under the weights; its unit is 1."""
+    x_RC = _exponents(sim_RC, tl.expand_dims(reference, AXIS), tl.expand_dims(tau, AXIS), 0.0, "sigmoid")
+    e_RC = tl.exp2(-tl.abs(x_RC))
+    value = tl.sum(tl.maximum(x_RC, 0.0) + _log2_of_one_plus(e_RC), AXIS)
+    weight_RC = tl.where(x_RC > 0.0, 1.0, e_RC) / (1.0 + e_RC)
+    return tl.zeros_like(value), value, tl.sum(weight_RC * x_RC, AXIS), tl.sum(weight_RC, AXIS)
+
+
+@triton.jit
+def _sums_of_tile(sim_RC, reference, tau, margin, AXIS: tl.constexpr, LOSS: tl.constexpr, MEAN: tl.constexpr):
     if LOSS == "sigmoid":
-        e_RC = tl.exp2(-tl.abs(x_RC))
-        total = tl.sum(tl.where(is_term_RC, tl.maximum(x_RC, 0.0) + _log2_of_one_plus(e_RC), 0.0), AXIS)
-        weight_RC = tl.where(is_term_RC, tl.where(x_RC > 0.0, 1.0, e_RC) / (1.0 + e_RC), 0.0)
-        top = tl.zeros_like(total)
-        slope = tl.sum(weight_RC, AXIS)
+        top, total, mean, slope = _sigmoid_sums(sim_RC, reference, tau, AXIS)
     else:
-        term_RC = tl.where(is_term_RC, x_RC, -float("inf"))
-        top = tl.max(term_RC, AXIS)
-        weight_RC = tl.exp2(term_RC - tl.expand_dims(_finite(top), AXIS))
-        total = tl.sum(weight_RC, AXIS)
-        slope = total
-        if LOSS == "hinge":
-            slope = tl.sum(weight_RC * slope_RC, AXIS)
-    mean = total
-    if MEAN:
-        mean = tl.sum(weight_RC * x_RC, AXIS)
+        top, total, mean, slope = _softmax_sums(sim_RC, reference, tau, margin, AXIS, LOSS, MEAN)
     return top, total, mean, slope
+
+
+@triton.jit
+def _finite(top):
+    return tl.where(top == -float("inf"), 0.0, top)
 
 
 @triton.jit
@@ -130,14 +151,13 @@ def reduce_kernel(
         sim_RC = _similarities(row_ptr, column_ptr, rows_R, columns_C, N, M, D, R, C, K)
         is_term_RC = (rows_R[:, None] < N) & (columns_C[None, :] < M)
         is_term_RC = is_term_RC & (columns_C[None, :] != rows_R[:, None] + first_pair)
-        x_RC, dx_RC = _exponents(sim_RC, row_reference_R[:, None], row_tau_R[:, None], margin, LOSS)
-        top, total, mean, slope = _sums_of_tile(x_RC, dx_RC, is_term_RC, 1, LOSS, MEAN)
+        sim_RC = tl.where(is_term_RC, sim_RC, -1e30)  # no term: its weight is 0
+        top, total, mean, slope = _sums_of_tile(sim_RC, row_reference_R, row_tau_R, margin, 1, LOSS, MEAN)
         top_R, total_R, mean_R, slope_R = _add_sums(top_R, total_R, mean_R, slope_R, top, total, mean, slope)
         if BOTH:
             reference_C = tl.load(column_reference_ptr + columns_C, mask=columns_C < M, other=0.0)
             tau_C = tl.load(column_tau_ptr + columns_C, mask=columns_C < M, other=1.0)
-            x_RC, dx_RC = _exponents(sim_RC, reference_C[None, :], tau_C[None, :], margin, LOSS)
-            top_C, total_C, mean_C, slope_C = _sums_of_tile(x_RC, dx_RC, is_term_RC, 0, LOSS, MEAN)
+            top_C, total_C, mean_C, slope_C = _sums_of_tile(sim_RC, reference_C, tau_C, margin, 0, LOSS, MEAN)
             here = column_part_ptr + row_tile.to(tl.int64) * PLANES * M
             _store_sums(here, columns_C, M, columns_C < M, top_C, total_C, mean_C, slope_C, 1.0, LOSS, MEAN)
     here = row_part_ptr + part.to(tl.int64) * PLANES * N
@@ -216,18 +236,18 @@ def _anchor_weights(
 ):  # fmt: skip
     """scale grad_i d value_i / d s_ij."""
     mask = at < count
-    reference = tl.expand_dims(tl.load(reference_ptr + at, mask=mask, other=0.0), AXIS)
+    reference = tl.load(reference_ptr + at, mask=mask, other=0.0)
     tau = tl.load(tau_ptr + at, mask=mask, other=1.0)
-    factor = tl.expand_dims(tl.load(grad_ptr + at, mask=mask, other=0.0) * scale / tau, AXIS)
-    x_RC, dx_RC = _exponents(sim_RC, reference, tl.expand_dims(tau, AXIS), margin, LOSS)
+    factor = tl.load(grad_ptr + at, mask=mask, other=0.0) * scale / tau
+    x_RC = _exponents(sim_RC, tl.expand_dims(reference, AXIS), tl.expand_dims(tau, AXIS), margin, LOSS)
     if LOSS == "sigmoid":
         weight_RC = 1.0 / (1.0 + tl.exp2(-x_RC))
     else:
         value = tl.load(value_ptr + at, mask=mask, other=0.0) * 1.4426950408889634
         weight_RC = tl.exp2(x_RC - tl.expand_dims(value, AXIS))
     if LOSS == "hinge":
-        weight_RC = weight_RC * dx_RC
-    return weight_RC * factor
+        weight_RC = weight_RC * (2.0 * tl.maximum(sim_RC - tl.expand_dims(reference - margin, AXIS), 0.0))
+    return weight_RC * tl.expand_dims(factor, AXIS)
 
 
 @triton.jit(do_not_specialize=["first_pair"])

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 import torch
@@ -206,7 +207,7 @@ def of_batch(given, loss, ranks, device, dtype, operands="float16", bias=None):
     count, both = len(image), loss != "sigmoid"
     bounds = [rank * count // ranks for rank in range(ranks + 1)]
     options = {"pairwise": LOSSES[loss], "operands": operands, "with_mean": both, "columns_are_anchors": both}
-    layouts = [layout_of_batch(*tables, slice(*span), **options) for span in zip(bounds, bounds[1:], strict=False)]
+    layouts = [layout_of_batch(*tables, slice(*span), **options) for span in pairwise(bounds)]
     engine = kernel.engine_for(layouts[0])
     reduced = [engine.reduce(layout, True) for layout in layouts]
     sides = range(1 + both)
@@ -257,14 +258,14 @@ def test_small_terms_of_a_sigmoid():
 # where they are used
 
 
-def training(name, device, dtype, steps=3, count=40, width=24, compiled=False, **settings):
+def training(name, device, dtype, see=lambda rows: rows, steps=3, count=40, width=24, compiled=False, **settings):
     """The gradients and the state after a few steps."""
     objective = fb.make_objective(name, width=width, num_samples=1000, **settings).to(device, dtype)
     if compiled:
         objective.compile_updates()
     for step in range(steps):
         ids = (count * step + torch.arange(count)).to(device)
-        rows = [unit_rows(count, width, seed + step).to(device, dtype).requires_grad_() for seed in (1, 2)]
+        rows = [see(unit_rows(count, width, seed + step)).to(device, dtype).requires_grad_() for seed in (1, 2)]
         grads = torch.autograd.grad(objective(*rows, ids).loss, rows)
     state = {key: t for key, t in objective.state_dict().items() if t.is_floating_point()}
     return on_cpu({"image": grads[0], "text": grads[1], **{key: t.detach() for key, t in state.items()}})
@@ -283,10 +284,12 @@ METHODS = {
 
 @fused_here
 @pytest.mark.parametrize("name", METHODS)
-def test_methods_agree_with_float64(name):
+def test_methods(name):
+    want = training(name, "cpu", torch.float64, **METHODS[name])
+    with rounded_products():
+        plain = training(name, "cpu", torch.float32, rounded, operands="float32", **METHODS[name])
     got = training(name, DEVICE, torch.float32, **METHODS[name])
-    for key, want in training(name, "cpu", torch.float64, **METHODS[name]).items():
-        assert error(got[key].nan_to_num(), want.nan_to_num()) < 5e-3, (name, key)
+    assert_as_good(*({key: t.nan_to_num() for key, t in found.items()} for found in (got, plain, want)), floor=1e-3)
 
 
 @on_cuda
