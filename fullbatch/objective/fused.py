@@ -44,6 +44,7 @@ class Tiles(NamedTuple):
     depth: int  # of the width at a time
     warps: int
     stages: int
+    registers: int | None = None  # a thread's at most; None: what the compiler wants
 
 
 # by the most pairs of a block they are meant for; guesses until they are measured
@@ -108,7 +109,8 @@ def _tiles(table: dict[float, Tiles], rows: int, columns: int, width: int) -> tu
     tiles = next(tiles for most, tiles in table.items() if rows * columns <= most)
     depth = min(tiles.depth, max(triton.next_power_of_2(width), 16))
     sizes = {"D": width, "R": tiles.rows, "C": tiles.columns, "K": depth}
-    return tiles, {**sizes, "num_warps": tiles.warps, "num_stages": tiles.stages}
+    limits = {} if tiles.registers is None else {"maxnreg": tiles.registers}
+    return tiles, {**sizes, "num_warps": tiles.warps, "num_stages": tiles.stages, **limits}
 
 
 def reduce_block(
