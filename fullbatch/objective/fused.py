@@ -9,8 +9,8 @@ Backward, the gradient to the similarities, G, is made a piece at a time from ti
 one, and two matrix products take it to the rows and to the columns.
 
 Operands are float32 rows rounded to float16 ("float16") or the sum of two float16 ("split"), and sums are float32.  G
-is float16 times a power of two that brings the largest entry there can be to at most 2^14.  What is less than 2^-39
-(2e-12) of that bound rounds to zero: what is lost of a row of G is less than M 2^-39 of the bound, 1e-7 at M = 65,536.
+is float16 times a power of two that brings the largest entry there can be near 2^15.  An entry is then rounded by at
+most 2^-11 of itself or, where that is more, 2^-39 (2e-12) of that bound; nothing else is lost of small ones.
 
 Beyond its inputs a batch of B = 65,536 rows of width 512 takes 128 MiB for the operands of both sides, then forward 384
 MiB at most for partial sums, and backward 128 MiB for a piece of G and 256 MiB for the gradients it returns.
@@ -98,6 +98,12 @@ def add_product(out: Tensor, left: Tensor, right: Tensor) -> None:
 # launches
 
 
+def _launch(kernel: Any, grid: tuple[int, ...], *given: Any, **options: Any) -> None:
+    """On the device of the tensors; Triton by itself takes the current one."""
+    with torch.cuda.device_of(given[0]):  # type: ignore[no-untyped-call]
+        kernel[grid](*given, **options)
+
+
 def _loss_of(pairwise: Pairwise) -> tuple[str, float]:
     """The kernels' name for it, and the margin."""
     if isinstance(pairwise, SquaredHinge):
@@ -133,31 +139,32 @@ def reduce_block(
     row_part = row.tau.new_empty(spans, planes, count)
     column_part = row_part if column is None else row.tau.new_empty(row_tiles, planes, others)
     terms = {"LOSS": loss, "MEAN": with_mean, "PLANES": planes}
-    kernels.reduce_kernel[(row_tiles, spans)](
+    _launch(
+        kernels.reduce_kernel, (row_tiles, spans),
         row_ND, column_MD, *row[:2], *(column or row)[:2], row_part, column_part,
         count, others, _NO_PAIR if first_pair is None else first_pair, span, margin,
         BOTH=column is not None, **terms, **options,
     )  # fmt: skip
-    parts = [row_part] if column is None else [row_part, column_part]
-    return [_merge(part, terms) for part in parts]
+    return [_merge(part, terms) for part in ([row_part] if column is None else [row_part, column_part])]
 
 
 def _merge(part: Tensor, terms: dict[str, Any]) -> Side:
     parts, planes, count = part.shape
     out = part.new_empty(planes, count)
-    kernels.merge_kernel[(triton.cdiv(count, 64),)](part, out, parts, count, P=16, A=64, **terms)
+    _launch(kernels.merge_kernel, (triton.cdiv(count, 64),), part, out, parts, count, P=16, A=64, **terms)
     value, *means = out.unbind()
     mean = means.pop(0) if terms["MEAN"] else None
     return Side(value, mean, means[0] if means else None)
 
 
 def gradient_scale(row: Scalars, column: Scalars | None, pairwise: Pairwise) -> Tensor:
-    """G's factor and its inverse, on the device.  |G_ij| <= |grad_i| / tau_i max |tau dx/ds| + the column's, since no
-    weight exceeds 1; a hinge of unit rows is at most 2 + margin, which rounding does not double."""
+    """G's factor and its inverse, on the device, so that the host need not wait.  |G_ij| <= |grad_i| / tau_i
+    max |tau dx/ds| + the same of column j, since no weight exceeds 1; a hinge of unit rows is at most 2 + margin."""
     loss, margin = _loss_of(pairwise)
     steepest = 2.0 * (2.0 + margin) if loss == "hinge" else 1.0
     out, other = row.tau.new_empty(2), column or row
-    kernels.scale_kernel[(1,)](
+    _launch(
+        kernels.scale_kernel, (1,),
         row.grad, row.tau, other.grad, other.tau, out, row.tau.shape[0], other.tau.shape[0], steepest,
         BOTH=column is not None, A=4096, num_warps=16,
     )  # fmt: skip
@@ -178,7 +185,8 @@ def similarity_gradient(
     tiles, options = _tiles(WEIGHT_TILES, count, others, width)
     out_RC = torch.empty(count, others, dtype=torch.float16, device=row_ND.device)
     loss, margin = _loss_of(pairwise)
-    kernels.weights_kernel[(triton.cdiv(count, tiles.rows) * triton.cdiv(others, tiles.columns),)](
+    _launch(
+        kernels.weights_kernel, (triton.cdiv(count, tiles.rows) * triton.cdiv(others, tiles.columns),),
         row_ND, column_MD, *row, *(column or row), scale, out_RC,
         count, others, _NO_PAIR if first_pair is None else first_pair, margin,
         LOSS=loss, BOTH=column is not None, GROUP=GROUP, **options,

@@ -219,12 +219,12 @@ def scale_kernel(
     row_grad_ptr, row_tau_ptr, column_grad_ptr, column_tau_ptr, out_ptr, N, M, steepest,
     BOTH: tl.constexpr, A: tl.constexpr,
 ):  # fmt: skip
-    """The power of two that brings the largest gradient to a similarity there can be to at most 2^14, and its inverse.
+    """The power of two that brings the largest gradient to a similarity there can be to at most 2^15, and its inverse.
     By one program: it reads two numbers an anchor."""
     bound = _largest(row_grad_ptr, row_tau_ptr, N, A)
     if BOTH:
         bound += _largest(column_grad_ptr, column_tau_ptr, M, A)
-    exponent = tl.floor(14.0 - tl.log2(tl.maximum(bound * steepest, 1e-30)))
+    exponent = tl.floor(15.0 - tl.log2(tl.maximum(bound * steepest, 1e-30)))
     tl.store(out_ptr, tl.exp2(exponent))
     tl.store(out_ptr + 1, tl.exp2(-exponent))
 
