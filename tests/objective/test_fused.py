@@ -250,8 +250,8 @@ def test_raw_similarities(tau):
 
 @fused_here
 def test_small_terms_of_a_sigmoid():
-    """SigLIP's bias makes a term 1e-5; of 1 plus that, float32 keeps three digits."""
-    check_batch(pairs(66, 24, tau=0.1), "sigmoid", 1, bias=-10.0)
+    """Where a term is 1e-7, log(1 + e) must not be computed as it is written."""
+    check_batch(pairs(66, 24, tau=1.0), "sigmoid", 1, bias=-16.0)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
