@@ -292,6 +292,17 @@ def test_methods(name):
     assert_as_good(*({key: t.nan_to_num() for key, t in found.items()} for found in (got, plain, want)), floor=1e-3)
 
 
+@fused_here
+@pytest.mark.parametrize("name", METHODS)
+def test_float32_operands_take_the_torch_code(name, monkeypatch):
+    from fullbatch.objective import fused
+
+    monkeypatch.delattr(fused, "reduce_block")
+    training(name, DEVICE, torch.float32, operands="float32", **METHODS[name])
+    with pytest.raises(NameError, match="reduce_block"):
+        training(name, DEVICE, torch.float32, **METHODS[name])
+
+
 @on_cuda
 def test_compiled_updates():
     """The compiler leaves the kernels as they are, and takes what lies between them."""
