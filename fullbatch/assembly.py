@@ -187,6 +187,7 @@ def build_objective(config: RunConfig, model: TwoTowers, pool: SamplePool) -> Ob
         width=model.width,
         num_samples=len(pool),
         chunk=described.loss_chunk,
+        operands=described.loss_operands,
         seed=config.training.seed,
         table_dtype=getattr(torch, described.table_dtype),
         table_storage=described.table_storage,

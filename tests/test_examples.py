@@ -150,3 +150,4 @@ def test_benchmarks_run():
         "--steps", "12", "--restart-every", "5",
     )  # fmt: skip
     assert "batch estimate" in out
+    assert "bfloat16" in run("benchmarks/kernel_error.py", "--batch", "32", "--width", "8")

@@ -103,6 +103,7 @@ SETTINGS = {
     "num_samples": (lambda: fb.make_objective("sogclr", num_samples=-5), "num_samples", "-5"),
     "no width": (lambda: fb.make_objective("neuclip"), "width", "None"),
     "chunk": (lambda: fb.make_objective("openclip", chunk=0), "chunk", "0"),
+    "operands": (lambda: fb.make_objective("openclip", operands="bf16"), "float16, split, float32", "'bf16'"),
     "a part of another axis": (
         lambda: fb.make_objective("openclip", pairwise=fb.Constant(0.1)),
         "pairwise must be one of Identity(...), RawSimilarity(...), SquaredHinge(...)", "Constant(temperature=0.1)",

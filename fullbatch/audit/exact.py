@@ -16,7 +16,7 @@ from fullbatch import distributed
 from fullbatch.config.axes import RAW, Identity, Pairwise, SquaredHinge
 from fullbatch.config.checks import is_number, is_whole
 from fullbatch.objective.advice import check_shapes, check_unit_rows
-from fullbatch.objective.kernel import exponents, reduce_terms
+from fullbatch.objective.chunked import exponents, reduce_terms
 from fullbatch.objective.log_domain import log_add
 
 FEWEST_BATCHES = 16  # so that one odd batch does not decide the error of them all

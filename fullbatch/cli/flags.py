@@ -12,7 +12,7 @@ import tyro
 
 from fullbatch.config.checks import field_comments, title
 from fullbatch.config.data import Source
-from fullbatch.config.methods import METHODS, NORMALIZERS, PAIRWISE, PARTS, TEMPERATURES
+from fullbatch.config.methods import METHODS, NORMALIZERS, OPERANDS, PAIRWISE, PARTS, TEMPERATURES
 from fullbatch.config.optimization import OPTIMIZERS
 from fullbatch.config.run import RunConfig
 from fullbatch.config.tree import from_dict
@@ -25,6 +25,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "normalizer": tuple(NORMALIZERS),
     "temperature_rule": tuple(TEMPERATURES),
     "optimizer": OPTIMIZERS,
+    "loss_operands": OPERANDS,
     "table_dtype": ("float32", "float16"),
 }
 

@@ -243,6 +243,9 @@ def _fields(part: Any) -> set[str]:
     return {field.name for field in dataclasses.fields(part)} if dataclasses.is_dataclass(part) else set()
 
 
+OPERANDS = ("float16", "split", "float32")
+
+
 @dataclass(frozen=True)
 class ObjectiveConfig(Checked):
     """The method."""
@@ -256,6 +259,8 @@ class ObjectiveConfig(Checked):
     # fields of the method's parts: rho, gamma, prototypes, ...
     settings: Mapping[str, Any] = field(default_factory=dict)
     loss_chunk: int | None = None  # rows of the similarity matrix at a time; None: all
+    # what the loss multiplies on a GPU: embeddings as float16, as two of them ("split"), or as they are
+    loss_operands: Annotated[str, one_of(*OPERANDS)] = "float16"
     table_dtype: Annotated[str, one_of("float32", "float16")] = "float32"  # how the per-sample tables are stored
     table_storage: str = "auto"  # "auto", "rank", "node" (shared by the ranks of a node) or a folder
 

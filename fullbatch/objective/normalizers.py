@@ -7,7 +7,9 @@ prototypes are in prototypes.py."""
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -111,9 +113,9 @@ class RollingNormalizer(NewestRows):
     prototypes_MD: Tensor
     accumulator_MD: Tensor
 
-    def __init__(self, config: Rolling, pairwise: Pairwise, width: int, chunk: int | None) -> None:
+    def __init__(self, config: Rolling, pairwise: Pairwise, width: int, products: Mapping[str, Any]) -> None:
         super().__init__(config.prototypes)
-        self.config, self.pool = config, Pool(config, pairwise, chunk)
+        self.config, self.pool = config, Pool(config, pairwise, products)
         for name in ("prototypes_MD", "accumulator_MD"):
             self.register_buffer(name, torch.zeros(config.prototypes, width))
 
@@ -155,9 +157,9 @@ class BatchAndQueueNormalizer(NewestRows):
 
     queue_MD: Tensor
 
-    def __init__(self, config: BatchAndQueue, pairwise: Pairwise, width: int, chunk: int | None) -> None:
+    def __init__(self, config: BatchAndQueue, pairwise: Pairwise, width: int, products: Mapping[str, Any]) -> None:
         super().__init__(config.queue)
-        self.config, self.pairwise, self.chunk = config, pairwise, chunk
+        self.config, self.pairwise, self.products = config, pairwise, products
         self.register_buffer("queue_MD", torch.zeros(config.queue, width))
 
     def forward(self, direction: Direction, progress: Progress) -> Estimate:
@@ -175,7 +177,7 @@ class BatchAndQueueNormalizer(NewestRows):
 
     def log_mean_of_queue(self, anchor_BD: Tensor, reference_B: Tensor, tau_B: Tensor) -> Tensor:
         queue_MD = self.queue_MD[: self.active].to(tau_B.dtype, copy=True)  # the backward pass wants it as it is now
-        return log_mean_exp(anchor_BD, queue_MD, reference_B, tau_B, pairwise=self.pairwise, chunk=self.chunk)
+        return log_mean_exp(anchor_BD, queue_MD, reference_B, tau_B, pairwise=self.pairwise, **self.products)
 
     def with_queue(self, log_mean_B: Tensor, log_queue_B: Tensor, negatives: int) -> Tensor:
         """The log of one mean over ``negatives`` of the batch and all of the queue, from the logs of both means."""

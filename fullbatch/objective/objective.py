@@ -18,10 +18,11 @@ from fullbatch.config.checks import is_whole
 from fullbatch.config.methods import AXES, Method, method_with
 from fullbatch.models.two_towers import being_recorded
 from fullbatch.objective import advice
-from fullbatch.objective.kernel import Reduced, Table, log_mean_exp_of_batch
+from fullbatch.objective.kernel import Reduced, log_mean_exp_of_batch
 from fullbatch.objective.loss import Metrics, Summary, direction_loss, raw_positive
 from fullbatch.objective.normalizers import MovingAverageNormalizer, RollingNormalizer
 from fullbatch.objective.other_losses import PositiveWeights, cycle_consistency, sigmoid_loss, variance_covariance
+from fullbatch.objective.pairs import Table
 from fullbatch.objective.parts import Context, check_context, fingerprint, make_normalizers, make_temperatures
 from fullbatch.objective.prototypes import PrototypeNormalizer
 from fullbatch.objective.step import DIRECTIONS, Batch, Direction, Progress, Rows, gather_batch
@@ -206,7 +207,7 @@ class Objective(nn.Module):
         tau_B, tau_N = temperature.read(batch.image, batch.text, batch, progress)
         assert self.bias is not None
         bias = distributed.average_gradient(self.bias).to(tau_B.dtype)
-        loss = sigmoid_loss(batch, tau_B, tau_N, bias, self.context.chunk)
+        loss = sigmoid_loss(batch, tau_B, tau_N, bias, **self.context.products)
         return _simple_output(loss, batch, progress, tau=tau_N[0], bias=bias.detach())
 
     def _contrast(self, batch: Batch, progress: Progress) -> Output:
@@ -286,7 +287,7 @@ class Objective(nn.Module):
         """log g_i of both directions; with negatives="both" each modality's own rows are negatives as well."""
         options: dict[str, Any] = {
             "pairwise": self.method.pairwise,
-            "chunk": self.context.chunk,
+            **self.context.products,
             "with_mean": isinstance(self.method.temperature, (axes.PerSample, axes.Predicted)),
         }
         image, text = tables
@@ -324,8 +325,9 @@ def make_objective(name: str, **settings: Any) -> Objective:
     """An objective by its method's name, changed by settings.
 
     A setting is a field of one of the method's parts (``rho=6.5``, ``gamma=0.3``, ``prototypes=4096``), a whole part
-    (``pairwise=SquaredHinge(0.1)``), or one of the surroundings: width, num_samples, chunk (rows at a time), seed,
-    table_dtype, table_storage ("auto", "rank", "node" or a folder) and dataset (a fingerprint kept with the state).
+    (``pairwise=SquaredHinge(0.1)``), or one of the surroundings: width, num_samples, chunk (rows at a time), operands
+    (of products on a GPU: "float16", "split" or "float32"), seed, table_dtype, table_storage ("auto", "rank", "node" or
+    a folder) and dataset (a fingerprint kept with the state).
 
     >>> objective = make_objective("sogclr", num_samples=1000, temperature=0.05)
     >>> objective.method.temperature

@@ -6,6 +6,7 @@ moments and never need a B x B matrix; SigLIP's sigmoid over every pair; iSogCLR
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,8 +14,9 @@ from torch.nn.functional import logsigmoid
 
 from fullbatch import distributed
 from fullbatch.config.axes import CycleConsistency, RobustPositives, Sigmoid, VarianceCovariance
-from fullbatch.objective.kernel import Table, reduce_batch
+from fullbatch.objective.kernel import reduce_batch
 from fullbatch.objective.log_domain import log_moving_average
+from fullbatch.objective.pairs import Table
 from fullbatch.objective.step import Batch, Progress, Rows
 
 
@@ -56,14 +58,14 @@ def variance_covariance(batch: Batch, config: VarianceCovariance) -> Tensor:
     return total
 
 
-def sigmoid_loss(batch: Batch, tau_B: Tensor, tau_N: Tensor, bias: Tensor, chunk: int | None) -> Tensor:
+def sigmoid_loss(batch: Batch, tau_B: Tensor, tau_N: Tensor, bias: Tensor, **options: Any) -> Tensor:
     """mean_i of -log sigmoid(s_ii / tau + b) + sum_{j != i} softplus(s_ij / tau + b).  In the kernel's terms the bias
-    is a reference: (s - r) / tau with r = -b tau."""
+    is a reference: (s - r) / tau with r = -b tau.  ``options`` are the kernel's, chunk and operands."""
     reference_B, reference_N = -bias * tau_B, -bias.detach() * tau_N
     image, text = (
         Table(side.local_BD, side.all_ND, reference_B, reference_N, tau_B, tau_N) for side in (batch.image, batch.text)
     )
-    negatives = reduce_batch(image, text, batch.rows, columns_are_anchors=False, pairwise=Sigmoid(), chunk=chunk)
+    negatives = reduce_batch(image, text, batch.rows, columns_are_anchors=False, pairwise=Sigmoid(), **options)
     positives_B = -logsigmoid(batch.positive_B / tau_B + bias)
     return torch.mean(positives_B + negatives.row_value_B)
 

@@ -6,6 +6,7 @@ import os
 import zlib
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
@@ -13,7 +14,8 @@ from typing_extensions import assert_never
 
 from fullbatch.config import axes
 from fullbatch.config.checks import is_number, is_whole
-from fullbatch.config.methods import Method
+from fullbatch.config.messages import listed
+from fullbatch.config.methods import OPERANDS, Method
 from fullbatch.objective import normalizers
 from fullbatch.objective.fitted_net import build_seeded
 from fullbatch.objective.per_sample import TableOptions
@@ -29,11 +31,17 @@ class Context:
     width: int | None = None
     num_samples: int | None = None
     chunk: int | None = None
+    operands: str = "float16"
     seed: int = 0
     table_dtype: torch.dtype = torch.float32
     table_storage: str | os.PathLike[str] = "auto"
     dataset: str | None = None
     guard: float = 8.0
+
+    @property
+    def products(self) -> dict[str, Any]:
+        """How the kernel is to multiply."""
+        return {"chunk": self.chunk, "operands": self.operands}
 
 
 def fingerprint(dataset: str | None) -> int:
@@ -53,6 +61,8 @@ def check_context(method: Method, context: Context) -> None:
         raise ValueError(f"width must be the size of the embeddings, a whole number, got {context.width!r}.")
     if context.chunk is not None and not is_whole(context.chunk, 1):
         raise ValueError(f"chunk must be a number of rows of at least 1, or None for all, got {context.chunk!r}.")
+    if context.operands not in OPERANDS:
+        raise ValueError(f"operands must be one of {listed(OPERANDS)}, got {context.operands!r}.")
     if not is_whole(context.seed, 0):
         raise ValueError(f"seed must be a whole number of at least 0, got {context.seed!r}.")
     if not is_number(context.guard) or not 0.0 < context.guard <= 80.0:
@@ -90,13 +100,13 @@ def _make_normalizer(method: Method, context: Context, name: str) -> nn.Module:
         case axes.BatchMean() as config:
             return normalizers.BatchMeanNormalizer(config)
         case axes.BatchAndQueue() as config:
-            return normalizers.BatchAndQueueNormalizer(config, method.pairwise, width, context.chunk)
+            return normalizers.BatchAndQueueNormalizer(config, method.pairwise, width, context.products)
         case axes.MovingAverage() | axes.Scent() as config:
             return normalizers.MovingAverageNormalizer(config, _table(context), name)
         case axes.Prototypes() as config:
-            return PrototypeNormalizer(config, method.pairwise, width, context.chunk)
+            return PrototypeNormalizer(config, method.pairwise, width, context.products)
         case axes.Rolling() as config:
-            return normalizers.RollingNormalizer(config, method.pairwise, width, context.chunk)
+            return normalizers.RollingNormalizer(config, method.pairwise, width, context.products)
         case axes.Mlp() as config:
             return MlpNormalizer(config, method.pairwise, width, name)
         case axes.Amortized() as config:

@@ -8,8 +8,7 @@ identical update itself and nothing is communicated for it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -20,6 +19,7 @@ from torch.nn.functional import normalize
 
 from fullbatch.config.axes import Mlp, Pairwise, Prototypes, Rolling, SquaredHinge
 from fullbatch.distributed import average_gradient
+from fullbatch.objective.chunked import tf32_products
 from fullbatch.objective.fitted_net import FittedNet, LambdaNet
 from fullbatch.objective.kernel import gradient_to_others, log_mean_exp
 from fullbatch.objective.log_domain import bounded_exp, log_add, log_or_minus_inf
@@ -38,22 +38,6 @@ def fit_gradient(
     if config.fit == "separate":
         return alpha_N - log_total_N
     return tau_N * (1.0 - bounded_exp(log_total_N - alpha_N, guard))
-
-
-@contextmanager
-def tf32_products(tensor: Tensor) -> Iterator[None]:
-    """Matrix products of float32 on the tensor's GPU in TF32: 10 bits of mantissa, summed in float32."""
-    if not tensor.is_cuda:
-        yield
-        return
-    settings: Any = torch.backends.cuda.matmul
-    name, fast = ("fp32_precision", "tf32") if hasattr(settings, "fp32_precision") else ("allow_tf32", True)
-    before = getattr(settings, name)
-    setattr(settings, name, fast)
-    try:
-        yield
-    finally:
-        setattr(settings, name, before)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -83,7 +67,7 @@ def adagrad_update(
         share_R = torch.sigmoid(log_mean_R - log_or_minus_inf(config.epsilon))
         return to_alpha_R * share_R / log_total_N.shape[0]
 
-    options: dict[str, Any] = {"pairwise": pool.pairwise, "chunk": pool.chunk, "first_pair": first_pair}
+    options: dict[str, Any] = {"pairwise": pool.pairwise, "first_pair": first_pair, **pool.products}
     to_unit_MD = gradient_to_others(anchor_ND, unit_MD, reference_N, tau_N, to_value, **options)
     radial_M1 = (to_unit_MD * unit_MD).sum(dim=1, keepdim=True)
     gradient_MD = torch.addcmul(to_unit_MD, radial_M1, unit_MD, value=-1.0).div_(norm_M1).to(used_MD.dtype)
@@ -102,7 +86,7 @@ class Pool:
 
     config: Prototypes | Rolling
     pairwise: Pairwise
-    chunk: int | None
+    products: Mapping[str, Any]  # the kernel's chunk and operands
     update: Callable[..., None] = adagrad_update
 
     def compiled(self) -> Pool:
@@ -116,16 +100,16 @@ class Pool:
             direction.reference_B,
             direction.tau_B,
             pairwise=self.pairwise,
-            chunk=self.chunk,
             first_pair=first_pair,
+            **self.products,
         )
         return log_add(log_mean_B, self.config.epsilon)
 
     def fit(self, direction: Direction, used_MD: Tensor, accumulator_MD: Tensor, first_pair: int | None = None) -> None:
         """T_u AdaGrad updates on this batch with the encoders fixed.
 
-        On a GPU its float32 products run in TF32: the updates are the costly part of a step, and no gradient passes
-        through them.  What that changes is less than what bf16 towers do (docs/speed.md).
+        On a GPU float32 products, where they are asked for, run in TF32 here: the updates are the costly part of a
+        step, and no gradient passes through them.  What that changes is less than what bf16 towers do (docs/speed.md).
         """
         log_total_N = log_add(direction.log_g_N, self.config.epsilon)
         anchor_ND = normalize(direction.anchor.all_ND, dim=1)
@@ -163,9 +147,9 @@ class PrototypeNormalizer(nn.Module):
     recent_MD: Tensor
     cursor: Tensor
 
-    def __init__(self, config: Prototypes, pairwise: Pairwise, width: int, chunk: int | None) -> None:
+    def __init__(self, config: Prototypes, pairwise: Pairwise, width: int, products: Mapping[str, Any]) -> None:
         super().__init__()
-        self.config, self.pool = config, Pool(config, pairwise, chunk)
+        self.config, self.pool = config, Pool(config, pairwise, products)
         self.lr = config.lr_for(width)
         self.forget = float(config.reset_accumulator)
         shape = (config.prototypes, width)
