@@ -299,6 +299,9 @@ class TwoViews(TwoTowers):
         """Of a second view; the name is that of the place it has."""
         return self.encode_image(tokens_BL)
 
+    def compile(self, **options: Any) -> None:
+        self.encode_image = torch.compile(self.encode_image, **options)  # type: ignore[method-assign]
+
     def _side_by_side(
         self, images_BCHW: Tensor, tokens_BL: Tensor, size: TextSize | None = None
     ) -> tuple[Tensor, Tensor]:

@@ -100,6 +100,11 @@ class TwoTowers(nn.Module):
             tokens_BL = tokens_BL[:, : size.longest]
         return _unit_rows(self.backbone.encode_text(tokens_BL))
 
+    def compile(self, **options: Any) -> None:
+        """Each tower by itself, so that captions of another size leave the image tower as it is."""
+        self.encode_image = torch.compile(self.encode_image, **options)  # type: ignore[method-assign]
+        self.encode_text = torch.compile(self.encode_text, **options)  # type: ignore[method-assign]
+
     def plain_weights(self) -> dict[str, Tensor]:
         """The backbone's weights, whole, LoRA's changes added: those of an ordinary model.  Every rank must ask."""
         state = {key.removeprefix("backbone."): value for key, value in weights_of(self).items()}
