@@ -69,7 +69,7 @@ class Photos:
 
 PHOTOS = {
     "datacomp": Photos(width=(256, 512), height=(256, 512), quality=(85, 95)),
-    "coco": Photos(width=(640, 640), height=(480, 480), quality=(97, 99)),
+    "coco": Photos(width=(640, 640), height=(480, 480), quality=(96, 99)),
 }
 
 

@@ -16,13 +16,14 @@ import random
 import re
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from PIL import Image, JpegImagePlugin
+from PIL import Image
+from PIL.JpegImagePlugin import JpegImageFile
 from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.functional import interpolate
@@ -30,6 +31,11 @@ from torch.nn.functional import interpolate
 from fullbatch.config.data import Views
 from fullbatch.data.order import Ints, key_of, uniforms
 from fullbatch.data.sample import BadSample
+
+try:
+    import simplejpeg
+except ImportError:  # the extra ``jpeg``
+    simplejpeg = None
 
 _READERS = {  # what a file begins with, PIL's module and class
     rb"\xff\xd8\xff": ("JpegImagePlugin", "JpegImageFile"),
@@ -131,18 +137,33 @@ def random_crop(width: int, height: int, share: tuple[float, float], rng: random
     return (width - w) // 2, (height - h) // 2, w, h
 
 
-def _pixels(image: Image.Image, left: int, top: int, width: int, height: int) -> Tensor:
-    """A view with channels first of memory with channels last, which is what the fast path of interpolate wants.  There
-    are four channels: Pillow keeps RGB with a byte of padding, and to copy that is faster than to take it out."""
-    padded_HW4 = np.frombuffer(image.tobytes("raw", "RGBX"), np.uint8).reshape(image.height, image.width, 4)
-    return torch.from_numpy(np.array(padded_HW4[top : top + height, left : left + width])).permute(2, 0, 1)
+def _jpeg_pixels(image: Image.Image, raw: bytes) -> npt.NDArray[np.uint8] | None:
+    """Pillow's pixels in three quarters of the time; None where Pillow is to judge: not a JPEG in three colours, or one
+    with damage."""
+    if simplejpeg is None or not isinstance(image, JpegImageFile) or image.mode != "RGB":
+        return None
+    with suppress(ValueError):
+        pixels_HWC: npt.NDArray[np.uint8] = simplejpeg.decode_jpeg(raw, min_height=image.height, min_width=image.width)
+        if pixels_HWC.shape == (image.height, image.width, 3):
+            return pixels_HWC
+    return None
 
 
-def _resized(pixels_4HW: Tensor, height: int, width: int) -> Tensor:
+def _pixels(image: Image.Image, raw: bytes, name: str, left: int, top: int, width: int, height: int) -> Tensor:
+    """A view with channels first of memory with channels last, which is what the fast path of interpolate wants.  A
+    fourth channel is padding: Pillow keeps RGB with it, and to copy it is faster than to take it out."""
+    pixels_HWC = _jpeg_pixels(image, raw)
+    if pixels_HWC is None:
+        rgb = load_rgb(image, name)
+        pixels_HWC = np.frombuffer(rgb.tobytes("raw", "RGBX"), np.uint8).reshape(rgb.height, rgb.width, 4)
+    return torch.from_numpy(np.array(pixels_HWC[top : top + height, left : left + width])).permute(2, 0, 1)
+
+
+def _resized(pixels_CHW: Tensor, height: int, width: int) -> Tensor:
     """(3, height, width)"""
-    if pixels_4HW.shape[1:] == (height, width):
-        return pixels_4HW[:3]
-    return interpolate(pixels_4HW[None], size=(height, width), mode="bicubic", antialias=True)[0, :3]
+    if pixels_CHW.shape[1:] == (height, width):
+        return pixels_CHW[:3]
+    return interpolate(pixels_CHW[None], size=(height, width), mode="bicubic", antialias=True)[0, :3]
 
 
 @dataclass(frozen=True)
@@ -161,13 +182,11 @@ class TrainTransform:
         full_width = image.width
         left, top, width, height = random_crop(*image.size, self.crop, rng)
         factor = min(width, height) // (_FINER * self.size)
-        if factor >= 2 and isinstance(image, JpegImagePlugin.JpegImageFile):
+        if factor >= 2 and isinstance(image, JpegImageFile):
             image.draft(None, (image.width // factor, image.height // factor))  # libjpeg decodes at 1/2, 1/4 or 1/8
-        rgb = load_rgb(image, name)
-
-        scale = round(full_width / rgb.width)
-        crop_4HW = _pixels(rgb, left // scale, top // scale, width // scale, height // scale)
-        square_CHW = _resized(crop_4HW, self.size, self.size)
+        scale = round(full_width / image.width)
+        crop_CHW = _pixels(image, raw, name, left // scale, top // scale, width // scale, height // scale)
+        square_CHW = _resized(crop_CHW, self.size, self.size)
         if self.flip and rng.random() < 0.5:
             square_CHW = square_CHW.flip(2)
         return square_CHW.contiguous()
@@ -182,7 +201,7 @@ class EvalTransform:
     max_pixels: int = 50_000_000
 
     def __call__(self, raw: bytes, name: str, rng: random.Random | None = None) -> Tensor:
-        image = load_rgb(open_image(raw, name, self.max_pixels), name)
+        image = open_image(raw, name, self.max_pixels)
         width, height = image.size
         short = min(width, height)
         new_width, new_height = self.size * width // short, self.size * height // short
@@ -190,9 +209,9 @@ class EvalTransform:
         if max(width, height) > _LONG * short:  # resized as a whole, a strip of 1 x 50,000 pixels would fill the memory
             scale = width / new_width, height / new_height
             box = (left * scale[0], top * scale[1], (left + self.size) * scale[0], (top + self.size) * scale[1])
-            square = image.resize((self.size, self.size), Image.Resampling.BICUBIC, box=box)
-            return _pixels(square, 0, 0, self.size, self.size)[:3].contiguous()
-        resized_CHW = _resized(_pixels(image, 0, 0, width, height), new_height, new_width)
+            square = load_rgb(image, name).resize((self.size, self.size), Image.Resampling.BICUBIC, box=box)
+            return torch.from_numpy(np.array(square)).permute(2, 0, 1).contiguous()
+        resized_CHW = _resized(_pixels(image, raw, name, 0, 0, width, height), new_height, new_width)
         return resized_CHW[:, top : top + self.size, left : left + self.size].contiguous()
 
 

@@ -110,10 +110,14 @@ KINDS = {
 }
 
 
+def jpeg_of(kind):
+    options = dict(KINDS[kind])
+    return encoded(rough((211, 160)).convert(options.pop("mode", "RGB")), "JPEG", quality=90, **options)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_of_jpeg_can_be_reduced(kind):
-    options = dict(KINDS[kind])
-    raw = encoded(rough((211, 160)).convert(options.pop("mode", "RGB")), "JPEG", quality=90, **options)
+    raw = jpeg_of(kind)
     reduced = TrainTransform(20)(raw, "x", random.Random(0))
     whole = TrainTransform(20)(encoded(decode(raw, "x", 10**6)), "x", random.Random(0))  # as a PNG
     assert (reduced.float() - whole.float()).abs().mean() < 6
@@ -126,6 +130,28 @@ def test_a_cut_jpeg_is_a_bad_sample(size):
         for transform in (TrainTransform(size), EvalTransform(size)):
             with pytest.raises(BadSample, match="image file is truncated"):
                 transform(cut, "x", random.Random(0))
+
+
+def outcome(size, raw):
+    try:
+        return TrainTransform(size)(raw, "x", random.Random(0)).tolist()
+    except BadSample as error:
+        return str(error)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_simplejpeg_changes_nothing(kind, monkeypatch):
+    """Neither at reduced size nor in full, nor in what becomes of damaged files."""
+    pytest.importorskip("simplejpeg")
+    rng = np.random.default_rng(0)
+    files = [jpeg_of(kind)]
+    for _ in range(15):
+        damaged = bytearray(files[0])
+        damaged[rng.integers(2, len(damaged))] = rng.integers(256)
+        files.append(bytes(damaged))
+    found = [outcome(size, raw) for size in (20, 100) for raw in files]
+    monkeypatch.setattr(images, "simplejpeg", None)
+    assert found == [outcome(size, raw) for size in (20, 100) for raw in files]
 
 
 def test_flips_half_of_the_images():
