@@ -3,6 +3,7 @@
     python benchmarks/loader.py                                  # 224 pixels, batch 128, 1 and 2 workers
     python benchmarks/loader.py --workers 8 --samples 8192
     python benchmarks/loader.py --photos coco --samples 1024
+    python benchmarks/loader.py --pillow                         # as without the extra jpeg
 
 The script draws photo-like JPEGs with short captions and packs them into tar shards.  Their sizes are those of data
 sets whose sizes are published: of DataComp, at most 512 pixels a side and 35 kB a sample (12.8 million in 450 GB), or
@@ -34,9 +35,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import open_clip
@@ -46,6 +49,7 @@ from PIL import Image
 from torch.utils.data import Dataset
 
 from fullbatch.config.data import Data
+from fullbatch.data import images
 from fullbatch.data.images import TrainTransform
 from fullbatch.data.loader import LoadedBatch, TrainingBatches, load, open_pool
 from fullbatch.models.tokenizers import clip_tokenizer
@@ -200,6 +204,7 @@ def cpu_name() -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--photos", choices=PHOTOS, default="datacomp")
+    parser.add_argument("--pillow", action="store_true", help="decode by Pillow, as without the extra jpeg")
     parser.add_argument("--samples", type=int, default=2048)
     parser.add_argument("--batch", type=int, default=128, help="fewer where an epoch would have under 8 batches")
     parser.add_argument("--size", type=int, default=224)
@@ -208,6 +213,8 @@ def main() -> None:
     args = parser.parse_args()
     if min(args.workers) < 1 or max(args.workers) > SHARDS:
         parser.error(f"--workers: open_clip's loader wants 1 to {SHARDS}, a shard each at least")
+    if args.pillow:
+        patch.object(images, "simplejpeg", None).start()
     samples = max(args.samples // SHARDS, 2 * max(args.workers)) * SHARDS
     batch = min(args.batch, samples // 8)
 
@@ -217,7 +224,8 @@ def main() -> None:
         pattern = f"{folder}/{{00000..{SHARDS - 1:05d}}}.tar"
         versions = ", ".join(f"{name} {version(name)}" for name in ("torch", "open_clip_torch", "webdataset", "pillow"))
         print(f"{datetime.date.today()}, {cpu_name()}, Python {platform.python_version()}, {versions}")
-        photos = f"{samples} JPEGs of {kilobytes:.0f} kB ({args.photos})"
+        decoder = "Pillow" if args.pillow or find_spec("simplejpeg") is None else "simplejpeg"
+        photos = f"{samples} JPEGs of {kilobytes:.0f} kB ({args.photos}), decoded by {decoder}"
         print(f"{photos}, {args.size} pixels, batch {batch}, {args.rounds} rounds\n")
         print("| workers | batches | images/s | open_clip's images/s | ratio | over rounds |")
         print("|---|---|---|---|---|---|")
