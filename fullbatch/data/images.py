@@ -150,20 +150,17 @@ def _jpeg_pixels(image: Image.Image, raw: bytes) -> npt.NDArray[np.uint8] | None
 
 
 def _pixels(image: Image.Image, raw: bytes, name: str, left: int, top: int, width: int, height: int) -> Tensor:
-    """A view with channels first of memory with channels last, which is what the fast path of interpolate wants.  A
-    fourth channel is padding: Pillow keeps RGB with it, and to copy it is faster than to take it out."""
+    """A view with channels first of memory with channels last, which is what the fast path of interpolate wants."""
     pixels_HWC = _jpeg_pixels(image, raw)
     if pixels_HWC is None:
-        rgb = load_rgb(image, name)
-        pixels_HWC = np.frombuffer(rgb.tobytes("raw", "RGBX"), np.uint8).reshape(rgb.height, rgb.width, 4)
+        pixels_HWC = np.asarray(load_rgb(image, name))
     return torch.from_numpy(np.array(pixels_HWC[top : top + height, left : left + width])).permute(2, 0, 1)
 
 
 def _resized(pixels_CHW: Tensor, height: int, width: int) -> Tensor:
-    """(3, height, width)"""
     if pixels_CHW.shape[1:] == (height, width):
-        return pixels_CHW[:3]
-    return interpolate(pixels_CHW[None], size=(height, width), mode="bicubic", antialias=True)[0, :3]
+        return pixels_CHW
+    return interpolate(pixels_CHW[None], size=(height, width), mode="bicubic", antialias=True)[0]
 
 
 @dataclass(frozen=True)
