@@ -2,8 +2,12 @@
 
     python benchmarks/loader.py                                  # 224 pixels, batch 128, 1 and 2 workers
     python benchmarks/loader.py --workers 8 --samples 8192
+    python benchmarks/loader.py --photos coco --samples 1024
+    python benchmarks/loader.py --pillow                         # as without the extra jpeg
 
-The script draws photo-like JPEGs of 256 to 512 pixels a side with short captions and packs them into tar shards.
+The script draws photo-like JPEGs with short captions and packs them into tar shards.  Their sizes are those of data
+sets whose sizes are published: of DataComp, at most 512 pixels a side and 35 kB a sample (12.8 million in 450 GB), or
+of COCO, mostly 640 x 480 pixels and 152 kB (118,287 in 18 GB), where decoding, which both pipelines do, takes longest.
 Theirs is ``open_clip_train.data.get_wds_dataset`` with open_clip's training transform and tokenizer: float batches,
 normalised.  Ours is measured twice: as it trains, uint8 batches that the towers normalise on the device; and with that
 work done in the workers, so that the batches are of their kind.  Rounds are interleaved and the ratio is the median
@@ -31,9 +35,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import open_clip
@@ -43,6 +49,7 @@ from PIL import Image
 from torch.utils.data import Dataset
 
 from fullbatch.config.data import Data
+from fullbatch.data import images
 from fullbatch.data.images import TrainTransform
 from fullbatch.data.loader import LoadedBatch, TrainingBatches, load, open_pool
 from fullbatch.models.tokenizers import clip_tokenizer
@@ -55,13 +62,28 @@ WORDS = (
 Epoch = Callable[[], Iterable[object]]
 
 
+@dataclass(frozen=True)
+class Photos:
+    """The least and the most of each."""
+
+    width: tuple[int, int]
+    height: tuple[int, int]
+    quality: tuple[int, int]
+
+
+PHOTOS = {
+    "datacomp": Photos(width=(256, 512), height=(256, 512), quality=(85, 95)),
+    "coco": Photos(width=(640, 640), height=(480, 480), quality=(96, 99)),
+}
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # the shards
 
 
-def photo_like(rng: np.random.Generator) -> bytes:
-    """A JPEG whose power falls with frequency about as a photo's does, of 256 to 512 pixels a side."""
-    width, height = (int(side) for side in rng.integers(256, 513, size=2))
+def photo_like(photos: Photos, rng: np.random.Generator) -> bytes:
+    """A JPEG whose power falls with frequency about as a photo's does."""
+    width, height = (int(rng.integers(least, most + 1)) for least, most in (photos.width, photos.height))
     fall = rng.uniform(0.3, 0.7)
     total_HWC = np.zeros((height, width, 3), np.float32)
     cells = 2
@@ -75,11 +97,11 @@ def photo_like(rng: np.random.Generator) -> bytes:
         cells *= 2
     pixels_HWC = (128.0 + 55.0 * total_HWC / total_HWC.std()).clip(0, 255).astype(np.uint8)
     file = io.BytesIO()
-    Image.fromarray(pixels_HWC).save(file, "JPEG", quality=int(rng.integers(85, 96)))
+    Image.fromarray(pixels_HWC).save(file, "JPEG", quality=int(rng.integers(photos.quality[0], photos.quality[1] + 1)))
     return file.getvalue()
 
 
-def write_shards(folder: Path, samples: int) -> float:
+def write_shards(folder: Path, photos: Photos, samples: int) -> float:
     """``SHARDS`` tar files of equally many samples; returns the mean size of an image in kB."""
     rng, words = np.random.default_rng(0), random.Random(0)
     size = 0
@@ -87,7 +109,7 @@ def write_shards(folder: Path, samples: int) -> float:
         with tarfile.open(folder / f"{shard:05d}.tar", "w") as tar:
             for number in range(samples // SHARDS):
                 caption = " ".join(words.choices(WORDS, k=words.randint(4, 16)))
-                image = photo_like(rng)
+                image = photo_like(photos, rng)
                 size += len(image)
                 for ending, raw in (("jpg", image), ("txt", caption.encode())):
                     member = tarfile.TarInfo(f"{shard:05d}{number:04d}.{ending}")
@@ -181,6 +203,8 @@ def cpu_name() -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--photos", choices=PHOTOS, default="datacomp")
+    parser.add_argument("--pillow", action="store_true", help="decode by Pillow, as without the extra jpeg")
     parser.add_argument("--samples", type=int, default=2048)
     parser.add_argument("--batch", type=int, default=128, help="fewer where an epoch would have under 8 batches")
     parser.add_argument("--size", type=int, default=224)
@@ -189,16 +213,20 @@ def main() -> None:
     args = parser.parse_args()
     if min(args.workers) < 1 or max(args.workers) > SHARDS:
         parser.error(f"--workers: open_clip's loader wants 1 to {SHARDS}, a shard each at least")
+    if args.pillow:
+        patch.object(images, "simplejpeg", None).start()
     samples = max(args.samples // SHARDS, 2 * max(args.workers)) * SHARDS
     batch = min(args.batch, samples // 8)
 
     with tempfile.TemporaryDirectory() as folder:
         os.environ["FULLBATCH_CACHE"] = str(Path(folder) / "cache")
-        kilobytes = write_shards(Path(folder), samples)
+        kilobytes = write_shards(Path(folder), PHOTOS[args.photos], samples)
         pattern = f"{folder}/{{00000..{SHARDS - 1:05d}}}.tar"
         versions = ", ".join(f"{name} {version(name)}" for name in ("torch", "open_clip_torch", "webdataset", "pillow"))
         print(f"{datetime.date.today()}, {cpu_name()}, Python {platform.python_version()}, {versions}")
-        print(f"{samples} JPEGs of {kilobytes:.0f} kB, {args.size} pixels, batch {batch}, {args.rounds} rounds\n")
+        decoder = "Pillow" if args.pillow or find_spec("simplejpeg") is None else "simplejpeg"
+        photos = f"{samples} JPEGs of {kilobytes:.0f} kB ({args.photos}), decoded by {decoder}"
+        print(f"{photos}, {args.size} pixels, batch {batch}, {args.rounds} rounds\n")
         print("| workers | batches | images/s | open_clip's images/s | ratio | over rounds |")
         print("|---|---|---|---|---|---|")
         for workers in args.workers:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, default_collate
 
 from fullbatch.config.data import Data
 from fullbatch.data.images import EVALUATION, EvalTransform, TrainTransform, ViewMaker
@@ -161,8 +161,9 @@ class TrainingBatches(Dataset[LoadedBatch]):
         ids, images, captions = zip(*samples, strict=True)
         if self.views is not None:
             return LoadedBatch(torch.tensor(ids), *self.views(torch.stack(images), epoch, places), tuple(bad))
+        stacked: Tensor = default_collate(list(images))  # by a worker in memory that it shares: not copied later
         tokens, lengths = tokenized(self.tokenize, list(captions))
-        return LoadedBatch(torch.tensor(ids), torch.stack(images), tokens, tuple(bad), lengths=lengths)
+        return LoadedBatch(torch.tensor(ids), stacked, tokens, tuple(bad), lengths=lengths)
 
     def _sample(self, epoch: int, sample: int, rng: random.Random, bad: list[BadSample]) -> tuple[int, Tensor, str]:
         """One pair; in place of a bad one, others that ``rng`` draws from the epoch."""

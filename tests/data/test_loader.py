@@ -8,6 +8,7 @@ from fullbatch.config.data import Data
 from fullbatch.data.images import EvalTransform, TrainTransform
 from fullbatch.data.loader import EvaluationBatches, SamplePool, TrainingBatches, load, open_pool
 from fullbatch.data.sample import BadSample, RawSample
+from fullbatch.data.workers import read_ahead
 from fullbatch.distributed import World
 from tests.data.making import captioned, write_shard
 
@@ -34,10 +35,26 @@ def equal(one, other):
     return all(torch.equal(getattr(one, name), getattr(other, name)) for name in ("ids", "images", "tokens"))
 
 
-def test_workers_change_nothing(shard):
-    runs = [list(load(batches(shard), range(9), workers, CPU)) for workers in (0, 1, 3)]
+@pytest.mark.parametrize("size", [(32, 24), (96, 72)])  # the larger are decoded at reduced size
+def test_workers_change_nothing(tmp_path, size):
+    shard = write_shard(tmp_path / "a.tar", captioned(30, size))
+    runs = [list(load(batches(shard), range(9), workers, CPU)) for workers in (0, 1, 2)]
     for run in runs[1:]:
         assert all(equal(*pair) for pair in zip(runs[0], run, strict=True))
+
+
+class Shared:
+    """Whether a worker made its images where the training process can read them."""
+
+    def __init__(self, of):
+        self.of = of
+
+    def __getitem__(self, step):
+        return self.of[step].images.is_shared()
+
+
+def test_a_worker_stacks_images_in_shared_memory(shard):
+    assert list(read_ahead(Shared(batches(shard)), [range(2)], 1)) == [True, True]
 
 
 @pytest.mark.parametrize("size", [2, 4])

@@ -1,6 +1,8 @@
 import io
 import pickle
 import random
+from importlib.util import find_spec
+from pathlib import Path
 from statistics import mean
 
 import numpy as np
@@ -8,7 +10,8 @@ import pytest
 import torch
 from PIL import Image
 
-from fullbatch.data.images import EvalTransform, TrainTransform, random_crop
+from fullbatch.data import images
+from fullbatch.data.images import EvalTransform, TrainTransform, decode, random_crop
 from fullbatch.data.sample import BadSample
 from tests.data.making import encoded, jpeg, picture, png
 
@@ -45,19 +48,110 @@ def test_training_crops(size, kind):
         assert not torch.equal(first, other)
 
 
-@pytest.mark.parametrize("size", [(300, 300), (512, 400), (1100, 1300)])
+@pytest.mark.parametrize("size", [(300, 300), (512, 400), (1000, 800)])
 def test_a_training_crop_is_the_crop_resized_by_pillow(size):
-    """Exactly, where the JPEG is decoded in full; in the mean within a few grey levels where libjpeg shrinks it."""
     for seed in range(5):
         raw = encoded(rough(size), "JPEG", quality=95)
         left, top, width, height = random_crop(*size, (0.9, 1.0), random.Random(seed))
         crop = Image.open(io.BytesIO(raw)).crop((left, top, left + width, top + height))
-        wanted = crop.resize((200, 200), Image.Resampling.BICUBIC)
-        found = TrainTransform(200)(raw, "x", random.Random(seed))
+        wanted = crop.resize((201, 201), Image.Resampling.BICUBIC)
+        found = TrainTransform(201)(raw, "x", random.Random(seed))
         difference = (found.permute(1, 2, 0).float() - torch.from_numpy(np.array(wanted))).abs()
-        if min(width, height) < 400:
-            assert difference.max() <= 1
-        assert difference.mean() < 4
+        assert difference.max() <= 1
+
+
+# -- JPEGs decoded at reduced size -------------------------------------------------------------------------------------
+
+
+def change(image, wanted):
+    return np.abs(np.asarray(image).astype(int) - np.asarray(wanted))
+
+
+@pytest.mark.parametrize(("size", "scale"), [(100, 2), (50, 4), (26, 8)])
+@pytest.mark.parametrize("photo", ["china.jpg", "flower.jpg"])
+def test_a_reduced_photo_changes_less_than_jpeg_would(photo, size, scale):
+    """Beside the photo decoded in full, and beside keeping that as a JPEG of quality 95 with all of its colours."""
+    raw = (Path(find_spec("sklearn").origin).parent / "datasets" / "images" / photo).read_bytes()
+    whole = decode(raw, "x", 10**6)
+    crop = random_crop(*whole.size, (0.9, 1.0), random.Random(0))
+    left, top, width, height = (pixels // scale * scale for pixels in crop)
+    square = whole.crop((left, top, left + width, top + height)).resize((size, size), Image.Resampling.BICUBIC)
+    found = change(TrainTransform(size)(raw, "x", random.Random(0)).permute(1, 2, 0), square)
+    kept = change(Image.open(io.BytesIO(encoded(square, "JPEG", quality=95, subsampling=0))), square)
+    assert 0.3 < found.mean() < 0.6 * kept.mean() and 2 <= found.max() < kept.max()
+
+
+@pytest.mark.parametrize("size", [(127, 140), (128, 128), (257, 130), (255, 300), (257, 256), (511, 513), (1000, 700)])
+def test_a_reduced_crop_is_two_to_four_times_the_square(size, monkeypatch):
+    crops, resized = [], images._resized
+
+    def watched(pixels_CHW, height, width):
+        crops.append(pixels_CHW.shape[1:])
+        return resized(pixels_CHW, height, width)
+
+    monkeypatch.setattr(images, "_resized", watched)
+    for seed in range(8):
+        TrainTransform(32, crop=(0.5, 1.0))(jpeg(size), "x", random.Random(seed))
+        short = min(random_crop(*size, (0.5, 1.0), random.Random(seed))[2:])
+        assert min(64, short) <= min(crops.pop()) <= 128
+
+
+EXIF = Image.Exif()
+EXIF[0x0112] = 6
+KINDS = {
+    "progressive": {"progressive": True},
+    "all colours": {"subsampling": 0},
+    "half of the colours": {"subsampling": 1},
+    "RGB inside": {"keep_rgb": True},
+    "turned": {"exif": EXIF},
+    "restarts": {"restart_marker_blocks": 3},
+    "grey": {"mode": "L"},
+    "CMYK": {"mode": "CMYK"},
+}
+
+
+def jpeg_of(kind):
+    options = dict(KINDS[kind])
+    return encoded(rough((211, 160)).convert(options.pop("mode", "RGB")), "JPEG", quality=90, **options)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_of_jpeg_can_be_reduced(kind):
+    raw = jpeg_of(kind)
+    reduced = TrainTransform(20)(raw, "x", random.Random(0))
+    whole = TrainTransform(20)(encoded(decode(raw, "x", 10**6)), "x", random.Random(0))  # as a PNG
+    assert (reduced.float() - whole.float()).abs().mean() < 6
+
+
+@pytest.mark.parametrize("size", [20, 100])  # at reduced size and in full
+def test_a_cut_jpeg_is_a_bad_sample(size):
+    raw = encoded(rough((211, 160)), "JPEG")
+    for cut in (raw[: len(raw) // 2], raw[:-20], raw[:-2]):
+        for transform in (TrainTransform(size), EvalTransform(size)):
+            with pytest.raises(BadSample, match="image file is truncated"):
+                transform(cut, "x", random.Random(0))
+
+
+def outcome(size, raw):
+    try:
+        return TrainTransform(size)(raw, "x", random.Random(0)).tolist()
+    except BadSample as error:
+        return str(error)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_simplejpeg_changes_nothing(kind, monkeypatch):
+    """Neither at reduced size nor in full, nor in what becomes of damaged files."""
+    pytest.importorskip("simplejpeg")
+    rng = np.random.default_rng(0)
+    files = [jpeg_of(kind)]
+    for _ in range(15):
+        damaged = bytearray(files[0])
+        damaged[rng.integers(2, len(damaged))] = rng.integers(256)
+        files.append(bytes(damaged))
+    found = [outcome(size, raw) for size in (20, 100) for raw in files]
+    monkeypatch.setattr(images, "simplejpeg", None)
+    assert found == [outcome(size, raw) for size in (20, 100) for raw in files]
 
 
 def test_flips_half_of_the_images():

@@ -3,6 +3,8 @@
 import json
 import multiprocessing
 import os
+import platform
+import resource
 import signal
 import subprocess
 import sys
@@ -26,6 +28,16 @@ class Slow:
 class Wrong:
     def __getitem__(self, item):
         raise ValueError(f"item {item} is wrong")
+
+
+class Faults:
+    """How many pages the kernel gave while blocks of memory came and went."""
+
+    def __getitem__(self, item):
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        for _ in range(10):
+            [bytearray(1 << 20) for _ in range(8)]
+        return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 
 
 def children():
@@ -91,6 +103,12 @@ def test_a_worker_that_hangs_does_not_hold_up_the_end():
 def test_what_a_worker_refuses_is_said_as_it_was(workers):
     with pytest.raises(ValueError, match=r"^item 0 is wrong$"):
         list(read_ahead(Wrong(), [range(4)], workers))
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other libraries have rules of their own")
+def test_a_worker_keeps_its_memory():
+    _, *later = read_ahead(Faults(), [range(3)], 1)
+    assert max(later) < 1000  # of 20,480 pages that were needed
 
 
 def small_run(folder, *more):
