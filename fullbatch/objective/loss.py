@@ -11,16 +11,19 @@ from torch import Tensor
 
 from fullbatch import distributed
 from fullbatch.objective.log_domain import raise_stale
-from fullbatch.objective.step import Batch, Direction, Estimate
+from fullbatch.objective.step import DIRECTIONS, Batch, Direction, Estimate
 
 Metrics = dict[str, Tensor | float]
 
 
 @dataclass(frozen=True)
 class DirectionLoss:
+    """The loss, and what is reported of its anchors, detached."""
+
     loss: Tensor
     alpha_B: Tensor
     log_ratio_B: Tensor
+    full_B: Tensor  # tau (ratio - 1 + alpha), whatever the loss leaves out of it
 
 
 def direction_loss(direction: Direction, estimate: Estimate, times_temperature: bool) -> DirectionLoss:
@@ -29,13 +32,19 @@ def direction_loss(direction: Direction, estimate: Estimate, times_temperature: 
     Where alpha carries no gradient this is the surrogate with eq. (4)'s gradient, and its tau factors make the
     temperature's gradient eq. (13); where alpha does, it is eq. (12) itself.
     """
-    tau_B = direction.factor_B if times_temperature else torch.ones_like(direction.tau_B)
     alpha_B = raise_stale(estimate.alpha_B, estimate.log_total_B, direction.guard)
     log_ratio_B = estimate.log_total_B - alpha_B
-    ratio_tau_B = tau_B if estimate.tau_on_ratio else tau_B.detach()
-    alpha_tau_B = tau_B if estimate.tau_on_alpha else tau_B.detach()
-    loss = torch.mean(ratio_tau_B * (torch.exp(log_ratio_B) - 1.0) + alpha_tau_B * alpha_B)
-    return DirectionLoss(loss, alpha_B.detach(), log_ratio_B.detach())
+    excess_B = torch.exp(log_ratio_B) - 1.0
+    if times_temperature:
+        tau_B = direction.factor_B
+        ratio_tau_B = tau_B if estimate.tau_on_ratio else tau_B.detach()
+        alpha_tau_B = tau_B if estimate.tau_on_alpha else tau_B.detach()
+        loss_B = ratio_tau_B * excess_B + alpha_tau_B * alpha_B
+        full_B = loss_B.detach()
+    else:
+        loss_B = excess_B + alpha_B
+        full_B = direction.tau_B.detach() * loss_B.detach()
+    return DirectionLoss(loss_B.mean(), alpha_B.detach(), log_ratio_B.detach(), full_B)
 
 
 def raw_positive(direction: Direction, times_temperature: bool) -> Tensor:
@@ -46,29 +55,33 @@ def raw_positive(direction: Direction, times_temperature: bool) -> Tensor:
 
 
 class Summary:
-    """Means over this rank's anchors, direction by direction, then over ranks in one go."""
+    """What is reported: one mean over this rank's anchors, of all numbers and both directions together."""
 
     def __init__(self) -> None:
-        self.means: dict[str, Tensor] = {}
+        self.rows: dict[str, Tensor] = {}
         self.taus: list[Tensor] = []
+        self.terms: list[Tensor] = []  # of the loss, means already
 
-    def add(self, direction: Direction, estimate: Estimate, part: DirectionLoss, penalty: Tensor) -> None:
-        tau_B, name = direction.tau_B.detach(), direction.name
-        full = torch.mean(tau_B * (torch.exp(part.log_ratio_B) - 1.0 + part.alpha_B)) + penalty.detach()
-        guarded = (estimate.alpha_B.detach() < part.alpha_B).to(full.dtype).mean()
-        self.means["global_loss"] = self.means.get("global_loss", 0.0) + full
-        self.means["guarded"] = self.means.get("guarded", 0.0) + 0.5 * guarded
-        self.means[f"log_normalizer_{name}"] = part.alpha_B.mean()
-        self.means[f"log_batch_mean_{name}"] = estimate.log_total_B.detach().mean()
-        self.means[f"log_ratio_{name}"] = part.log_ratio_B.mean()
+    def add(self, direction: Direction, estimate: Estimate, part: DirectionLoss) -> None:
+        name = direction.name
+        self.rows[f"full_{name}"] = part.full_B
+        self.rows[f"guarded_{name}"] = (estimate.alpha_B.detach() < part.alpha_B).to(part.full_B.dtype)
+        self.rows[f"log_normalizer_{name}"] = part.alpha_B
+        self.rows[f"log_batch_mean_{name}"] = estimate.log_total_B.detach()
+        self.rows[f"log_ratio_{name}"] = part.log_ratio_B
         self.taus.append(direction.tau_N)
 
-    def metrics(self, batch: Batch, positive_term: Tensor | None) -> Metrics:
-        self.means["positive_similarity"] = batch.positive_B.detach().mean()
-        if positive_term is not None:
-            self.means["global_loss"] = self.means["global_loss"] + positive_term.detach()
-        values = distributed.mean_over_ranks(torch.stack(list(self.means.values())))
-        metrics: Metrics = dict(zip(self.means, values.unbind(), strict=True))
+    def add_term(self, term: Tensor) -> None:
+        self.terms.append(term.detach())
+
+    def metrics(self, batch: Batch) -> Metrics:
+        self.rows["positive_similarity"] = batch.positive_B.detach()
+        means = torch.stack(list(self.rows.values())).mean(dim=1)
+        terms = torch.stack(self.terms) if self.terms else means[:0]
+        values = distributed.mean_over_ranks(torch.cat([means, terms]))
+        named = dict(zip(self.rows, values[: len(means)].unbind(), strict=True))
+        full, guarded = ([named.pop(f"{kind}_{side}") for side in DIRECTIONS] for kind in ("full", "guarded"))
+        global_loss = full[0] + full[1] + (values[len(means) :].sum() if self.terms else 0.0)
         tau = torch.stack(self.taus)
-        metrics.update(tau=tau.mean(), tau_min=tau.min(), tau_max=tau.max())
-        return metrics
+        spread = {"tau": tau.mean(), "tau_min": tau.min(), "tau_max": tau.max()}
+        return {"global_loss": global_loss, "guarded": 0.5 * (guarded[0] + guarded[1]), **named, **spread}

@@ -222,10 +222,12 @@ class Objective(nn.Module):
             value = part.loss + (math.log(estimate.negatives or direction.negatives) if scale.log_of_sum else 0.0)
             if isinstance(self.method.pairwise, axes.RawSimilarity):
                 value = value + raw_positive(direction, scale.times_temperature)
-            penalty = temperature.rho(progress) * direction.factor_B.mean()
-            penalty = penalty * (1.0 if scale.rho_terms == "each" else 0.5)
-            loss = loss + share * (value + penalty)
-            summary.add(direction, estimate, part, penalty)
+            summary.add(direction, estimate, part)
+            if rho := temperature.rho(progress):
+                penalty = rho * (1.0 if scale.rho_terms == "each" else 0.5) * direction.factor_B.mean()
+                value = value + penalty
+                summary.add_term(penalty)
+            loss = loss + share * value
             if not isinstance(temperature, GlobalTemperature):
                 learning = temperature.learn(direction, distributed.gather_rows(part.alpha_B), progress)
                 loss = loss if learning is None else loss + (learning - learning.detach())
@@ -234,7 +236,9 @@ class Objective(nn.Module):
             loss = loss + positive_term
         elif isinstance(self.method.pairwise, axes.RawSimilarity):
             positive_term = -2.0 * batch.positive_B.mean()  # in the loss already, on the loss's own scale
-        metrics = summary.metrics(batch, positive_term)
+        if positive_term is not None:
+            summary.add_term(positive_term)
+        metrics = summary.metrics(batch)
         metrics["epoch"] = float(progress.epoch)
         normalizer = self.normalizers[DIRECTIONS[0]]
         if isinstance(normalizer, MovingAverageNormalizer) and (gamma := normalizer.gamma(progress)) is not None:
