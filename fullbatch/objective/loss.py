@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fullbatch import distributed
 from fullbatch.objective.log_domain import raise_stale
-from fullbatch.objective.step import DIRECTIONS, Batch, Direction, Estimate
+from fullbatch.objective.step import Batch, Direction, Estimate
 
 Metrics = dict[str, Tensor | float]
 
@@ -54,34 +54,32 @@ def raw_positive(direction: Direction, times_temperature: bool) -> Tensor:
     return -(direction.positive_B / direction.tau_B).mean()
 
 
+_REPORTED = ("full", "guarded", "log_normalizer", "log_batch_mean", "log_ratio")  # of each direction
+
+
 class Summary:
-    """What is reported: one mean over this rank's anchors, of all numbers and both directions together."""
+    """What is reported: means over this rank's anchors, then over ranks, in few operations."""
 
     def __init__(self) -> None:
-        self.rows: dict[str, Tensor] = {}
+        self.means: dict[str, Tensor] = {}
         self.taus: list[Tensor] = []
-        self.terms: list[Tensor] = []  # of the loss, means already
 
     def add(self, direction: Direction, estimate: Estimate, part: DirectionLoss) -> None:
-        name = direction.name
-        self.rows[f"full_{name}"] = part.full_B
-        self.rows[f"guarded_{name}"] = (estimate.alpha_B.detach() < part.alpha_B).to(part.full_B.dtype)
-        self.rows[f"log_normalizer_{name}"] = part.alpha_B
-        self.rows[f"log_batch_mean_{name}"] = estimate.log_total_B.detach()
-        self.rows[f"log_ratio_{name}"] = part.log_ratio_B
+        guarded_B = (estimate.alpha_B.detach() < part.alpha_B).to(part.full_B.dtype)
+        rows = (part.full_B, guarded_B, part.alpha_B, estimate.log_total_B.detach(), part.log_ratio_B)
+        names = (f"{kind}_{direction.name}" for kind in _REPORTED)
+        self.means.update(zip(names, torch.stack(rows).mean(dim=1).unbind(), strict=True))
         self.taus.append(direction.tau_N)
 
-    def add_term(self, term: Tensor) -> None:
-        self.terms.append(term.detach())
+    def add_term(self, name: str, term: Tensor) -> None:
+        """Of the loss, besides its directions."""
+        self.means[f"full_{name}"] = term.detach()
 
     def metrics(self, batch: Batch) -> Metrics:
-        self.rows["positive_similarity"] = batch.positive_B.detach()
-        means = torch.stack(list(self.rows.values())).mean(dim=1)
-        terms = torch.stack(self.terms) if self.terms else means[:0]
-        values = distributed.mean_over_ranks(torch.cat([means, terms]))
-        named = dict(zip(self.rows, values[: len(means)].unbind(), strict=True))
-        full, guarded = ([named.pop(f"{kind}_{side}") for side in DIRECTIONS] for kind in ("full", "guarded"))
-        global_loss = full[0] + full[1] + (values[len(means) :].sum() if self.terms else 0.0)
+        self.means["positive_similarity"] = batch.positive_B.detach().mean()
+        values = distributed.mean_over_ranks(torch.stack(list(self.means.values())))
+        named = dict(zip(self.means, values.unbind(), strict=True))
+        full, guarded = ([named.pop(key) for key in self.means if key.startswith(kind)] for kind in _REPORTED[:2])
         tau = torch.stack(self.taus)
         spread = {"tau": tau.mean(), "tau_min": tau.min(), "tau_max": tau.max()}
-        return {"global_loss": global_loss, "guarded": 0.5 * (guarded[0] + guarded[1]), **named, **spread}
+        return {"global_loss": sum(full), "guarded": 0.5 * sum(guarded), **named, **spread}

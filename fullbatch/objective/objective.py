@@ -226,7 +226,7 @@ class Objective(nn.Module):
             if rho := temperature.rho(progress):
                 penalty = rho * (1.0 if scale.rho_terms == "each" else 0.5) * direction.factor_B.mean()
                 value = value + penalty
-                summary.add_term(penalty)
+                summary.add_term(f"rho_{direction.name}", penalty)
             loss = loss + share * value
             if not isinstance(temperature, GlobalTemperature):
                 learning = temperature.learn(direction, distributed.gather_rows(part.alpha_B), progress)
@@ -237,7 +237,7 @@ class Objective(nn.Module):
         elif isinstance(self.method.pairwise, axes.RawSimilarity):
             positive_term = -2.0 * batch.positive_B.mean()  # in the loss already, on the loss's own scale
         if positive_term is not None:
-            summary.add_term(positive_term)
+            summary.add_term("positives", positive_term)
         metrics = summary.metrics(batch)
         metrics["epoch"] = float(progress.epoch)
         normalizer = self.normalizers[DIRECTIONS[0]]
