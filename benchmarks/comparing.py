@@ -20,7 +20,9 @@ def compare(plan: Mapping[str, Any], out: Path, more: Sequence[str]) -> dict[str
     out.mkdir(parents=True, exist_ok=True)
     path = out / f"{plan['name']}.yaml"
     path.write_text(yaml.safe_dump(dict(plan), sort_keys=False))
-    fullbatch(["compare", "--plan", str(path), "--comparisons", str(out), "--quiet", "--no-page", *more])
+    code = fullbatch(["compare", "--plan", str(path), "--comparisons", str(out), "--quiet", "--no-page", *more])
+    if code not in (0, 1):  # 1: some runs failed; else it was refused or stopped, and has said why
+        raise SystemExit(code)
     summary = out / str(plan["name"]) / "comparison.json"
     comparison: dict[str, Any] = json.loads(summary.read_text()) if summary.is_file() else {"runs": []}
     left = sum(run["status"] == "open" for run in comparison["runs"])

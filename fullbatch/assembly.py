@@ -98,7 +98,7 @@ def pick_device(config: RunConfig) -> torch.device:
     if config.training.compile and config.training.graphs:
         raise ValueError(
             "--compile and --graphs cannot be used together yet: recorded steps of compiled towers have computed wrong "
-            "gradients.  Leave one of them out."
+            "gradients. Leave one of them out."
         )
     if wanted == "cuda" and not there:
         raise ValueError(

@@ -10,7 +10,8 @@
     python benchmarks/icons/figures.py docs/studies/icons
 
 A stage writes a plan for ``fullbatch compare`` and starts it; killed, it goes on where it was, and elsewhere after
-``cp -r docs/studies/icons/{rates,race,parts,chosen.json} OUT``.  ``rates`` trains half as long as the race, with a seed
+``cp -r docs/studies/icons/{rates,parts,chosen.json} OUT`` (the race kept there was compiled, and is not gone on with:
+it begins anew).  ``rates`` trains half as long as the race, with a seed
 that is not reported, and is judged on a shard kept out of training.  Where the best rate lies at the edge of its grid,
 the next one beyond is tried as well, until it does not.  The arms and batch sizes of earlier calls stay in the plan;
 ``--arms`` and ``--sizes`` add to them.

@@ -62,7 +62,7 @@ class Compare:
     def check(self) -> None:
         """Not at once: tyro would make a box of an error."""
         require(self.jobs >= 1, self, "jobs", "be a whole number of at least 1")
-        require(self.stop_after is None or 0 < self.stop_after < math.inf, self, "stop_after", "be a positive number")
+        require(self.stop_after is None or 0 < self.stop_after < math.inf, self, "stop_after", "be positive and finite")
         require(self.seeds != (), self, "seeds", "name at least one seed")
         require(self.batch_sizes != (), self, "batch_sizes", "name at least one batch size")
 

@@ -67,7 +67,7 @@ class Search:
         """Not at once: tyro would make a box of an error."""
         require(self.jobs >= 1, self, "jobs", "be a whole number of at least 1")
         require(self.lost_after >= LEAST_LOST_AFTER, self, "lost_after", f"be at least {LEAST_LOST_AFTER:g} seconds")
-        require(self.stop_after is None or 0 < self.stop_after < math.inf, self, "stop_after", "be a positive number")
+        require(self.stop_after is None or 0 < self.stop_after < math.inf, self, "stop_after", "be positive and finite")
         given = [name for name in ("recipe", "plan", "resume") if getattr(self, name) is not None]
         require(len(given) < 2, self, given[-1] if given else "plan", f"be left out with --{given[0] if given else ''}")
 

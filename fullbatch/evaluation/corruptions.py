@@ -46,11 +46,11 @@ class Draws:
     def uniform(self, low: float, high: float, *shape: int, what: int = 0) -> Floats:
         return self._each(what, lambda stream, place: stream.uniform(low, high, shape))
 
-    def normal(self, mean: float, deviation: float, *shape: int, what: int = 0) -> Floats:
-        return self._each(what, lambda stream, place: stream.normal(mean, deviation, shape))
+    def normal(self, mean: float, deviation: float, *shape: int) -> Floats:
+        return self._each(0, lambda stream, place: stream.normal(mean, deviation, shape))
 
-    def poisson(self, mean_N: Floats, what: int = 0) -> Floats:
-        return self._each(what, lambda stream, place: stream.poisson(mean_N[place]))
+    def poisson(self, mean_N: Floats) -> Floats:
+        return self._each(0, lambda stream, place: stream.poisson(mean_N[place]))
 
 
 def streaked(x_NHWC: Floats, radius: float, sigma: float, degrees_N: Floats) -> Floats:

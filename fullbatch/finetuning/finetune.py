@@ -50,7 +50,7 @@ def finetune(
 ) -> Finetuned:
     """Fine-tune ``config.model``; with ``resume``, go on with the run in that folder.
 
-    metric      what decides which epoch is best, "mean" or "TASK METRIC"; None: the resumed run's, else "mean"
+    metric      what decides which epoch is best: "mean", METRIC or "TASK METRIC"; None: the resumed run's, or "mean"
     tolerance   how far a task may fall before the base is kept; None: the resumed run's, else 0.01
     """
     if tolerance is not None:

@@ -76,7 +76,8 @@ def values_of(measured: Measured, metric: str) -> dict[str, float]:
     values = dict(measured.main_values)
     if metric == MEAN or metric in values:
         return values
-    numbers = named_numbers(measured.as_dict())
+    named = named_numbers(measured.as_dict())
+    numbers = {name: named[name] for name in named if is_share(name) and not name.startswith("datacomp ")}
     if metric not in numbers:
         raise ValueError(f"--metric {metric!r} was not measured; take {MEAN!r}, or one of {listed(numbers)}.")
     return {**values, metric: numbers[metric]}

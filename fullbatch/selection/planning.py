@@ -135,7 +135,7 @@ class Planners:
 
     def close(self) -> None:
         if self._pool is not None:
-            self._pool.shutdown(cancel_futures=True)  # and wait: a child process that exits before they do hangs
+            self._pool.shutdown(cancel_futures=True)  # and wait, for a piece at most: else a child process may hang
 
 
 def _start_planner() -> None:

@@ -185,14 +185,14 @@ def race(
     updates = reading.steps * (count // batch_size if reading.epochs else 1)
     at = tuple(sorted({round(updates * look / looks) for look in range(looks + 1)}))
     pairs = embeddings.random_pairs(count, width, seeds, reading.free)
-    seen, plans, next_batches = list[Tensor](), 0, list[Tensor]()
-    for update in range(updates + 1):
-        if update in at:
-            seen.append(pairs.gram_RNN)
+    seen, plans, next_batches = [pairs.gram_RNN], 0, list[Tensor]()
+    for update in range(1, updates + 1):
         if not next_batches:
             next_batches = list(torch.split(planned(method, pairs, batch_size, plans), 1, dim=1))
             plans += 1
         pairs = descended(pairs, next_batches.pop(0), rate, reading.free)
+        if update in at:
+            seen.append(pairs.gram_RNN)
     return Race(method, count, width, reading, at, distance(count, width, torch.stack(seen)))
 
 

@@ -263,7 +263,7 @@ def summarize(
     plan: Plan, configs: Sequence[RunConfig], budget: Mapping[str, Any], tasks: Sequence[str], metric: str
 ) -> dict[str, Any]:
     runs = [_run(run, config) for run, config in zip(plan.planned, configs, strict=True)]
-    results = [Folder.of(config).read_results() for config in configs if _outcome(config).status == "done"]
+    results = (Folder.of(config).read_results() for config in configs if _outcome(config).status == "done")
     guessing = next((guessing_of(of_run, metric) for of_run in results if of_run), None)  # all have the same tasks
     cells: Cells = {}
     for run in runs:  # of one that has not ended well there are no results

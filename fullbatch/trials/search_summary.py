@@ -18,7 +18,7 @@ from fullbatch.config.checks import is_number
 from fullbatch.config.messages import cell
 from fullbatch.config.run import RunConfig
 from fullbatch.config.tree import write_yaml
-from fullbatch.training.run_folder import replace_text
+from fullbatch.training.run_folder import finite, replace_text
 from fullbatch.trials.phases import Ended, Running, Slot, costs_of, fronts, last_won, ranked
 from fullbatch.trials.search_plan import CHOSEN, PHASES, PhaseName, SearchPlan
 from fullbatch.trials.space import Choice
@@ -97,9 +97,9 @@ def _phase(
         {
             **named(trial),
             "rank": places.get(trial.slot.number),
-            "values": None if trial.values is None else _finite(trial.values),
+            "values": None if trial.values is None else finite(list(trial.values)),
             "seed": plan.seed if trial.slot.seed is None else trial.slot.seed,
-            "evaluations": [[step, _finite(values)] for step, values in trial.evaluations],
+            "evaluations": [[step, finite(list(values))] for step, values in trial.evaluations],
             "folder": f"{TRIALS}/{trial_name(name, trial.slot.number)}",
             **{key: getattr(trial, key) for key in _AS_STORED},
         }
@@ -114,11 +114,6 @@ def _plain_params(plan: SearchPlan, params: Mapping[str, Any]) -> dict[str, Any]
     plain = plan.params_of(params)
     order = dict.fromkeys((*CHOSEN, *plan.params_of(plan.space), *plain))
     return {name: plain[name] for name in order if name in plain}
-
-
-def _finite(values: Sequence[float]) -> list[float | None]:
-    """JSON has no infinity."""
-    return [value if math.isfinite(value) else None for value in values]
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -224,7 +219,7 @@ def _winner(plan: SearchPlan, ended: Phases, owed: Owed, finalists: Sequence[Ent
     why = "all finals failed or diverged" if over else "no final has ended yet"
     why = "the plan has no finals" if plan.finals is None else why
     said = said_of_one(best["name"], plan.measures[0], best["mean"][0], phase, tried, final, why)
-    means = {"mean": _finite(best["mean"]), "values": [_finite(values) for values in best["values"]]}
+    means = {"mean": finite(list(best["mean"])), "values": [finite(list(values)) for values in best["values"]]}
     return {**best, **means, "measured": phase, "final": final, "paired": [], "said": said}
 
 

@@ -1,12 +1,14 @@
 """Which epoch is best, what counts as a fall, and when the base stays."""
 
+import re
 from contextlib import suppress
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fullbatch.finetuning.record import Epoch, Record, changes_between, deciding, score_of
+from fullbatch.finetuning.record import Epoch, Record, changes_between, deciding, score_of, values_of
 from fullbatch.loading import replace_folder, settle
 
 A, B = "retrieval:a mean_r1", "zero_shot:b accuracy"
@@ -29,6 +31,15 @@ def test_the_mean_of_all_tasks_decides():
 
 def test_or_one_that_is_chosen():
     assert record({A: 0.60, B: 0.31}, {A: 0.58, B: 0.35}, metric=A).best_step == 10
+
+
+def test_a_metric_that_was_not_measured_is_refused_with_those_that_can_decide():
+    """Of ranks less is better, and averages are no task."""
+    found = {"task": "retrieval:a", "mean_r1": 0.5, "text_to_image_median_rank": 3.0}
+    results = {"results": [found], "averages": [{"name": "VTAB", "found": 2, "of": 13, "value": 0.4}]}
+    measured = SimpleNamespace(main_values={A: 0.5}, as_dict=lambda: results)
+    with pytest.raises(ValueError, match=re.escape(f"'x accuracy' was not measured; take 'mean', or one of {A}.")):
+        values_of(measured, "x accuracy")
 
 
 def test_equal_scores_leave_the_earlier_epoch():

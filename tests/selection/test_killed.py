@@ -9,7 +9,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fullbatch.selection.planning import Planners
 from fullbatch.training.trainer import Trainer
 from fullbatch.training_run import train
 from tests.selection.test_training import SELECTIONS, config_for, lines, loss_lines
@@ -52,16 +51,3 @@ def test_killed_many_times(tmp_path, name):
         assert process.exitcode == (-signal.SIGKILL if die_in_step else 0)
     assert differences(saved_state(whole, 120), saved_state(run, 120)) == []
     assert lines(whole) == lines(run) and loss_lines(whole) == loss_lines(run)
-
-
-def test_closing_waits_until_the_planners_have_ended():
-    """Else a run in a child process, as those of a comparison are, can hang at its exit: Python closes the planners'
-    queue there, and what tells them to end is never sent."""
-    planners = Planners(1)
-    planners.start_processes()
-    pool = planners._pool
-    assert pool is not None
-    (process,) = pool._processes.values()
-    assert pool.submit(int).result() == 0
-    planners.close()
-    assert process.exitcode == 0

@@ -456,12 +456,3 @@ def test_a_run_does_not_change_its_selection(tmp_path):
     run = train(config).folder
     with pytest.raises(ValueError, match="cannot change --batches"):
         train(replace(config, selection=Selection()), resume=run)
-
-
-def test_planners_are_all_started_before_there_is_a_plan_to_make():
-    planners = Planners(3)
-    planners.start_processes()
-    try:
-        assert planners._pool is not None and len(planners._pool._processes) == 3
-    finally:
-        planners.close()
