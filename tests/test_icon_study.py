@@ -36,7 +36,7 @@ def comparison_of(scores):
 
 
 def test_every_arm_is_tuned_alike_on_what_is_not_reported():
-    grids = study.joined({}, study.ARMS, study.FIRST_SIZES)
+    grids = study.first_rates(list(study.ARMS), study.FIRST_SIZES)
     plan = plan_from(study.rates_plan(grids, SETTING))
     assert len(plan.planned) == 9 * len(study.ARMS)
     for run in plan.planned:
@@ -63,7 +63,7 @@ def test_a_plan_of_rates_that_was_begun_only_grows():
     begun = {"openclip": {64: [2e-4, 4e-4, 8e-4, 1.6e-3]}}
     plan = study.rates_plan(begun, SETTING)
     assert study.grids_in(yaml.safe_load(yaml.safe_dump(plan))) == begun
-    grown = study.joined(begun, ["openclip", "neuclip"], [64, 256])
+    grown = study.joined(begun, study.first_rates(["openclip", "neuclip"], [64, 256]))
     assert grown["openclip"] == {64: begun["openclip"][64], 256: [4e-4, 8e-4, 1.6e-3]}
     assert set(grown["neuclip"]) == {64, 256}
 

@@ -2,6 +2,7 @@
 
     python benchmarks/icons/unpack.py icons.tar DATA --captions name
     python benchmarks/icons/study.py rates DATA OUT --jobs 12    # the learning rate of every arm at every batch size
+    python benchmarks/icons/study.py rates DATA OUT --jobs 12 --new-captions    # again, on pairs that are harder to know
     python benchmarks/icons/study.py race DATA OUT --jobs 12     # with those rates, on the test pairs, three seeds
     python benchmarks/icons/study.py parts DATA OUT --jobs 12    # NeuCLIP with one thing changed, half as long
     python benchmarks/icons/study.py rates PICTURES OUT-2 --model benchmarks/icons/resnet.json --samples 600000 \\
@@ -10,10 +11,10 @@
     python benchmarks/icons/figures.py docs/studies/icons
 
 A stage writes a plan for ``fullbatch compare`` and starts it; killed, it goes on where it was, and elsewhere after
-``cp -r docs/studies/icons/{rates,parts,chosen.json} OUT`` (the race kept there was compiled, and is not gone on with:
-it begins anew).  ``rates`` trains half as long as the race, with a seed
-that is not reported, and is judged on a shard kept out of training.  Where the best rate lies at the edge of its grid,
-the next one beyond is tried as well, until it does not.  The arms and batch sizes of earlier calls stay in the plan;
+``cp -r docs/studies/icons/{rates,rates-new,race,parts,chosen.json} OUT``.  ``rates`` trains half as long as the race,
+with a seed that is not reported, and is judged on a shard kept out of training; with ``--new-captions``, on those of its
+pairs whose caption occurs in no other shard, as none of the test pairs' does.  Where the best rate lies at the edge of
+its grid, the next one beyond is tried as well, until it does not.  The arms and batch sizes of earlier calls stay in the plan;
 ``--arms`` and ``--sizes`` add to them.
 """
 
@@ -25,6 +26,7 @@ import math
 import os
 import shutil
 import sys
+import tarfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -87,6 +89,18 @@ WIDEST = 6  # rates a grid may have
 
 
 @dataclass(frozen=True)
+class Judge:
+    """Of rates: the stage's name, and the shard without its ending."""
+
+    stage: str
+    shard: str
+
+
+WHOLE_SHARD = Judge("rates", f"train-{LAST_SHARD:05d}")
+NEW_CAPTIONS = Judge("rates-new", "tuning")
+
+
+@dataclass(frozen=True)
 class Setting:
     """data      the folder with the shards
     samples   of a run
@@ -127,7 +141,7 @@ def rate_label(arm: str, rate: float) -> str:
     return f"{arm} lr={rate:g}"
 
 
-def rates_plan(grids: Grids, setting: Setting) -> dict[str, Any]:
+def rates_plan(grids: Grids, setting: Setting, judge: Judge = WHOLE_SHARD) -> dict[str, Any]:
     rows: dict[str, dict[str, Any]] = {}
     for arm, sizes in grids.items():
         for size, rates in sizes.items():
@@ -135,10 +149,10 @@ def rates_plan(grids: Grids, setting: Setting) -> dict[str, Any]:
                 label = rate_label(arm, rate)
                 row = rows.setdefault(label, {"name": label, **ARMS[arm], "lr": rate, "batch_sizes": []})
                 row["batch_sizes"].append(size)
-    shared = base(setting, f"{{00000..{LAST_SHARD - 1:05d}}}", f"train-{LAST_SHARD:05d}")
+    shared = base(setting, f"{{00000..{LAST_SHARD - 1:05d}}}", judge.shard)
     shared["evaluation"]["audit_every"] = 0
     return {
-        "name": "rates",
+        "name": judge.stage,
         "base": shared,
         "methods": list(rows.values()),
         "batch_sizes": sorted({size for sizes in grids.values() for size in sizes}),
@@ -158,14 +172,47 @@ def grids_in(plan: Mapping[str, Any]) -> Grids:
     return {arm: {size: sorted(rates) for size, rates in sizes.items()} for arm, sizes in grids.items()}
 
 
-def joined(begun: Grids, arms: Sequence[str], sizes: Sequence[int]) -> Grids:
-    """What was begun, and the first rates of what is asked for."""
-    grids = {arm: dict(known) for arm, known in begun.items()}
-    for arm in arms:
-        for size in sizes:
-            known = grids.setdefault(arm, {}).get(size, [])
-            grids[arm][size] = sorted({*known, *FIRST_RATES[size]})
-    return grids
+def joined(begun: Grids, first: Grids) -> Grids:
+    """The grids that were begun, and the first rates of those that were not."""
+    arms = dict.fromkeys([*begun, *first])
+    return {arm: {**first.get(arm, {}), **begun.get(arm, {})} for arm in arms}
+
+
+def first_rates(arms: Sequence[str], sizes: Sequence[int]) -> Grids:
+    return {arm: {size: list(FIRST_RATES[size]) for size in sizes} for arm in arms}
+
+
+def rates_below(chosen: Mapping[str, Mapping[int, float]], arms: Sequence[str], sizes: Sequence[int]) -> Grids:
+    """For the harder judge: the rate that was chosen, its half and its quarter."""
+    return {
+        arm: {size: sorted(_round(chosen[arm][size] / part) for part in (1, 2, 4)) for size in sizes} for arm in arms
+    }
+
+
+def write_tuning_pairs(data: Path) -> None:
+    """DATA/tuning.tar: the pairs of the last shard whose caption occurs in no other."""
+    target = data / f"{NEW_CAPTIONS.shard}.tar"
+    if target.is_file():
+        return
+    known = {caption for shard in range(LAST_SHARD) for caption in captions(data / f"train-{shard:05d}.tar").values()}
+    own = captions(data / f"{WHOLE_SHARD.shard}.tar")
+    unfinished = target.with_suffix(".unfinished")
+    with tarfile.open(data / f"{WHOLE_SHARD.shard}.tar") as shard, tarfile.open(unfinished, "w") as pairs:
+        for member in shard:
+            if own[member.name.split(".")[0]] not in known:
+                pairs.addfile(member, shard.extractfile(member))
+    os.replace(unfinished, target)
+
+
+def captions(shard: Path) -> dict[str, str]:
+    """Of every key."""
+    with tarfile.open(shard) as archive:
+        records = {member.name: archive.extractfile(member) for member in archive if member.name.endswith(".json")}
+        return {
+            name.removesuffix(".json"): json.loads(file.read())["caption"].lower()
+            for name, file in records.items()
+            if file is not None
+        }
 
 
 def scores_of(comparison: Mapping[str, Any], grids: Grids) -> Scores:
@@ -209,14 +256,13 @@ def best_rates(grids: Grids, scores: Scores) -> dict[str, dict[int, float]]:
     }
 
 
-def tune(arms: Sequence[str], sizes: Sequence[int], setting: Setting, out: Path, more: list[str]) -> None:
+def tune(first: Grids, judge: Judge, setting: Setting, out: Path, more: list[str]) -> None:
     """Until every grid has its best inside; what earlier calls found counts."""
-    begun = out / "rates" / "plan.yaml"
-    grids = joined(grids_in(yaml.safe_load(begun.read_text())) if begun.is_file() else {}, arms, sizes)
+    begun = out / judge.stage / "plan.yaml"
+    grids = joined(grids_in(yaml.safe_load(begun.read_text())) if begun.is_file() else {}, first)
     while True:
-        comparison = compare(rates_plan(grids, setting), out, more)
-        scores = scores_of(comparison, grids)
-        (out / "chosen.json").write_text(json.dumps(best_rates(grids, scores), indent=1))
+        scores = scores_of(compare(rates_plan(grids, setting, judge), out, more), grids)
+        choose(best_rates(grids, scores), out)
         wider = widened(grids, scores)
         if wider == grids:
             break
@@ -225,12 +271,21 @@ def tune(arms: Sequence[str], sizes: Sequence[int], setting: Setting, out: Path,
         print(f"{arm:15} B {size:5} lr {rate:<8g} {100 * score:6.2f}")
 
 
+def choose(best: Mapping[str, Mapping[int, float]], out: Path) -> None:
+    """chosen.json with these cells; what another judge chose elsewhere stays."""
+    chosen = chosen_rates(out)
+    for arm, rates in best.items():
+        chosen[arm] = dict(sorted({**chosen.get(arm, {}), **rates}.items()))
+    (out / "chosen.json").write_text(json.dumps(chosen, indent=1) + "\n")
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # the race
 
 
 def chosen_rates(out: Path) -> dict[str, dict[int, float]]:
-    found = json.loads((out / "chosen.json").read_text())
+    path = out / "chosen.json"
+    found = json.loads(path.read_text()) if path.is_file() else {}
     return {arm: {int(size): rate for size, rate in rates.items()} for arm, rates in found.items()}
 
 
@@ -350,7 +405,7 @@ KEPT = ("config.yaml", "metrics.jsonl", "outcome.json", "results.json", "hits.js
 
 def gather(out: Path, target: Path) -> None:
     """What is worth keeping of the runs that ended: enough for a later call to count them as done."""
-    for stage in ("rates", "race", "parts"):
+    for stage in ("rates", "rates-new", "race", "parts"):
         for path in [*sorted((out / stage).glob("plan.yaml")), *sorted((out / stage).glob("comparison.*"))]:
             (target / stage).mkdir(parents=True, exist_ok=True)
             shutil.copy(path, target / stage / path.name)
@@ -371,6 +426,7 @@ def main() -> None:
     parser.add_argument("out", type=Path, help="the folder of the comparisons; for gather, where to put what is kept")
     parser.add_argument("--arms", nargs="+", choices=list(ARMS), default=list(FIRST_ARMS))
     parser.add_argument("--sizes", nargs="+", type=int, choices=list(FIRST_RATES), default=list(FIRST_SIZES))
+    parser.add_argument("--new-captions", action="store_true", help="rates: judged on pairs with new captions")
     parser.add_argument("--jobs", type=int, default=8, help="runs side by side on the GPU")
     parser.add_argument("--stop-after", type=float, default=math.inf, help="minutes after which no run is started")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: for a rehearsal")
@@ -384,8 +440,12 @@ def main() -> None:
     samples = options.samples if options.stage == "race" else options.samples // 2
     setting = Setting(options.source, samples, options.device, options.model, tuple(options.seeds))
     match options.stage:
+        case "rates" if options.new_captions:
+            write_tuning_pairs(options.source)
+            below = rates_below(chosen_rates(options.out), options.arms, options.sizes)
+            tune(below, NEW_CAPTIONS, setting, options.out, more)
         case "rates":
-            tune(options.arms, options.sizes, setting, options.out, more)
+            tune(first_rates(options.arms, options.sizes), WHOLE_SHARD, setting, options.out, more)
         case "race":
             race(options.arms, options.sizes, setting, options.out, more)
             write_hits(options.source, options.out, options.device)
