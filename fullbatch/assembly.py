@@ -28,7 +28,7 @@ from fullbatch.distributed import towers
 from fullbatch.evaluation.embed import Embedder
 from fullbatch.models.build import build_model, rebuild_model
 from fullbatch.models.timm_towers import TwoViews
-from fullbatch.models.two_towers import TwoTowers, batch_norm_names
+from fullbatch.models.two_towers import TwoTowers, batch_norm_names, is_convolutional
 from fullbatch.objective.objective import Objective
 from fullbatch.objective.parts import Context
 from fullbatch.selection.periods import Periods, Plans
@@ -202,7 +202,8 @@ def make_state(
     """What the run remembers, and the model as the ranks call it."""
     training = config.training
     model.to(device)
-    if training.channels_last:
+    in_16_bits = device.type == "cuda" and training.precision != "fp32"
+    if training.channels_last or (in_16_bits and is_convolutional(model)):
         model.to(memory_format=torch.channels_last)
     if training.compile:
         model.compile()

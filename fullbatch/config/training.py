@@ -34,7 +34,7 @@ class Training(Checked):
     compile: bool = False  # compile the towers with torch.compile
     # on one GPU, replay the whole step as a CUDA graph: faster where a small batch leaves it waiting; not with compile
     graphs: bool = False
-    # keep images and convolutions with their channels innermost: faster for a ResNet in bf16 on a GPU
+    # keep convolutions with their channels innermost, as those of a ResNet in 16 bits on a GPU are anyway
     channels_last: bool = False
     # decay of an average of the weights, kept beside them and evaluated instead of them; None: no average
     ema: Annotated[float, number("lie in (0, 1)", lambda value: 0.0 < value < 1.0)] | None = None

@@ -127,6 +127,11 @@ def batch_norm_names(model: nn.Module) -> list[str]:
     return names
 
 
+def is_convolutional(model: nn.Module) -> bool:
+    """Whether a convolution is left that is more than a product of patches or points."""
+    return any(type(module) is nn.Conv2d and max(module.kernel_size) > 1 for module in model.modules())
+
+
 def _unit_rows(features_BD: Tensor) -> Tensor:
     return F.normalize(features_BD.float(), dim=-1)
 

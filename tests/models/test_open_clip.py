@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from fullbatch.config.model import Model
 from fullbatch.models.build import build_model
 from fullbatch.models.saved import export
-from fullbatch.models.two_towers import batch_norm_names
+from fullbatch.models.two_towers import batch_norm_names, is_convolutional
 from tests.models.conftest import CAPTIONS, some_images
 
 
@@ -32,7 +32,7 @@ def test_tiny_trains_both_towers():
     model = build_model(Model())
     assert (model.width, model.image_size, model.context_length) == (128, 64, 24)
     assert model.initial_temperature is None and model.initial_bias is None
-    assert not batch_norm_names(model)
+    assert not batch_norm_names(model) and not is_convolutional(model)
     image_BD, text_BD = model(some_images(64), model.tokenize(CAPTIONS))
     (image_BD * text_BD).sum().backward()
     for rows in (image_BD, text_BD):

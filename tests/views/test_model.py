@@ -11,7 +11,7 @@ from fullbatch.models.build import build_model, rebuild_model
 from fullbatch.models.design import ViewsDesign, from_json, to_json
 from fullbatch.models.saved import export, write_design
 from fullbatch.models.timm_towers import TwoViews, projection_head
-from fullbatch.models.two_towers import batch_norm_names
+from fullbatch.models.two_towers import batch_norm_names, is_convolutional
 
 SMALL = Model(view_tower="test_resnet", view_stem="small", projection=(16, 8))
 
@@ -49,7 +49,7 @@ def test_both_views_pass_the_same_encoder_one_after_the_other(model):
     one, two = model._side_by_side(pictures(), pictures().flip(3))  # as in a recorded step
     assert int(norm.num_batches_tracked) == int(tracked) + 2
     torch.testing.assert_close((one, two), model(pictures(), pictures().flip(3)))
-    assert len(batch_norm_names(model)) > 2
+    assert len(batch_norm_names(model)) > 2 and is_convolutional(model)
 
 
 def test_features_are_what_the_projection_reads(model):
