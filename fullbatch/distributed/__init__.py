@@ -65,6 +65,15 @@ def gather_rows(rows_BD: Tensor) -> Tensor:
     return rows_ND
 
 
+def gather_together(*tables: Tensor) -> list[Tensor]:
+    """The rows of several tables, or several scalars a row, in one collective; each keeps its shape."""
+    if world().size == 1:
+        return [table.detach() for table in tables]
+    flat = [table.detach().reshape(table.shape[0], -1) for table in tables]
+    parts = gather_rows(torch.cat(flat, dim=1)).split([part.shape[1] for part in flat], dim=1)
+    return [part.reshape(-1, *table.shape[1:]).contiguous() for part, table in zip(parts, tables, strict=True)]
+
+
 def check_equal_rows(count: int, device: torch.device) -> None:
     """Gathering needs the same number of rows everywhere; say so on every rank rather than hang."""
     if world().size == 1:

@@ -50,11 +50,12 @@ def engine_for(layout: Layout) -> Engine:
 
 class Reductions(NamedTuple):
     """What the primitive gives, flat as autograd wants it.  ``_B`` values carry the gradient, ``_N`` values are all
-    ranks', detached; those of the columns are None where columns are no anchors, the means where nobody asks."""
+    ranks', without; None: those of the columns where columns are no anchors, the means where nobody asks, and the
+    values of all ranks where there is one."""
 
     row_value_B: Tensor
     column_value_B: Tensor | None
-    row_value_N: Tensor
+    row_value_N: Tensor | None
     column_value_N: Tensor | None
     row_mean_N: Tensor | None
     column_mean_N: Tensor | None
@@ -78,16 +79,15 @@ class _ReducePairs(torch.autograd.Function):
         layout: Layout,
     ) -> Reductions:
         sides, kept = engine_for(layout).reduce(layout, ctx.needs_input_grad[3] or ctx.needs_input_grad[5])
-        tensors = [t for side in sides for t in (side.value, side.mean) if t is not None]
-        all_ranks = iter(_gather_columns(tensors, layout.spread))
-        gathered = [Side(next(all_ranks), None if side.mean is None else next(all_ranks)) for side in sides]
+        many = layout.spread and distributed.world().size > 1
+        gathered = _gather_sides(sides) if many else sides
         ctx.layout = layout
         ctx.save_for_backward(*(side.value for side in gathered), *kept)
-        ctx.mark_non_differentiable(*(t for side in gathered for t in (side.value, side.mean) if t is not None))
+        values_N = [side.value for side in gathered] if many else []
+        means_N = [side.mean for side in gathered]
+        ctx.mark_non_differentiable(*(t for t in (*values_N, *means_N) if t is not None))
         ctx.set_materialize_grads(False)
-        nothing = [Side(None, None)] * (2 - len(sides))  # type: ignore[arg-type]
-        (row, column), (rows, columns) = [*sides, *nothing], [*gathered, *nothing]
-        return Reductions(row.value, column.value, rows.value, columns.value, rows.mean, columns.mean)
+        return Reductions(*(t for pair in ([s.value for s in sides], values_N, means_N) for t in _two(pair)))
 
     @staticmethod
     @torch.autograd.function.once_differentiable
@@ -99,7 +99,7 @@ class _ReducePairs(torch.autograd.Function):
             values_N[0].new_zeros(span.stop - span.start) if g is None else g
             for g, span in zip(grads, layout.spans, strict=True)
         ]
-        grads_N = _gather_columns(grads_B, layout.spread)
+        grads_N = distributed.gather_together(*grads_B) if layout.spread else grads_B
         found = engine_for(layout).pull_back(layout, values_N, grads_N, kept, ctx.needs_input_grad)
         scalars = [t for pair in found.scalars for t in pair]
         return found.row_BD, found.column_BD, *scalars, *([None] * (4 - len(scalars))), None
@@ -111,11 +111,14 @@ def reduce_pairs(layout: Layout) -> Reductions:
     return Reductions(*_ReducePairs.apply(layout.row.local_BD, layout.column.local_BD, *scalars, layout))
 
 
-def _gather_columns(columns_B: Sequence[Tensor], spread: bool) -> list[Tensor]:
-    """Several scalars a row, from all ranks, in one collective."""
-    if not spread:
-        return [column_B.detach().clone() for column_B in columns_B]
-    return [c.contiguous() for c in distributed.gather_rows(torch.stack(list(columns_B), dim=1)).clone().unbind(1)]
+def _gather_sides(sides: Sequence[Side]) -> list[Side]:
+    tensors = [t for side in sides for t in (side.value, side.mean) if t is not None]
+    all_ranks = iter(distributed.gather_together(*tensors))
+    return [Side(next(all_ranks), None if side.mean is None else next(all_ranks)) for side in sides]
+
+
+def _two(found: Sequence[Tensor | None]) -> list[Tensor | None]:
+    return [*found, None, None][:2]
 
 
 @dataclass(frozen=True)
@@ -159,10 +162,15 @@ def log_mean_exp_of_batch(
     """log g_i: the log of the mean of exp(x_ij) over the N - 1 others, for the rows and for the columns as anchors."""
     both = reduce_batch(row, column, rows, columns_are_anchors=columns_are_anchors, **options)
     log_count = math.log(row.all_ND.shape[0] - 1)
-    of_rows = Reduced(both.row_value_B - log_count, both.row_value_N - log_count, both.row_mean_N)
-    if both.column_value_B is None or both.column_value_N is None:
+
+    def reduced(value_B: Tensor, value_N: Tensor | None, mean_N: Tensor | None) -> Reduced:
+        log_mean_B = value_B - log_count
+        return Reduced(log_mean_B, log_mean_B.detach() if value_N is None else value_N - log_count, mean_N)
+
+    of_rows = reduced(both.row_value_B, both.row_value_N, both.row_mean_N)
+    if both.column_value_B is None:
         return (of_rows,)
-    return of_rows, Reduced(both.column_value_B - log_count, both.column_value_N - log_count, both.column_mean_N)
+    return of_rows, reduced(both.column_value_B, both.column_value_N, both.column_mean_N)
 
 
 def log_mean_exp(

@@ -32,9 +32,11 @@ def direction_loss(direction: Direction, estimate: Estimate, times_temperature: 
     Where alpha carries no gradient this is the surrogate with eq. (4)'s gradient, and its tau factors make the
     temperature's gradient eq. (13); where alpha does, it is eq. (12) itself.
     """
-    alpha_B = raise_stale(estimate.alpha_B, estimate.log_total_B, direction.guard)
+    alpha_B = estimate.alpha_B
+    if not estimate.fresh:
+        alpha_B = raise_stale(alpha_B, estimate.log_total_B, direction.guard)
     log_ratio_B = estimate.log_total_B - alpha_B
-    excess_B = torch.exp(log_ratio_B) - 1.0
+    excess_B = log_ratio_B if estimate.fresh else torch.expm1(log_ratio_B)  # at 0 equal, and so are their slopes
     if times_temperature:
         tau_B = direction.factor_B
         ratio_tau_B = tau_B if estimate.tau_on_ratio else tau_B.detach()
@@ -61,25 +63,26 @@ class Summary:
     """What is reported: means over this rank's anchors, then over ranks, in few operations."""
 
     def __init__(self) -> None:
-        self.means: dict[str, Tensor] = {}
+        self.rows: dict[str, Tensor] = {}
+        self.terms: dict[str, Tensor] = {}
         self.taus: list[Tensor] = []
 
     def add(self, direction: Direction, estimate: Estimate, part: DirectionLoss) -> None:
         guarded_B = (estimate.alpha_B.detach() < part.alpha_B).to(part.full_B.dtype)
         rows = (part.full_B, guarded_B, part.alpha_B, estimate.log_total_B.detach(), part.log_ratio_B)
-        names = (f"{kind}_{direction.name}" for kind in _REPORTED)
-        self.means.update(zip(names, torch.stack(rows).mean(dim=1).unbind(), strict=True))
+        self.rows.update({f"{kind}_{direction.name}": row for kind, row in zip(_REPORTED, rows, strict=True)})
         self.taus.append(direction.tau_N)
 
     def add_term(self, name: str, term: Tensor) -> None:
         """Of the loss, besides its directions."""
-        self.means[f"full_{name}"] = term.detach()
+        self.terms[f"full_{name}"] = term.detach()
 
     def metrics(self, batch: Batch) -> Metrics:
-        self.means["positive_similarity"] = batch.positive_B.detach().mean()
-        values = distributed.mean_over_ranks(torch.stack(list(self.means.values())))
-        named = dict(zip(self.means, values.unbind(), strict=True))
-        full, guarded = ([named.pop(key) for key in self.means if key.startswith(kind)] for kind in _REPORTED[:2])
-        tau = torch.stack(self.taus)
-        spread = {"tau": tau.mean(), "tau_min": tau.min(), "tau_max": tau.max()}
+        self.rows["positive_similarity"] = batch.positive_B.detach()
+        means = torch.stack(list(self.rows.values())).mean(dim=1)
+        values = torch.cat([means, torch.stack(list(self.terms.values()))]) if self.terms else means
+        named = dict(zip([*self.rows, *self.terms], distributed.mean_over_ranks(values).unbind(), strict=True))
+        full, guarded = ([named.pop(key) for key in list(named) if key.startswith(kind)] for kind in _REPORTED[:2])
+        least, most = torch.aminmax(tau := torch.stack(self.taus))
+        spread = {"tau": tau.mean(), "tau_min": least, "tau_max": most}
         return {"global_loss": sum(full), "guarded": 0.5 * sum(guarded), **named, **spread}

@@ -33,7 +33,7 @@ class BatchMeanNormalizer(nn.Module):
     def forward(self, direction: Direction, progress: Progress) -> Estimate:
         epsilon = 1.0 / direction.negatives if self.config.epsilon is None else self.config.epsilon
         log_total_B = log_add(direction.log_g_B, epsilon)
-        return Estimate(log_total_B.detach(), log_total_B, tau_on_ratio=False, tau_on_alpha=True)
+        return Estimate(log_total_B.detach(), log_total_B, tau_on_ratio=False, tau_on_alpha=True, fresh=True)
 
 
 class MovingAverageNormalizer(nn.Module):
@@ -173,7 +173,7 @@ class BatchAndQueueNormalizer(NewestRows):
             with torch.no_grad():
                 put_on_top(self.queue_MD, direction.other.all_ND)
             self.active = min(self.active + direction.other.all_ND.shape[0], self.config.queue)
-        return Estimate(log_total_B.detach(), log_total_B, tau_on_ratio=False, tau_on_alpha=True, negatives=negatives)
+        return Estimate(log_total_B.detach(), log_total_B, False, True, negatives, fresh=True)
 
     def log_mean_of_queue(self, anchor_BD: Tensor, reference_B: Tensor, tau_B: Tensor) -> Tensor:
         queue_MD = self.queue_MD[: self.active].to(tau_B.dtype, copy=True)  # the backward pass wants it as it is now

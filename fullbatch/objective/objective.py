@@ -213,8 +213,7 @@ class Objective(nn.Module):
     def _contrast(self, batch: Batch, progress: Progress) -> Output:
         scale = self.method.scale
         share = 1.0 if scale.directions == "sum" else 0.5
-        loss = batch.positive_B.new_zeros(())
-        summary = Summary()
+        values, learned, summary = [], [], Summary()
         for direction in self._directions(batch, progress):
             temperature = self._temperature(direction.name)
             estimate = self.normalizers[direction.name](direction, progress)
@@ -227,10 +226,12 @@ class Objective(nn.Module):
                 penalty = rho * (1.0 if scale.rho_terms == "each" else 0.5) * direction.factor_B.mean()
                 value = value + penalty
                 summary.add_term(f"rho_{direction.name}", penalty)
-            loss = loss + share * value
+            values.append(value)
             if not isinstance(temperature, GlobalTemperature):
-                learning = temperature.learn(direction, distributed.gather_rows(part.alpha_B), progress)
-                loss = loss if learning is None else loss + (learning - learning.detach())
+                learned.append(temperature.learn(direction, distributed.gather_rows(part.alpha_B), progress))
+        loss = share * (values[0] + values[1])
+        for learning in learned:
+            loss = loss if learning is None else loss + (learning - learning.detach())
         positive_term = self.positives(batch, progress) if self.positives is not None else None
         if positive_term is not None:
             loss = loss + positive_term
@@ -256,11 +257,10 @@ class Objective(nn.Module):
         reference_B = torch.zeros_like(batch.positive_B) if raw else batch.positive_B
         reference_N = torch.zeros_like(batch.positive_N) if raw else batch.positive_N
 
-        def table(name: str, anchor: Rows, other: Rows) -> Table:
-            tau_B, tau_N = self._temperature(name).read(anchor, other, batch, progress)
-            return Table(anchor.local_BD, anchor.all_ND, reference_B, reference_N, tau_B, tau_N)
-
-        tables = [table(*direction) for direction in batch.directions()]
+        tables = [
+            Table(anchor.local_BD, anchor.all_ND, reference_B, reference_N, *taus)
+            for (_, anchor, _), taus in zip(batch.directions(), self._read_temperatures(batch, progress), strict=True)
+        ]
         reduced = self._reduce(tables, batch)
         return [
             Direction(
@@ -286,6 +286,14 @@ class Objective(nn.Module):
                 batch.directions(), tables, reduced, reversed(reduced), strict=True
             )
         ]
+
+    def _read_temperatures(self, batch: Batch, progress: Progress) -> list[tuple[Tensor, Tensor]]:
+        """Of the anchors of each direction, here and on all ranks; one for all is read once."""
+        (first, image, text), (second, _, _) = batch.directions()
+        taus = self._temperature(first).read(image, text, batch, progress)
+        if isinstance(self._temperature(second), GlobalTemperature):
+            return [taus, taus]
+        return [taus, self._temperature(second).read(text, image, batch, progress)]
 
     def _reduce(self, tables: list[Table], batch: Batch) -> list[Reduced]:
         """log g_i of both directions; with negatives="both" each modality's own rows are negatives as well."""

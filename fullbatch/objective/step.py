@@ -59,16 +59,15 @@ class Batch:
 
 def gather_batch(image_BD: Tensor, text_BD: Tensor, ids_B2: Tensor | None) -> Batch:
     """Bring the batch of all ranks here: the embeddings travel once, together."""
-    count, width = image_BD.shape
-    both_N2D = distributed.gather_rows(torch.cat([image_BD, text_BD], dim=1))
-    image_ND, text_ND = both_N2D[:, :width].contiguous(), both_N2D[:, width:].contiguous()
+    positive_B = (image_BD * text_BD).sum(1)
+    image_ND, text_ND, positive_N = distributed.gather_together(image_BD, text_BD, positive_B)
     ids_N2 = None if ids_B2 is None else distributed.gather_rows(ids_B2)
     return Batch(
         image=Rows(image_BD, image_ND, None if ids_N2 is None else ids_N2[:, 0].contiguous()),
         text=Rows(text_BD, text_ND, None if ids_N2 is None else ids_N2[:, 1].contiguous()),
-        positive_B=(image_BD * text_BD).sum(1),
-        positive_N=(image_ND * text_ND).sum(1),
-        rows=distributed.world().rows(count),
+        positive_B=positive_B,
+        positive_N=positive_N,
+        rows=distributed.world().rows(image_BD.shape[0]),
     )
 
 
@@ -104,6 +103,7 @@ class Estimate:
     tau_on_ratio   whether the factor tau of the ratio (epsilon + g) / exp(alpha) carries gradient
     tau_on_alpha   whether the factor tau of alpha does
     negatives      how many the mean is over; None: the batch's
+    fresh          alpha_B is log_total_B itself, so it cannot be stale
     """
 
     alpha_B: Tensor
@@ -111,3 +111,4 @@ class Estimate:
     tau_on_ratio: bool
     tau_on_alpha: bool
     negatives: int | None = None
+    fresh: bool = False

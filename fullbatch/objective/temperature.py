@@ -78,7 +78,7 @@ class GlobalTemperature(AnchorTemperature):
                     self.log_temperature.clamp_(low, high)
             log_tau = average_gradient(self.log_temperature).to(anchor.all_ND.dtype)
             tau = (log_tau if progress.training else log_tau.clamp(low, high)).exp()
-        return tau.expand(anchor.local_BD.shape[0]), tau.detach().expand(batch.size)
+        return tau.expand(anchor.local_BD.shape[0]), tau.detach().repeat(batch.size)
 
     def factor(self, tau_B: Tensor) -> Tensor:
         """With half its gradient there, the whole of it inside g counts twice."""
