@@ -212,8 +212,6 @@ def make_state(
     if training.graphs and (device.type != "cuda" or distributed.world().size > 1):
         raise ValueError("--graphs works on one GPU, in one process; leave it out.")
     objective = build_objective(config, model, pool).to(device)
-    if training.compile:
-        objective.compile_updates()
     dtype = getattr(torch, config.objective.table_dtype)
     state = TrainingState(
         model=model,

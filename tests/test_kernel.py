@@ -7,7 +7,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import fullbatch as fb
-from fullbatch.objective.kernel import Table, gradient_to_others, log_mean_exp, log_mean_exp_of_batch
+from fullbatch.objective.chunked import gradient_to_others
+from fullbatch.objective.kernel import Table, log_mean_exp, log_mean_exp_of_batch
 from tests.conftest import unit_rows
 
 PAIRWISE = [fb.Identity(), fb.SquaredHinge(0.3)]

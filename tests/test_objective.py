@@ -213,20 +213,6 @@ def test_an_unreachable_rho_is_warned_of_with_its_bound():
         fb.make_objective("isogclr_new", num_samples=1000, rho=1.0, rho_text=9.0)
 
 
-@pytest.mark.slow  # torch.compile
-@pytest.mark.parametrize("method", ["neuclip", "rolling"])
-def test_compiled_updates_are_the_same(method):
-    settings = {"width": 8, "num_samples": 100, "prototypes": 24, "updates": 3, "temperature": 0.1}
-    plain, compiled = (fb.make_objective(method, **settings) for _ in range(2))
-    compiled.compile_updates()
-    for step in range(6):
-        losses = [each(rows(width=8, seed=step), rows(width=8, seed=50 + step)).loss for each in (plain, compiled)]
-        torch.testing.assert_close(*losses)
-    for name in ("image", "text"):
-        found = [each.normalizers[name].prototypes_MD for each in (plain, compiled)]
-        torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)
-
-
 # -- modules ----------------------------------------------------------------------------------------------------------
 
 

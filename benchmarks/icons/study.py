@@ -2,7 +2,7 @@
 
     python benchmarks/icons/unpack.py icons.tar DATA --captions name
     python benchmarks/icons/study.py rates DATA OUT --jobs 12    # the learning rate of every arm at every batch size
-    python benchmarks/icons/study.py rates DATA OUT --jobs 12 --new-captions    # again, on pairs that are harder to know
+    python benchmarks/icons/study.py rates DATA OUT --jobs 12 --new-captions   # again, on harder pairs
     python benchmarks/icons/study.py race DATA OUT --jobs 12     # with those rates, on the test pairs, three seeds
     python benchmarks/icons/study.py parts DATA OUT --jobs 12    # NeuCLIP with one thing changed, half as long
     python benchmarks/icons/study.py rates PICTURES OUT-2 --model benchmarks/icons/resnet.json --samples 600000 \\
@@ -12,10 +12,10 @@
 
 A stage writes a plan for ``fullbatch compare`` and starts it; killed, it goes on where it was, and elsewhere after
 ``cp -r docs/studies/icons/{rates,rates-new,race,parts,chosen.json} OUT``.  ``rates`` trains half as long as the race,
-with a seed that is not reported, and is judged on a shard kept out of training; with ``--new-captions``, on those of its
-pairs whose caption occurs in no other shard, as none of the test pairs' does.  Where the best rate lies at the edge of
-its grid, the next one beyond is tried as well, until it does not.  The arms and batch sizes of earlier calls stay in the plan;
-``--arms`` and ``--sizes`` add to them.
+with a seed that is not reported, and is judged on a shard kept out of training; with ``--new-captions``, on those of
+its pairs whose caption occurs in no other shard, as none of the test pairs' does.  Where the best rate lies at the edge
+of its grid, the next one beyond is tried as well, until it does not.  The arms and batch sizes of earlier calls stay in
+the plan; ``--arms`` and ``--sizes`` add to them.
 """
 
 from __future__ import annotations

@@ -70,7 +70,7 @@ def gather_together(*tables: Tensor) -> list[Tensor]:
     if world().size == 1:
         return [table.detach() for table in tables]
     flat = [table.detach().reshape(table.shape[0], -1) for table in tables]
-    parts = gather_rows(torch.cat(flat, dim=1)).split([part.shape[1] for part in flat], dim=1)
+    parts = torch.split(gather_rows(torch.cat(flat, dim=1)), [part.shape[1] for part in flat], dim=1)
     return [part.reshape(-1, *table.shape[1:]).contiguous() for part, table in zip(parts, tables, strict=True)]
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from fullbatch.config.axes import Pairwise, Sigmoid, SquaredHinge
+from fullbatch.config.axes import Identity, Pairwise, Sigmoid, SquaredHinge
 from fullbatch.objective.pairs import Gradients, Layout, Side, Table, Tile, joined, within
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -172,18 +172,24 @@ def pull_back(
     return Gradients(to_row_BD, to_column_BD, scalars)
 
 
+@torch.no_grad()
 def gradient_to_others(
     anchor_ND: Tensor,
     other_MD: Tensor,
     reference_N: Tensor,
     tau_N: Tensor,
-    log_count: float,
     to_value: Callable[[Tensor, slice], Tensor],
-    pairwise: Pairwise,
-    block: Tile,
-    chunk: int | None,
+    *,
+    pairwise: Pairwise = Identity(),
+    chunk: int | None = None,
+    first_pair: int | None = None,
 ) -> Tensor:
-    """In one pass over the rows, since an anchor's value needs its own row alone."""
+    """The gradient to the others alone: the prototype update in closed form.  ``to_value`` maps the log-means of the
+    anchors at hand, and which they are, to the gradient that reaches them; ``first_pair`` as in ``log_mean_exp``.  In
+    one pass over the rows, since an anchor's value needs its own row alone."""
+    assert not isinstance(pairwise, Sigmoid), "prototypes stand for a mean of exponentials"
+    block = Tile(slice(0, anchor_ND.shape[0]), slice(0, other_MD.shape[0]), first_pair)
+    log_count = math.log(other_MD.shape[0] - (first_pair is not None))
     total_MD = torch.zeros_like(other_MD)
     for piece in block.chunks(chunk):
         here, offset = piece.rows, piece.first_pair

@@ -21,7 +21,7 @@ MiB at most for partial sums, and backward 128 MiB for a piece of G and 256 MiB 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from functools import reduce as fold
 from typing import Any, NamedTuple
@@ -47,9 +47,9 @@ class Tiles(NamedTuple):
     registers: int | None = None  # a thread's at most; None: what the compiler wants
 
 
-# by the most pairs of a block they are meant for; guesses until they are measured
-REDUCE_TILES = {2**22: Tiles(64, 64, 64, 4, 3), math.inf: Tiles(128, 128, 64, 8, 3)}
-WEIGHT_TILES = {2**22: Tiles(64, 64, 64, 4, 3), math.inf: Tiles(128, 128, 64, 8, 3)}
+# by the most pairs of a block they are meant for: the fastest of those tried on an H200, D 512
+REDUCE_TILES = {2**22: Tiles(128, 64, 64, 4, 3), math.inf: Tiles(128, 128, 64, 4, 3)}
+WEIGHT_TILES = {2**22: Tiles(128, 64, 64, 8, 3), math.inf: Tiles(64, 128, 64, 4, 3, 168)}
 PROGRAMS = 528  # that a forward pass is divided into at least, where there are as many tiles: four a processor of 132
 GROUP = 8  # tiles of rows that share their columns while these are in the cache
 PIECE = 8192  # rows, and columns, of a piece of G: 128 MiB, and long enough sums for fast products
@@ -75,23 +75,30 @@ class Scalars(NamedTuple):
 
 
 def make_operands(row_ND: Tensor, column_MD: Tensor, operands: str) -> tuple[Tensor, Tensor]:
-    """Rows as the kernels take them; the first D numbers of each are the row in float16."""
-    row_high, column_high = row_ND.to(torch.float16), column_MD.to(torch.float16)
+    """Rows as the kernels take them; the first D numbers of each are the row in float16.  "split" is high . high + high
+    . low + low . high as one product of three times the width; low . low is less than rounding."""
+    return _operand(row_ND, operands, (0, 0, 1)), _operand(column_MD, operands, COLUMN_PARTS)
+
+
+COLUMN_PARTS = (0, 1, 0)
+
+
+def _operand(rows_ND: Tensor, operands: str, order: tuple[int, ...]) -> Tensor:
+    high = rows_ND.to(torch.float16)
     if operands == "float16":
-        return row_high.contiguous(), column_high.contiguous()
-    row_low, column_low = (row_ND - row_high).to(torch.float16), (column_MD - column_high).to(torch.float16)
-    # high . high + high . low + low . high, as one product of three times the width; low . low is less than rounding
-    return torch.cat([row_high, row_high, row_low], dim=1), torch.cat([column_high, column_low, column_high], dim=1)
+        return high.contiguous()
+    parts = high, (rows_ND - high).to(torch.float16)
+    return torch.cat([parts[place] for place in order], dim=1)
 
 
-def add_product(out: Tensor, left: Tensor, right: Tensor) -> None:
-    """out += left @ right, from float16 in float32.  Older torch takes the same numbers as TF32, which has all bits of
-    a float16."""
+def add_product(out: Tensor, left: Tensor, right: Tensor, beta: int = 1) -> None:
+    """out = beta out + left @ right, from float16 in float32.  Older torch takes the same numbers as TF32, which has
+    all bits of a float16."""
     if out.is_cuda and _WIDE_SUMS:
-        torch.addmm(out, left, right, out_dtype=torch.float32, out=out)
+        torch.addmm(out, left, right, out_dtype=torch.float32, beta=beta, out=out)
     else:
         with tf32_products(out):
-            out.addmm_(left.float(), right.float())
+            out.addmm_(left.float(), right.float(), beta=beta)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -109,6 +116,12 @@ def _loss_of(pairwise: Pairwise) -> tuple[str, float]:
     if isinstance(pairwise, SquaredHinge):
         return "hinge", float(pairwise.margin)
     return "sigmoid" if isinstance(pairwise, Sigmoid) else "identity", 0.0
+
+
+def _steepest(pairwise: Pairwise) -> float:
+    """The largest |tau dx/ds|; a hinge of unit rows is at most 2 + margin."""
+    loss, margin = _loss_of(pairwise)
+    return 2.0 * (2.0 + margin) if loss == "hinge" else 1.0
 
 
 def _tiles(table: dict[float, Tiles], rows: int, columns: int, width: int) -> tuple[Tiles, dict[str, Any]]:
@@ -159,13 +172,11 @@ def _merge(part: Tensor, terms: dict[str, Any]) -> Side:
 
 def gradient_scale(row: Scalars, column: Scalars | None, pairwise: Pairwise) -> Tensor:
     """G's factor and its inverse, on the device, so that the host need not wait.  |G_ij| <= |grad_i| / tau_i
-    max |tau dx/ds| + the same of column j, since no weight exceeds 1; a hinge of unit rows is at most 2 + margin."""
-    loss, margin = _loss_of(pairwise)
-    steepest = 2.0 * (2.0 + margin) if loss == "hinge" else 1.0
+    max |tau dx/ds| + the same of column j, since no weight exceeds 1."""
     out, other = row.tau.new_empty(2), column or row
     _launch(
         kernels.scale_kernel, (1,),
-        row.grad, row.tau, other.grad, other.tau, out, row.tau.shape[0], other.tau.shape[0], steepest,
+        row.grad, row.tau, other.grad, other.tau, out, row.tau.shape[0], other.tau.shape[0], _steepest(pairwise),
         BOTH=column is not None, A=4096, num_warps=16,
     )  # fmt: skip
     return out
@@ -277,64 +288,62 @@ def _pieces(block: Tile, chunk: int | None) -> Iterator[Tile]:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# the prototypes' update
+# prototypes
 
 
-def gradient_to_others(
+class Fit(NamedTuple):
+    """How prototypes learn: AdaGrad on eq. (12) of NeuCLIP or, ``separate``, on half the squared log error."""
+
+    updates: int
+    rate: float
+    log_epsilon: float
+    guard: float
+    separate: bool
+
+
+def fit_prototypes(
+    fit: Fit,
+    used_MD: Tensor,
+    accumulator_MD: Tensor,
     anchor_ND: Tensor,
-    other_MD: Tensor,
     reference_N: Tensor,
     tau_N: Tensor,
-    log_count: float,
-    to_value: Callable[[Tensor, slice], Tensor],
+    log_total_N: Tensor,
+    *,
+    first_pair: int | None,
     pairwise: Pairwise,
-    block: Tile,
     chunk: int | None,
     operands: str,
-) -> Tensor:
-    """In two passes, of which the second is the way back; what lies between them may be compiled."""
-    scalars = reference_N.contiguous(), tau_N.contiguous()
-    anchor, other, value_N = _values(anchor_ND, other_MD, *scalars, pairwise, block.first_pair, operands)
-    grad_N = to_value(value_N - log_count, block.rows).contiguous()
-    width = other_MD.shape[1]
-    found: Tensor = _to_others(anchor, other, *scalars, value_N, grad_N, width, pairwise, block.first_pair, chunk)
-    return found
+) -> None:
+    """``prototypes.adagrad_update`` so many times, in six launches each."""
+    (count, width), log_count = used_MD.shape, math.log(used_MD.shape[0] - (first_pair is not None))
+    row_ND = make_operands(anchor_ND, anchor_ND[:0], operands)[0]
+    side, steepest = Scalars(reference_N.contiguous(), tau_N.contiguous()), _steepest(pairwise)
+    parts = 1 if operands == "float16" else len(COLUMN_PARTS)
+    column_MD = torch.empty(count, parts * width, dtype=torch.float16, device=used_MD.device)
+    to_unit_MD, grad_N, scale = torch.empty_like(used_MD), torch.empty_like(tau_N), tau_N.new_empty(2)
+    padded = triton.next_power_of_2(width)
+    at_hand = max(2048 // padded, 1)  # prototypes of a program
 
+    def step(update: bool) -> None:
+        _launch(
+            kernels.prototype_kernel, (triton.cdiv(count, at_hand),),
+            used_MD, accumulator_MD, to_unit_MD, scale, column_MD, count, fit.rate,
+            D=width, W=padded, R=at_hand, PARTS=parts, UPDATE=update,
+        )  # fmt: skip
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]
-def _values(
-    anchor_ND: Tensor,
-    other_MD: Tensor,
-    reference_N: Tensor,
-    tau_N: Tensor,
-    pairwise: Pairwise,
-    first_pair: int | None,
-    operands: str,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The operands of both sides, and the anchors' values."""
-    row, column = make_operands(anchor_ND, other_MD, operands)
-    (side,) = reduce_block(row, column, Scalars(reference_N, tau_N), None, first_pair, pairwise, with_mean=False)
-    return row, column, side.value
-
-
-@torch.compiler.disable  # type: ignore[untyped-decorator]
-def _to_others(
-    row_ND: Tensor,
-    column_MD: Tensor,
-    reference_N: Tensor,
-    tau_N: Tensor,
-    value_N: Tensor,
-    grad_N: Tensor,
-    width: int,
-    pairwise: Pairwise,
-    first_pair: int | None,
-    chunk: int | None,
-) -> Tensor:
-    row = Scalars(reference_N, tau_N, value_N, grad_N)
-    scale = gradient_scale(row, None, pairwise)
-    total_MD = tau_N.new_zeros(column_MD.shape[0], width)
-    for piece in _pieces(Tile(slice(0, row_ND.shape[0]), slice(0, column_MD.shape[0]), first_pair), chunk):
-        row_RD, column_CD = row_ND[piece.rows], column_MD[piece.columns]
-        to_sim_RC = similarity_gradient(row_RD, column_CD, row.at(piece.rows), None, piece.first_pair, pairwise, scale)
-        add_product(total_MD[piece.columns], to_sim_RC.T, row_RD[:, :width])
-    return total_MD.mul_(scale[1])
+    step(update=False)
+    for _ in range(fit.updates):
+        (found,) = reduce_block(row_ND, column_MD, side, None, first_pair, pairwise, with_mean=False)
+        _launch(
+            kernels.fit_kernel, (1,),
+            found.value, side.tau, log_total_N, grad_N, scale, len(tau_N), log_count, *fit[2:4], steepest,
+            SEPARATE=fit.separate, A=1024, num_warps=8,
+        )  # fmt: skip
+        anchors = Scalars(*side[:2], found.value, grad_N)
+        for piece in _pieces(Tile(slice(0, len(tau_N)), slice(0, count), first_pair), chunk):
+            here = row_ND[piece.rows], column_MD[piece.columns], anchors.at(piece.rows), None
+            to_sim_RC = similarity_gradient(*here, piece.first_pair, pairwise, scale)
+            first = piece.rows.start == 0
+            add_product(to_unit_MD[piece.columns], to_sim_RC.T, row_ND[piece.rows, :width], beta=0 if first else 1)
+        step(update=True)

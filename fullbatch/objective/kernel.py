@@ -14,7 +14,7 @@ the fused kernels, which never have that matrix, unless ``operands`` is "float32
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any, NamedTuple
@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from fullbatch import distributed
-from fullbatch.config.axes import Identity, Pairwise, Sigmoid
+from fullbatch.config.axes import Identity, Pairwise
 from fullbatch.objective import chunked
 from fullbatch.objective.pairs import Engine, Layout, Side, Table, Tile
 
@@ -37,12 +37,18 @@ def runs_fused(rows_ND: Tensor, operands: str) -> bool:
     return torch.cuda.get_device_properties(rows_ND.device).major >= 8
 
 
-def engine_for(layout: Layout) -> Engine:
-    if not runs_fused(layout.row.all_ND, layout.operands):
-        return chunked
+def fused_kernels(rows_ND: Tensor, operands: str) -> Any | None:
+    """The module of them, where they take these rows."""
+    if not runs_fused(rows_ND, operands):
+        return None
     from fullbatch.objective import fused  # imports Triton, which a CPU does not need
 
     return fused
+
+
+def engine_for(layout: Layout) -> Engine:
+    engine: Engine = fused_kernels(layout.row.all_ND, layout.operands) or chunked
+    return engine
 
 
 # -- the differentiable primitive --------------------------------------------------------------------------------------
@@ -87,7 +93,7 @@ class _ReducePairs(torch.autograd.Function):
         means_N = [side.mean for side in gathered]
         ctx.mark_non_differentiable(*(t for t in (*values_N, *means_N) if t is not None))
         ctx.set_materialize_grads(False)
-        return Reductions(*(t for pair in ([s.value for s in sides], values_N, means_N) for t in _two(pair)))
+        return Reductions(*_two([side.value for side in sides]), *_two(values_N), *_two(means_N))
 
     @staticmethod
     @torch.autograd.function.once_differentiable
@@ -117,7 +123,8 @@ def _gather_sides(sides: Sequence[Side]) -> list[Side]:
     return [Side(next(all_ranks), None if side.mean is None else next(all_ranks)) for side in sides]
 
 
-def _two(found: Sequence[Tensor | None]) -> list[Tensor | None]:
+def _two(found: Sequence[Tensor | None]) -> list[Any]:
+    """Of the rows and of the columns, or None for them."""
     return [*found, None, None][:2]
 
 
@@ -193,29 +200,3 @@ def log_mean_exp(
     options = (pairwise, chunk, operands)
     layout = Layout(row, column, rows, columns, blocks, False, *options, with_mean=False, spread=False)
     return reduce_pairs(layout).row_value_B - math.log(columns.stop - (first_pair is not None))
-
-
-@torch.no_grad()
-def gradient_to_others(
-    anchor_ND: Tensor,
-    other_MD: Tensor,
-    reference_N: Tensor,
-    tau_N: Tensor,
-    to_value: Callable[[Tensor, slice], Tensor],
-    *,
-    pairwise: Pairwise = Identity(),
-    chunk: int | None = None,
-    operands: str = "float16",
-    first_pair: int | None = None,
-) -> Tensor:
-    """The gradient to the others alone: the prototype update in closed form.  ``to_value`` maps the log-means of the
-    anchors at hand, and which they are, to the gradient that reaches them; ``first_pair`` as in ``log_mean_exp``."""
-    assert not isinstance(pairwise, Sigmoid), "prototypes stand for a mean of exponentials"
-    block = Tile(slice(0, anchor_ND.shape[0]), slice(0, other_MD.shape[0]), first_pair)
-    log_count = math.log(other_MD.shape[0] - (first_pair is not None))
-    scalars = reference_N, tau_N, log_count, to_value, pairwise, block
-    if not runs_fused(anchor_ND, operands):
-        return chunked.gradient_to_others(anchor_ND, other_MD, *scalars, chunk)
-    from fullbatch.objective import fused
-
-    return fused.gradient_to_others(anchor_ND, other_MD, *scalars, chunk, operands)

@@ -20,12 +20,11 @@ from fullbatch.models.two_towers import being_recorded
 from fullbatch.objective import advice
 from fullbatch.objective.kernel import Reduced, log_mean_exp_of_batch
 from fullbatch.objective.loss import Metrics, Summary, direction_loss, raw_positive
-from fullbatch.objective.normalizers import MovingAverageNormalizer, RollingNormalizer
+from fullbatch.objective.normalizers import MovingAverageNormalizer
 from fullbatch.objective.other_losses import PositiveWeights, cycle_consistency, sigmoid_loss, variance_covariance
 from fullbatch.objective.pairs import Table
 from fullbatch.objective.parts import Context, check_context, fingerprint, make_normalizers, make_temperatures
-from fullbatch.objective.prototypes import PrototypeNormalizer
-from fullbatch.objective.step import DIRECTIONS, Batch, Direction, Progress, Rows, gather_batch
+from fullbatch.objective.step import DIRECTIONS, Batch, Direction, Progress, gather_batch
 from fullbatch.objective.temperature import AnchorTemperature, GlobalTemperature
 
 # Reading a number off a GPU makes the host wait, so checks that need it run on every call on the CPU, and elsewhere
@@ -99,12 +98,6 @@ class Objective(nn.Module):
                 "memory would be assigned to the wrong samples. Start with a new objective."
             )
         self.step, self.samples_seen, self.epoch_set = step, samples_seen, epoch_set
-
-    def compile_updates(self) -> None:
-        """Compile the updates of prototypes with torch.compile, where there are any."""
-        for normalizer in self.normalizers.values():
-            if isinstance(normalizer, (PrototypeNormalizer, RollingNormalizer)):
-                normalizer.pool = normalizer.pool.compiled()
 
     # -- recorded steps ---------------------------------------------------------------------------------------------
 

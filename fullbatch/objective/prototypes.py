@@ -8,8 +8,8 @@ identical update itself and nothing is communicated for it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -19,9 +19,9 @@ from torch.nn.functional import normalize
 
 from fullbatch.config.axes import Mlp, Pairwise, Prototypes, Rolling, SquaredHinge
 from fullbatch.distributed import average_gradient
-from fullbatch.objective.chunked import tf32_products
+from fullbatch.objective.chunked import gradient_to_others, tf32_products
 from fullbatch.objective.fitted_net import FittedNet, LambdaNet
-from fullbatch.objective.kernel import gradient_to_others, log_mean_exp
+from fullbatch.objective.kernel import fused_kernels, log_mean_exp
 from fullbatch.objective.log_domain import bounded_exp, log_add, log_or_minus_inf
 from fullbatch.objective.step import Direction, Estimate, Progress
 
@@ -67,7 +67,7 @@ def adagrad_update(
         share_R = torch.sigmoid(log_mean_R - log_or_minus_inf(config.epsilon))
         return to_alpha_R * share_R / log_total_N.shape[0]
 
-    options: dict[str, Any] = {"pairwise": pool.pairwise, "first_pair": first_pair, **pool.products}
+    options: dict[str, Any] = {"pairwise": pool.pairwise, "chunk": pool.products["chunk"], "first_pair": first_pair}
     to_unit_MD = gradient_to_others(anchor_ND, unit_MD, reference_N, tau_N, to_value, **options)
     radial_M1 = (to_unit_MD * unit_MD).sum(dim=1, keepdim=True)
     gradient_MD = torch.addcmul(to_unit_MD, radial_M1, unit_MD, value=-1.0).div_(norm_M1).to(used_MD.dtype)
@@ -87,11 +87,6 @@ class Pool:
     config: Prototypes | Rolling
     pairwise: Pairwise
     products: Mapping[str, Any]  # the kernel's chunk and operands
-    update: Callable[..., None] = adagrad_update
-
-    def compiled(self) -> Pool:
-        """An update is dozens of small kernels, and a few when they are fused."""
-        return replace(self, update=torch.compile(adagrad_update, dynamic=False))
 
     def alpha(self, direction: Direction, used_MD: Tensor, first_pair: int | None = None) -> Tensor:
         log_mean_B = log_mean_exp(
@@ -111,14 +106,19 @@ class Pool:
         On a GPU float32 products, where they are asked for, run in TF32 here: the updates are the costly part of a
         step, and no gradient passes through them.  What that changes is less than what bf16 towers do (docs/speed.md).
         """
-        log_total_N = log_add(direction.log_g_N, self.config.epsilon)
+        config = self.config
+        log_total_N = log_add(direction.log_g_N, config.epsilon)
         anchor_ND = normalize(direction.anchor.all_ND, dim=1)
-        scalars = (direction.reference_N, direction.tau_N, log_total_N, direction.guard)
-        full = used_MD.shape[0] == self.config.prototypes  # before that, every step would be compiled anew
-        update = self.update if full else adagrad_update
+        tables = (used_MD, accumulator_MD, anchor_ND, direction.reference_N, direction.tau_N, log_total_N)
+        fused = fused_kernels(anchor_ND, self.products["operands"]) if used_MD.dtype == torch.float32 else None
+        if fused is not None:
+            rate, log_epsilon = config.lr_for(used_MD.shape[1]), log_or_minus_inf(config.epsilon)
+            fit = fused.Fit(config.updates, rate, log_epsilon, direction.guard, separate=config.fit == "separate")
+            fused.fit_prototypes(fit, *tables, first_pair=first_pair, pairwise=self.pairwise, **self.products)
+            return
         with tf32_products(anchor_ND):
-            for _ in range(self.config.updates):
-                update(self, used_MD, accumulator_MD, anchor_ND, *scalars, first_pair)
+            for _ in range(config.updates):
+                adagrad_update(self, *tables, direction.guard, first_pair)
 
     def estimate(self, direction: Direction, alpha_B: Tensor) -> Estimate:
         log_total_B = log_add(direction.log_g_B, self.config.epsilon)

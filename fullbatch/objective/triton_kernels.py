@@ -215,18 +215,23 @@ def _largest(grad_ptr, tau_ptr, count, A: tl.constexpr):
 
 
 @triton.jit
+def _store_scale(out_ptr, bound):
+    """The power of two that brings the bound to at most 2^15, and its inverse."""
+    exponent = tl.floor(15.0 - tl.log2(tl.maximum(bound, 1e-30)))
+    tl.store(out_ptr, tl.exp2(exponent))
+    tl.store(out_ptr + 1, tl.exp2(-exponent))
+
+
+@triton.jit
 def scale_kernel(
     row_grad_ptr, row_tau_ptr, column_grad_ptr, column_tau_ptr, out_ptr, N, M, steepest,
     BOTH: tl.constexpr, A: tl.constexpr,
 ):  # fmt: skip
-    """The power of two that brings the largest gradient to a similarity there can be to at most 2^15, and its inverse.
-    By one program: it reads two numbers an anchor."""
+    """Of the largest gradient to a similarity there can be.  By one program: it reads two numbers an anchor."""
     bound = _largest(row_grad_ptr, row_tau_ptr, N, A)
     if BOTH:
         bound += _largest(column_grad_ptr, column_tau_ptr, M, A)
-    exponent = tl.floor(15.0 - tl.log2(tl.maximum(bound * steepest, 1e-30)))
-    tl.store(out_ptr, tl.exp2(exponent))
-    tl.store(out_ptr + 1, tl.exp2(-exponent))
+    _store_scale(out_ptr, bound * steepest)
 
 
 @triton.jit
@@ -280,3 +285,68 @@ def weights_kernel(
     total_RC = tl.where(columns_C[None, :] == rows_R[:, None] + first_pair, 0.0, total_RC)
     at_RC = out_ptr + rows_R[:, None].to(tl.int64) * M + columns_C[None, :]
     tl.store(at_RC, total_RC.to(out_ptr.dtype.element_ty), mask=(rows_R[:, None] < N) & (columns_C[None, :] < M))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# prototypes
+
+
+@triton.jit
+def fit_kernel(
+    value_ptr, tau_ptr, log_total_ptr, grad_ptr, scale_ptr, N, log_count, log_epsilon, guard, steepest,
+    SEPARATE: tl.constexpr, A: tl.constexpr,
+):  # fmt: skip
+    """From the anchors' values to the gradient that reaches them, as prototypes.py has it, and its scale."""
+    largest_A = tl.zeros((A,), tl.float32)
+    for start in range(0, N, A):
+        at_A = start + tl.arange(0, A)
+        mask_A = at_A < N
+        log_mean_A = tl.load(value_ptr + at_A, mask=mask_A, other=0.0) - log_count
+        tau_A = tl.load(tau_ptr + at_A, mask=mask_A, other=1.0)
+        log_total_A = tl.load(log_total_ptr + at_A, mask=mask_A, other=0.0)
+        e_A = tl.exp(-tl.abs(log_mean_A - log_epsilon))
+        alpha_A = tl.maximum(log_mean_A, log_epsilon) + tl.log(1.0 + e_A)
+        share_A = tl.where(log_mean_A > log_epsilon, 1.0, e_A) / (1.0 + e_A)
+        if SEPARATE:
+            to_alpha_A = alpha_A - log_total_A
+        else:
+            to_alpha_A = tau_A * (1.0 - tl.exp(tl.minimum(log_total_A - alpha_A, guard)))
+        grad_A = to_alpha_A * share_A / N
+        tl.store(grad_ptr + at_A, grad_A, mask=mask_A)
+        largest_A = tl.maximum(largest_A, tl.where(mask_A, tl.abs(grad_A) / tau_A, 0.0))
+    _store_scale(scale_ptr, tl.max(largest_A, 0) * steepest)
+
+
+@triton.jit
+def _unit_rows(rows_RD):
+    norm_R1 = tl.maximum(tl.sqrt(tl.sum(rows_RD * rows_RD, 1, keep_dims=True)), 1e-12)
+    return rows_RD / norm_R1, norm_R1
+
+
+@triton.jit
+def prototype_kernel(
+    row_ptr, accumulator_ptr, to_unit_ptr, scale_ptr, operand_ptr, M, rate,
+    D: tl.constexpr, W: tl.constexpr, R: tl.constexpr, PARTS: tl.constexpr, UPDATE: tl.constexpr,
+):  # fmt: skip
+    """Some prototypes take an AdaGrad step, through their normalisation, and are written down as operands: unit rows
+    in float16, or that, what it leaves, and that again.  W: the width, rounded up to a power of two."""
+    rows_R, at_W = tl.program_id(0) * R + tl.arange(0, R), tl.arange(0, W)
+    mask_RW = (rows_R[:, None] < M) & (at_W[None, :] < D)
+    at_RW = rows_R[:, None].to(tl.int64) * D + at_W[None, :]
+    row_RW = tl.load(row_ptr + at_RW, mask=mask_RW, other=0.0)
+    unit_RW, norm_R1 = _unit_rows(row_RW)
+    if UPDATE:
+        to_unit_RW = tl.load(to_unit_ptr + at_RW, mask=mask_RW, other=0.0) * tl.load(scale_ptr + 1)
+        radial_R1 = tl.sum(to_unit_RW * unit_RW, 1, keep_dims=True)
+        grad_RW = (to_unit_RW - radial_R1 * unit_RW) / norm_R1
+        sum_RW = tl.load(accumulator_ptr + at_RW, mask=mask_RW, other=0.0) + grad_RW * grad_RW
+        row_RW = row_RW - rate * grad_RW / (tl.sqrt(sum_RW) + 1e-10)  # epsilon as in torch
+        tl.store(accumulator_ptr + at_RW, sum_RW, mask=mask_RW)
+        tl.store(row_ptr + at_RW, row_RW, mask=mask_RW)
+        unit_RW, norm_R1 = _unit_rows(row_RW)
+    high_RW = unit_RW.to(tl.float16)
+    out_RW = operand_ptr + rows_R[:, None].to(tl.int64) * PARTS * D + at_W[None, :]
+    tl.store(out_RW, high_RW, mask=mask_RW)
+    if PARTS == 3:
+        tl.store(out_RW + D, (unit_RW - high_RW.to(tl.float32)).to(tl.float16), mask=mask_RW)
+        tl.store(out_RW + 2 * D, high_RW, mask=mask_RW)

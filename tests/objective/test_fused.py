@@ -10,15 +10,17 @@ import sys
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 import fullbatch as fb
-from fullbatch.config.axes import Identity, Sigmoid, SquaredHinge
+from fullbatch.config.axes import Identity, Prototypes, Sigmoid, SquaredHinge
 from fullbatch.objective import chunked, kernel
-from fullbatch.objective.kernel import gradient_to_others, layout_of_batch, log_mean_exp
+from fullbatch.objective.kernel import layout_of_batch, log_mean_exp
 from fullbatch.objective.pairs import Table
+from fullbatch.objective.prototypes import Pool
 from tests.conftest import unit_rows
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -166,24 +168,6 @@ def test_split_operands():
     assert errors["tau"][0] < 1e-5 and errors["anchor"][0] < 5e-4 < 1e-3 < errors["anchor"][1], errors
 
 
-@fused_here
-@pytest.mark.parametrize("loss", ["identity", "hinge"])
-@pytest.mark.parametrize("first_pair", [None, 2])
-def test_gradient_to_others(first_pair, loss):
-    anchor, other, reference, tau = given = rectangle(70, 90, 24)
-
-    def to_others(rows, device, dtype, **more):
-        options = {"pairwise": LOSSES[loss], "first_pair": first_pair, **more}
-        return gradient_to_others(
-            *(t.to(device, dtype) for t in rows), lambda value, here: value.cos(), **options
-        ).cpu()
-
-    want = to_others(given, "cpu", torch.float64)
-    plain = to_others((rounded(anchor), rounded(other), reference, tau), "cpu", torch.float32, operands="float32")
-    # the weights are rounded too, each by 2^-12 on average
-    assert error(to_others(given, DEVICE, torch.float32), want) <= 2.0 * error(plain, want) + 2.0**-12
-
-
 # ---------------------------------------------------------------------------------------------------------------------
 # the two directions of a batch, on one rank and on several
 
@@ -258,11 +242,9 @@ def test_small_terms_of_a_sigmoid():
 # where they are used
 
 
-def training(name, device, dtype, see=lambda rows: rows, steps=3, count=40, width=24, compiled=False, **settings):
+def training(name, device, dtype, see=lambda rows: rows, steps=3, count=40, width=24, **settings):
     """The gradients and the state after a few steps."""
     objective = fb.make_objective(name, width=width, num_samples=1000, **settings).to(device, dtype)
-    if compiled:
-        objective.compile_updates()
     for step in range(steps):
         ids = (count * step + torch.arange(count)).to(device)
         rows = [see(unit_rows(count, width, seed + step)).to(device, dtype).requires_grad_() for seed in (1, 2)]
@@ -292,6 +274,48 @@ def test_methods(name):
     assert_as_good(*({key: t.nan_to_num() for key, t in found.items()} for found in (got, plain, want)), floor=1e-3)
 
 
+FITS = {
+    "plain": {},
+    "no epsilon": {"epsilon": 0.0},
+    "large epsilon": {"epsilon": 0.5},
+    "separate": {"fit": "separate"},
+    "hinge": {"pairwise": SquaredHinge(0.3)},
+    "in pieces": {"chunk": 20},
+    "own positives left out": {"first_pair": 3},
+}
+
+
+def fitted(see, device, dtype, operands, pairwise=Identity(), chunk=None, first_pair=None, **changed):
+    """How prototypes, of any length, and their accumulators change in three updates.  These are far from zero, so that
+    a step is as large as its gradient; a first one is as large as the rate, whatever the gradient."""
+    anchor, unit, reference, tau = rectangle(70, 90, 40, tau=0.03)
+    used = see(unit) * (1.0 + torch.rand(90, 1, generator=torch.Generator().manual_seed(0), dtype=torch.float64))
+    start = [t.to(device, dtype) for t in (used, 1e-2 * torch.ones(90, 40))]
+    config = Prototypes(prototypes=90, updates=3, prototype_lr=1e-3, **changed)
+    direction = SimpleNamespace(
+        anchor=SimpleNamespace(all_ND=see(anchor).to(device, dtype)),
+        log_g_N=weights(70).to(device, dtype),
+        reference_N=reference.to(device, dtype),
+        tau_N=tau.to(device, dtype),
+        guard=8.0,
+    )
+    after = [t.clone() for t in start]
+    Pool(config, pairwise, {"chunk": chunk, "operands": operands}).fit(direction, *after, first_pair)
+    return on_cpu({name: a - b for name, a, b in zip(("prototypes", "accumulator"), after, start, strict=True)})
+
+
+@fused_here
+@pytest.mark.parametrize("kind", FITS)
+def test_prototypes_learn_alike(kind):
+    want = fitted(lambda rows: rows, "cpu", torch.float64, "float32", **FITS[kind])
+    plain = fitted(rounded, "cpu", torch.float32, "float32", **FITS[kind])
+    got = fitted(lambda rows: rows, DEVICE, torch.float32, "float16", **FITS[kind])
+    # weights, and prototypes between updates, are rounded too, each by 2^-12 on average; squares count twice
+    assert_as_good(got, plain, want, floor=2.0**-10)
+    split = fitted(lambda rows: rows, DEVICE, torch.float32, "split", **FITS[kind])
+    assert error(split["prototypes"], want["prototypes"]) < error(got["prototypes"], want["prototypes"])
+
+
 @fused_here
 @pytest.mark.parametrize("name", METHODS)
 def test_float32_operands_take_the_torch_code(name, monkeypatch):
@@ -301,14 +325,6 @@ def test_float32_operands_take_the_torch_code(name, monkeypatch):
     training(name, DEVICE, torch.float32, operands="float32", **METHODS[name])
     with pytest.raises(NameError, match="reduce_block"):
         training(name, DEVICE, torch.float32, **METHODS[name])
-
-
-@on_cuda
-def test_compiled_updates():
-    """The compiler leaves the kernels as they are, and takes what lies between them."""
-    want, got = (training("neuclip", "cuda", torch.float32, compiled=c, **METHODS["neuclip"]) for c in (False, True))
-    for key in want:
-        assert error(got[key], want[key].double()) < 1e-3, key
 
 
 @on_cuda
