@@ -183,11 +183,12 @@ def build_objective(config: RunConfig, model: TwoTowers, pool: SamplePool) -> Ob
             if value is not None and name not in settings and name in settings_of(method):
                 settings[name] = value
                 log.info("the %s starts at %.6g, as the pretrained weights have it", name, value)
+    automatic = "split" if config.training.precision == "fp32" else "float16"
     context = Context(
         width=model.width,
         num_samples=len(pool),
         chunk=described.loss_chunk,
-        operands=described.loss_operands,
+        operands=automatic if described.loss_operands == "auto" else described.loss_operands,
         seed=config.training.seed,
         table_dtype=getattr(torch, described.table_dtype),
         table_storage=described.table_storage,

@@ -25,7 +25,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "normalizer": tuple(NORMALIZERS),
     "temperature_rule": tuple(TEMPERATURES),
     "optimizer": OPTIMIZERS,
-    "loss_operands": OPERANDS,
+    "loss_operands": ("auto", *OPERANDS),
     "table_dtype": ("float32", "float16"),
 }
 

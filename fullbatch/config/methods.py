@@ -259,8 +259,9 @@ class ObjectiveConfig(Checked):
     # fields of the method's parts: rho, gamma, prototypes, ...
     settings: Mapping[str, Any] = field(default_factory=dict)
     loss_chunk: int | None = None  # rows of the similarity matrix at a time; None: all
-    # what the loss multiplies on a GPU: embeddings as float16, as two of them ("split"), or as they are
-    loss_operands: Annotated[str, one_of(*OPERANDS)] = "float16"
+    # what the loss multiplies on a GPU: embeddings as float16, as two of them ("split"), or as they are; "auto": split
+    # where the towers run in fp32, else float16, which is finer than what they compute
+    loss_operands: Annotated[str, one_of("auto", *OPERANDS)] = "auto"
     table_dtype: Annotated[str, one_of("float32", "float16")] = "float32"  # how the per-sample tables are stored
     table_storage: str = "auto"  # "auto", "rank", "node" (shared by the ranks of a node) or a folder
 

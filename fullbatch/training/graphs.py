@@ -80,6 +80,7 @@ class StepGraphs:
         if recorded is None:
             if not any(known[0] == key[0] for known in self.recorded):  # type: ignore[index]
                 self.recorded.clear()  # another epoch: the old recordings will not be asked for again
+                self.pool = torch.cuda.graph_pool_handle()  # the last of them took the old one along
             recorded = self.recorded[key] = self._record()
         else:
             for module, name, move in recorded.moves:
