@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import yaml
-from study import Grids, Scores, grids_in, rate_label, score_of, scores_of
+from study import NEW_CAPTIONS, Grids, Scores, grids_in, rate_label, score_of, scores_of
 
 from fullbatch.trials.statistics import half_interval, paired
 
@@ -105,6 +105,16 @@ def read_race(folder: Path) -> Cells:
     for run in json.loads((folder / "comparison.json").read_text())["runs"]:
         if run["status"] == "done":
             cells[run["method"], run["batch_size"]][run["seed"]] = _read_run(run, folder / "runs" / run["name"])
+    return cells
+
+
+def read_races(folder: Path) -> Cells:
+    """The sound runs of the race that was compiled, and in their place those of the one that is not, where there are
+    any."""
+    cells: Cells = {}
+    for name in ("race-compiled", "race"):
+        if (folder / name / "comparison.json").is_file():
+            cells |= read_race(folder / name)
     return cells
 
 
@@ -286,13 +296,15 @@ def main() -> None:
     edges = ", ".join(at_the_edge(grids, scores))
     note = f"\n\nThe best rate is at the edge of its grid: {edges}." if edges else ""
     parts = [("Learning rates", rates_table(grids, scores) + note)]
+    if (folder / NEW_CAPTIONS.stage).is_dir():
+        parts.append(("Learning rates, new captions", rates_table(*read_rates(folder / NEW_CAPTIONS.stage))))
     points = {
         arm: {size: [100 * max(scores[arm, size, rate] for rate in rates)] for size, rates in sizes.items()}
         for arm, sizes in grids.items()
     }
     title = "R@1 among the 5,295 icons of the tuning shard, %, 1.25 M samples seen, one seed"
-    if (folder / "race").is_dir():
-        cells = read_race(folder / "race")
+    cells = read_races(folder)
+    if cells:
         parts += [
             ("R@1", race_table(cells)),
             ("Differences", differences_table(cells)),
