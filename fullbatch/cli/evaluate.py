@@ -59,6 +59,7 @@ class _Evaluate(Measuring):
     output: Path | None = None  # the JSON file to write; default: evaluation.json in the run's folder
     cache: str = "auto"  # the folder that keeps embeddings; auto: in the cache folder, none: nowhere
     average: bool = True  # the averaged weights, where the run kept an average
+    compile: bool = False  # compile the towers: some minutes that large tasks on a GPU win back
 
 
 @dataclass(frozen=True)
@@ -92,6 +93,8 @@ def evaluate(arguments: list[str]) -> int:
         distributed.together(lambda: _check_output(output) if first and output is not None else None)
         pick_device(config)  # is there the run's precision on it?
         model, precision = opened.model.to(device).eval(), config.training.precision
+        if options.compile:
+            model.compile()
         cache = distributed.together(lambda: EmbeddingCache.of(options.cache, model, precision, device.type))
         embedder = replace(make_embedder(config, model, model, device, display.measured), cache=cache)
         started = time.perf_counter()

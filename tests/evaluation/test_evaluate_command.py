@@ -54,6 +54,17 @@ def test_a_run_and_its_checkpoints(trained, capsys):
     assert status == 0 and json.loads((trained / "half.json").read_text())["precision"] == "bf16"
 
 
+@pytest.mark.slow  # torch.compile
+def test_compiled_towers_give_the_same_numbers(trained, capsys):
+    found = []
+    for more in ([], ["--compile"]):
+        output = trained / "compiled.json"
+        given = ["--tasks", f"retrieval:{trained}/shard.tar", "--workers", "0", "--cache", "none", "--output", output]
+        assert answer(capsys, trained / "run", *given, *more)[0] == 0
+        found.append(json.loads(output.read_text())["results"])
+    assert found[0] == found[1]
+
+
 def test_the_numbers_are_those_of_training(trained, capsys):
     config = small_config(trained, name="measured", steps=10)
     tasks = (f"retrieval:{trained}/shard.tar", f"wds:{trained}/set")
