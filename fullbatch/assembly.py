@@ -213,6 +213,8 @@ def make_state(
     if training.graphs and (device.type != "cuda" or distributed.world().size > 1):
         raise ValueError("--graphs works on one GPU, in one process; leave it out.")
     objective = build_objective(config, model, pool).to(device)
+    if device.type == "cuda" and not training.graphs:  # a recorded step has the objective's kernels in it already
+        objective.record()
     dtype = getattr(torch, config.objective.table_dtype)
     state = TrainingState(
         model=model,

@@ -24,6 +24,7 @@ from fullbatch.objective.normalizers import MovingAverageNormalizer
 from fullbatch.objective.other_losses import PositiveWeights, cycle_consistency, sigmoid_loss, variance_covariance
 from fullbatch.objective.pairs import Table
 from fullbatch.objective.parts import Context, check_context, fingerprint, make_normalizers, make_temperatures
+from fullbatch.objective.recorded import Replayer
 from fullbatch.objective.step import DIRECTIONS, Batch, Direction, Progress, gather_batch
 from fullbatch.objective.temperature import AnchorTemperature, GlobalTemperature
 
@@ -59,6 +60,7 @@ class Objective(nn.Module):
         self.bias = nn.Parameter(torch.tensor(float(pairwise.bias))) if isinstance(pairwise, axes.Sigmoid) else None
         self.positives = PositiveWeights(pairwise) if isinstance(pairwise, axes.RobustPositives) else None
         self._notices = advice.Notices(method)
+        self._replayer: Replayer | None = None
         if context.num_samples is not None and not isinstance(method.normalizer, (axes.BatchMean, axes.Amortized)):
             self._notices.warn_if_rho_unreachable(context.num_samples, "the data set")
 
@@ -70,6 +72,8 @@ class Objective(nn.Module):
             narrowed = moved.is_floating_point() and moved.dtype.itemsize < min(4, tensor.dtype.itemsize)
             return tensor.to(moved.device) if narrowed else moved
 
+        if self._replayer is not None:
+            self.record()  # anew: what was recorded knows where the tensors lay
         return super()._apply(move, recurse)  # type: ignore[no-untyped-call, no-any-return]
 
     # -- state ------------------------------------------------------------------------------------------------------
@@ -112,6 +116,11 @@ class Objective(nn.Module):
         parts = [module.replay_key(progress) for module in others if hasattr(module, "replay_key")]  # type: ignore[operator]
         return None if None in parts else (self.epoch if self.method.needs_epochs else 0, *parts)
 
+    def record(self) -> None:
+        """Let training steps on one GPU be recorded as CUDA graphs, forward and backward pass, and replayed: small
+        batches then wait for no launches.  Numbers and state are the same.  What it cannot record it runs as ever."""
+        self._replayer = Replayer()
+
     def replayed(self, metrics: Metrics) -> None:
         """Call it after a replay with the metrics of the recorded step."""
         self._notices.remember(metrics)
@@ -124,6 +133,16 @@ class Objective(nn.Module):
         """``image_embeddings`` and ``text_embeddings`` are unit rows; row i of both is a pair.  ``sample_ids`` (one
         tensor, or a pair for images and texts) are needed by methods with per-sample memory only.  In eval mode no
         state changes."""
+        ids = sample_ids if self.method.needs_ids else None
+        replayed = None
+        if self._replayer is not None and self.training:
+            replayed = self._replayer(self, image_embeddings, text_embeddings, ids)
+        return self.plain_step(image_embeddings, text_embeddings, ids) if replayed is None else Output(*replayed)
+
+    def plain_step(
+        self, image_embeddings: Tensor, text_embeddings: Tensor, sample_ids: advice.SampleIds | None = None
+    ) -> Output:
+        """``forward``, kernel by kernel."""
         progress = Progress(self.step, self.epoch, self.context.seed, self.training)
         on_cpu = not isinstance(image_embeddings, Tensor) or image_embeddings.device.type == "cpu"
         look = on_cpu or self._looks_now()

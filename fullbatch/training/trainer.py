@@ -23,11 +23,12 @@ from fullbatch.data.loader import LoadedBatch, TrainingBatches
 from fullbatch.data.workers import WorkerDied
 from fullbatch.distributed import towers
 from fullbatch.objective.objective import Objective
+from fullbatch.objective.recorded import CannotRecord
 from fullbatch.selection.selector import Selector
 from fullbatch.training import checkpoint
 from fullbatch.training.display import Display
 from fullbatch.training.gradient import GradientRule
-from fullbatch.training.graphs import CannotRecord, Computed, StepGraphs
+from fullbatch.training.graphs import Computed, StepGraphs
 from fullbatch.training.interruption import Abandoned, Interrupted, Interruption
 from fullbatch.training.optimizer import clip_gradients, set_learning_rates
 from fullbatch.training.run_folder import AUDIT, BEST, ENDED, EVALUATION, Folder, Metrics
