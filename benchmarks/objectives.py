@@ -107,7 +107,7 @@ def their_step(loss: torch.nn.Module, image: Tensor, text: Tensor, *own: Tensor)
 
 def compare(name: str, step: Step, peer: Step, rounds: int, device: str) -> tuple[float, float, float]:
     """Median seconds of ours and theirs, and the median ratio of neighbouring rounds."""
-    for _ in range(2 if device == "cpu" else 16):  # on a GPU the first calls check their inputs, later ones are recorded
+    for _ in range(2 if device == "cpu" else 16):  # on a GPU the first calls check their inputs, one is recorded
         step()
         peer()
     pairs = [(seconds(step, device), seconds(peer, device)) for _ in range(rounds)]

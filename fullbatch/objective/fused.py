@@ -50,6 +50,7 @@ class Tiles(NamedTuple):
 # by the most pairs of a block they are meant for: the fastest of those tried on an H200, D 512
 REDUCE_TILES = {2**22: Tiles(128, 64, 64, 4, 3), math.inf: Tiles(128, 128, 64, 4, 3)}
 WEIGHT_TILES = {2**22: Tiles(128, 64, 64, 8, 3), math.inf: Tiles(64, 128, 64, 4, 3, 168)}
+SIGMOID_TILES = {math.inf: Tiles(64, 128, 64, 8, 3)}  # its sums have more numbers at hand
 PROGRAMS = 528  # that a forward pass is divided into at least, where there are as many tiles: four a processor of 132
 GROUP = 8  # tiles of rows that share their columns while these are in the cache
 PIECE = 8192  # rows, and columns, of a piece of G: 128 MiB, and long enough sums for fast products
@@ -143,11 +144,11 @@ def reduce_block(
 ) -> list[Side]:
     """The rows as anchors and, where they are given scalars, the columns."""
     (count, width), others = row_ND.shape, column_MD.shape[0]
-    tiles, options = _tiles(REDUCE_TILES, count, others, width)
+    loss, margin = _loss_of(pairwise)
+    tiles, options = _tiles(SIGMOID_TILES if loss == "sigmoid" else REDUCE_TILES, count, others, width)
     row_tiles, column_tiles = triton.cdiv(count, tiles.rows), triton.cdiv(others, tiles.columns)
     span = triton.cdiv(column_tiles, min(column_tiles, triton.cdiv(PROGRAMS, row_tiles)))
     spans = triton.cdiv(column_tiles, span)
-    loss, margin = _loss_of(pairwise)
     planes = 1 + with_mean + (loss != "identity")
     row_part = row.tau.new_empty(spans, planes, count)
     column_part = row_part if column is None else row.tau.new_empty(row_tiles, planes, others)
