@@ -68,6 +68,17 @@ def test_a_plan_of_rates_that_was_begun_only_grows():
     assert set(grown["neuclip"]) == {64, 256}
 
 
+def test_what_new_captions_decided_stays(tmp_path):
+    grids = {"openclip": {64: [1e-4, 2e-4, 4e-4]}}
+    (tmp_path / "rates-new").mkdir()
+    (tmp_path / "rates-new" / "plan.yaml").write_text(yaml.safe_dump(study.rates_plan(grids, SETTING)))
+    study.choose({"openclip": {64: 2e-4}}, study.NEW_CAPTIONS, tmp_path)
+    study.choose({"openclip": {64: 4e-4, 256: 8e-4}, "neuclip": {64: 4e-4}}, study.WHOLE_SHARD, tmp_path)
+    assert study.chosen_rates(tmp_path) == {"openclip": {64: 2e-4, 256: 8e-4}, "neuclip": {64: 4e-4}}
+    with pytest.raises(SystemExit, match="no rate yet of rolling at B 64"):
+        study.rates_below(study.chosen_rates(tmp_path), ["openclip", "rolling"], [64])
+
+
 def test_the_race_has_the_rate_of_each_cell():
     chosen = {"openclip": {64: 4e-4, 256: 8e-4}, "neuclip": {64: 2e-4}}
     blocks = [

@@ -172,6 +172,11 @@ def grids_in(plan: Mapping[str, Any]) -> Grids:
     return {arm: {size: sorted(rates) for size, rates in sizes.items()} for arm, sizes in grids.items()}
 
 
+def begun_grids(judge: Judge, out: Path) -> Grids:
+    plan = out / judge.stage / "plan.yaml"
+    return grids_in(yaml.safe_load(plan.read_text())) if plan.is_file() else {}
+
+
 def joined(begun: Grids, first: Grids) -> Grids:
     """The grids that were begun, and the first rates of those that were not."""
     arms = dict.fromkeys([*begun, *first])
@@ -184,6 +189,9 @@ def first_rates(arms: Sequence[str], sizes: Sequence[int]) -> Grids:
 
 def rates_below(chosen: Mapping[str, Mapping[int, float]], arms: Sequence[str], sizes: Sequence[int]) -> Grids:
     """For the harder judge: the rate that was chosen, its half and its quarter."""
+    missing = [f"{arm} at B {size}" for arm in arms for size in sizes if size not in chosen.get(arm, {})]
+    if missing:
+        raise SystemExit(f"no rate yet of {', '.join(missing)}: run rates without --new-captions first")
     return {
         arm: {size: sorted(_round(chosen[arm][size] / part) for part in (1, 2, 4)) for size in sizes} for arm in arms
     }
@@ -258,11 +266,10 @@ def best_rates(grids: Grids, scores: Scores) -> dict[str, dict[int, float]]:
 
 def tune(first: Grids, judge: Judge, setting: Setting, out: Path, more: list[str]) -> None:
     """Until every grid has its best inside; what earlier calls found counts."""
-    begun = out / judge.stage / "plan.yaml"
-    grids = joined(grids_in(yaml.safe_load(begun.read_text())) if begun.is_file() else {}, first)
+    grids = joined(begun_grids(judge, out), first)
     while True:
         scores = scores_of(compare(rates_plan(grids, setting, judge), out, more), grids)
-        choose(best_rates(grids, scores), out)
+        choose(best_rates(grids, scores), judge, out)
         wider = widened(grids, scores)
         if wider == grids:
             break
@@ -271,11 +278,12 @@ def tune(first: Grids, judge: Judge, setting: Setting, out: Path, more: list[str
         print(f"{arm:15} B {size:5} lr {rate:<8g} {100 * score:6.2f}")
 
 
-def choose(best: Mapping[str, Mapping[int, float]], out: Path) -> None:
-    """chosen.json with these cells; what another judge chose elsewhere stays."""
-    chosen = chosen_rates(out)
+def choose(best: Mapping[str, Mapping[int, float]], judge: Judge, out: Path) -> None:
+    """chosen.json with these cells; what another judge chose elsewhere stays, and what new captions decided."""
+    decided, chosen = begun_grids(NEW_CAPTIONS, out) if judge == WHOLE_SHARD else {}, chosen_rates(out)
     for arm, rates in best.items():
-        chosen[arm] = dict(sorted({**chosen.get(arm, {}), **rates}.items()))
+        new = {size: rate for size, rate in rates.items() if size not in decided.get(arm, {})}
+        chosen[arm] = dict(sorted({**chosen.get(arm, {}), **new}.items()))
     (out / "chosen.json").write_text(json.dumps(chosen, indent=1) + "\n")
 
 

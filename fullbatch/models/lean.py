@@ -69,14 +69,17 @@ def _is_open_clip_layer(module: Any) -> bool:
 def _reading(backbone: Any, padding: int | None) -> Reading:
     tower = _text_tower(backbone)
     if hasattr(tower, "token_embedding") and hasattr(tower, "transformer"):
-        return "packed" if _ignores_what_follows(tower) else "whole"
+        return "packed" if _ignores_what_follows(tower, padding) else "whole"
     config = getattr(tower, "config", None)  # of a Hugging Face tower, whose attention leaves the padding out
     known = config is not None and padding is not None and padding == getattr(backbone, "padding", config.pad_token_id)
     return "trimmed" if known else "whole"
 
 
-def _ignores_what_follows(tower: Any) -> bool:
-    """Whether a caption's embedding is read at its end token, and depends on nothing after it."""
+def _ignores_what_follows(tower: Any, padding: int | None) -> bool:
+    """Whether a caption's embedding is read at its end token, and depends on nothing after it.  One that is read at its
+    largest id would be read in its padding, if that were larger."""
+    if padding is None or (_pooling(tower) == "argmax" and padding != 0):
+        return False
     causal = tower.attn_mask is not None and getattr(tower, "cls_emb", None) is None
     layers = tower.transformer.resblocks
     simple = all(_is_open_clip_layer(layer) and _reads_packed(layer.attn) for layer in layers)

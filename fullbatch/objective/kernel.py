@@ -13,7 +13,11 @@ the fused kernels, which never have that matrix, unless ``operands`` is "float32
 
 from __future__ import annotations
 
+import functools
+import logging
 import math
+import os
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -27,12 +31,23 @@ from fullbatch.config.axes import Identity, Pairwise
 from fullbatch.objective import chunked
 from fullbatch.objective.pairs import Engine, Layout, Side, Table, Tile
 
-_HAS_TRITON = find_spec("triton") is not None and torch.version.hip is None
+log = logging.getLogger("fullbatch")
+
+
+@functools.cache
+def _has_triton() -> bool:
+    """And the C compiler that it builds its launchers with."""
+    if find_spec("triton") is None or torch.version.hip is not None:
+        return False
+    if not (os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")):
+        log.warning("the loss takes torch's own operations: its kernels need a C compiler, gcc or clang")
+        return False
+    return True
 
 
 def runs_fused(rows_ND: Tensor, operands: str) -> bool:
     """Whether the fused kernels take these rows: float32 ones on a GPU that has tensor cores for float16."""
-    if operands == "float32" or rows_ND.dtype != torch.float32 or not (rows_ND.is_cuda and _HAS_TRITON):
+    if operands == "float32" or rows_ND.dtype != torch.float32 or not (rows_ND.is_cuda and _has_triton()):
         return False
     return torch.cuda.get_device_properties(rows_ND.device).major >= 8
 

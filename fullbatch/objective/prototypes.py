@@ -107,6 +107,8 @@ class Pool:
         step, and no gradient passes through them.  What that changes is less than what bf16 towers do (docs/speed.md).
         """
         config = self.config
+        if config.updates == 0:
+            return
         log_total_N = log_add(direction.log_g_N, config.epsilon)
         anchor_ND = normalize(direction.anchor.all_ND, dim=1)
         tables = (used_MD, accumulator_MD, anchor_ND, direction.reference_N, direction.tau_N, log_total_N)
@@ -150,7 +152,6 @@ class PrototypeNormalizer(nn.Module):
     def __init__(self, config: Prototypes, pairwise: Pairwise, width: int, products: Mapping[str, Any]) -> None:
         super().__init__()
         self.config, self.pool = config, Pool(config, pairwise, products)
-        self.lr = config.lr_for(width)
         self.forget = float(config.reset_accumulator)
         shape = (config.prototypes, width)
         if config.schedule == "simultaneous":

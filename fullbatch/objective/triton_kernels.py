@@ -32,11 +32,18 @@ def _similarities(
 
 
 @triton.jit
+def _hinge(sim, reference, margin):
+    """max(0, gap + margin), which stays no number where the gap is none, as tl.maximum would not."""
+    gap = sim - (reference - margin)
+    return tl.where(gap < 0.0, 0.0, gap)
+
+
+@triton.jit
 def _exponents(sim, reference, tau, margin, LOSS: tl.constexpr):
     """x / ln 2."""
     scale = 1.4426950408889634 / tau
     if LOSS == "hinge":
-        hinge = tl.maximum(sim - (reference - margin), 0.0)
+        hinge = _hinge(sim, reference, margin)
         x = hinge * hinge * scale
     else:
         x = sim * scale - reference * scale
@@ -58,9 +65,9 @@ def _softmax_sums(sim_RC, reference, tau, margin, AXIS: tl.constexpr, LOSS: tl.c
     top = _exponents(top_sim, reference, tau, margin, LOSS)
     scale = 1.4426950408889634 / tau
     if LOSS == "hinge":
-        hinge_RC = tl.maximum(sim_RC - tl.expand_dims(reference - margin, AXIS), 0.0)
+        hinge_RC = _hinge(sim_RC, tl.expand_dims(reference, AXIS), margin)
         weight_RC = tl.exp2(hinge_RC * hinge_RC * tl.expand_dims(scale, AXIS) - tl.expand_dims(top, AXIS))
-        weight_RC = tl.where(sim_RC > -1e20, weight_RC, 0.0)
+        weight_RC = tl.where(sim_RC < -1e20, 0.0, weight_RC)
         total = tl.sum(weight_RC, AXIS)
         slope = 2.0 * tl.sum(weight_RC * hinge_RC, AXIS)
     else:
@@ -251,7 +258,7 @@ def _anchor_weights(
         value = tl.load(value_ptr + at, mask=mask, other=0.0) * 1.4426950408889634
         weight_RC = tl.exp2(x_RC - tl.expand_dims(value, AXIS))
     if LOSS == "hinge":
-        weight_RC = weight_RC * (2.0 * tl.maximum(sim_RC - tl.expand_dims(reference - margin, AXIS), 0.0))
+        weight_RC = weight_RC * (2.0 * _hinge(sim_RC, tl.expand_dims(reference, AXIS), margin))
     return weight_RC * tl.expand_dims(factor, AXIS)
 
 

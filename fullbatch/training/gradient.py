@@ -32,7 +32,7 @@ from fullbatch.selection.selector import EmbeddingTable
 @dataclass(frozen=True)
 class GradientRule:
     """micro_batch   rows at a time; None: all
-    precision     of the towers; the objective works in float32 at least (NeuCLIP's fit in TF32, see its _fit)
+    precision     of the towers; the objective works in float32 at least; its products may take less (--loss-operands)
     seed          of dropout
     apart         batches that a step's rows are, one after the other
     table         that keeps what is embedded; None: nobody asks for it

@@ -14,7 +14,7 @@ from fullbatch.data.loader import TextSize, known_size
 from fullbatch.models import two_towers
 from fullbatch.models.attention import SelfAttention
 from fullbatch.models.build import build_model
-from fullbatch.models.lean import PatchProduct
+from fullbatch.models.lean import PatchProduct, make_lean
 from fullbatch.models.tokenizers import Tokenizer
 from tests.models.conftest import CAPTIONS, SMALL, some_images
 from tests.models.siglip import write_siglip
@@ -164,6 +164,13 @@ def test_lengths_end_where_a_caption_is_read():
     assert ended.lengths(torch.tensor([[1, 2, 9, 9, 9], [1, 2, 3, 4, 9], [9, 9, 9, 9, 9]])).tolist() == [3, 5, 1]
     inside = Tokenizer(SimpleNamespace(), "padding inside", 5, 10, 0)
     assert inside.lengths(torch.tensor([[1, 0, 3, 0, 0], [0, 0, 0, 0, 0]])).tolist() == [3, 1]
+
+
+def test_padding_that_would_be_read_is_kept(write_config, monkeypatch):
+    """A caption that is read at its largest id, padded by a larger one, is read in its padding."""
+    plain = [built_plain(monkeypatch, Model(write_config())).backbone for _ in range(3)]
+    read = [make_lean(backbone, padding) for backbone, padding in zip(plain, (0, 49408, None), strict=True)]
+    assert read == ["packed", "whole", "whole"]
 
 
 @pytest.mark.parametrize("size", [32, 37])

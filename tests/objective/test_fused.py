@@ -155,6 +155,16 @@ def test_no_gradient_is_zero():
 
 
 @fused_here
+@pytest.mark.parametrize("loss", ["identity", "hinge", "sigmoid"])
+def test_what_is_no_number_stays_none(loss):
+    """A run that diverges is to notice it."""
+    image, text, *taus = pairs(40, 24)
+    image[3, 5] = float("nan")
+    found = of_batch((image, text, *taus), loss, 1, DEVICE, torch.float32)
+    assert found["value 0"][3].isnan() and found["rows"].isnan().any() and found["columns"].isnan().any()
+
+
+@fused_here
 def test_split_operands():
     """Values as good as those of float32; gradients keep the rounding of the last products."""
     given, weight = rectangle(70, 90, 40, tau=0.005), weights(70)
