@@ -67,7 +67,7 @@ SAMPLES = 1_000_000  # of the data set that the random batches pretend to come f
 BATCHES = 4  # that take turns
 WORDS = (20.2, 16.3)  # of a caption: mean and deviation
 COLUMNS = ("model", "batch", "captions", "compiled", "graphs", "method", "samples_per_s", "ratio", "peak_gib")
-WARM_UP = 12  # steps on a GPU: compilation, prototypes filled, the first calls' checks over
+WARM_UP = 16  # steps on a GPU: compilation, prototypes filled, the first calls' checks over, the objective recorded
 WARM_UP_GRAPHS = 48  # the same where batches are small, and a step is recorded after that
 Steps = Callable[[int], None]
 

@@ -213,7 +213,9 @@ def make_state(
     if training.graphs and (device.type != "cuda" or distributed.world().size > 1):
         raise ValueError("--graphs works on one GPU, in one process; leave it out.")
     objective = build_objective(config, model, pool).to(device)
-    if device.type == "cuda" and not training.graphs:  # a recorded step has the objective's kernels in it already
+    # A recorded step has the objective's kernels in it already; and where losses are averaged, a replayed one rounds
+    # its gradient before it is scaled, so that a resumed run, which rehearses plainly, would not be the same run.
+    if device.type == "cuda" and not training.graphs and config.selection.batches_a_step == 1:
         objective.record()
     dtype = getattr(torch, config.objective.table_dtype)
     state = TrainingState(

@@ -72,8 +72,6 @@ class Objective(nn.Module):
             narrowed = moved.is_floating_point() and moved.dtype.itemsize < min(4, tensor.dtype.itemsize)
             return tensor.to(moved.device) if narrowed else moved
 
-        if self._replayer is not None:
-            self.record()  # anew: what was recorded knows where the tensors lay
         return super()._apply(move, recurse)  # type: ignore[no-untyped-call, no-any-return]
 
     # -- state ------------------------------------------------------------------------------------------------------

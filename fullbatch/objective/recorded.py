@@ -42,43 +42,56 @@ class Recorded(Generic[T]):
 class Recordings(Generic[T]):
     """By key, whose first part is the epoch, where it matters."""
 
-    def __init__(self, objective: Objective) -> None:
+    def __init__(self, objective: Objective, device: torch.device) -> None:
         self.known: dict[Hashable, Recorded[T]] = {}
+        self.device = device
+        self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         # they share their memory: one is replayed at a time, and what each leaves to be read stays its own
         self.pool = torch.cuda.graph_pool_handle()
         self.counters = [(module, name) for module in objective.modules() for name in getattr(module, "counters", ())]
 
-    def take(self, key: tuple[Hashable, ...], step: Callable[[], T], stream: torch.cuda.Stream | None) -> Recorded[T]:
-        """The recording of this key, made now if there is none, and to be replayed; counters are moved on."""
+    def replay(self, key: tuple[Hashable, ...], step: Callable[[], T], before: Callable[[], None] = lambda: None) -> T:
+        """Replay the recording of this key, made now if there is none; counters are moved on.  ``before``: what is to
+        be done between the two."""
         recorded = self.known.get(key)
-        if recorded is not None:
+        if recorded is None:
+            if not any(known[0] == key[0] for known in self.known):  # type: ignore[index]
+                self.known.clear()  # another epoch: the old recordings will not be asked for again
+                self.pool = torch.cuda.graph_pool_handle()  # the last of them took the old one along
+            recorded = self.known[key] = self._record(step)
+        else:
             for module, name, move in recorded.moves:
                 setattr(module, name, getattr(module, name) + move)
-            return recorded
-        if not any(known[0] == key[0] for known in self.known):  # type: ignore[index]
-            self.known.clear()  # another epoch: the old recordings will not be asked for again
-            self.pool = torch.cuda.graph_pool_handle()  # the last of them took the old one along
-        recorded = self.known[key] = self._record(step, stream)
-        return recorded
+        before()
+        with torch.cuda.device(self.device):
+            recorded.graph.replay()
+        return recorded.result
 
-    def _record(self, step: Callable[[], T], stream: torch.cuda.Stream | None) -> Recorded[T]:
+    def _record(self, step: Callable[[], T]) -> Recorded[T]:
         before = [getattr(module, name) for module, name in self.counters]
-        graph = torch.cuda.CUDAGraph()
         try:
-            with torch.cuda.graph(graph, self.pool, stream, capture_error_mode="thread_local"):
-                result = step()
-        except torch.OutOfMemoryError:
-            raise
-        except RuntimeError as error:
+            graph, result = self._captured(step)
+        except BaseException as error:
             for (module, name), old in zip(self.counters, before, strict=True):
                 setattr(module, name, old)
-            cause = error.__context__ or error  # ending a recording that broke off raises another error on top
-            raise CannotRecord(str(cause).splitlines()[0]) from error
+            if isinstance(error, RuntimeError) and not isinstance(error, torch.OutOfMemoryError):
+                cause = error.__context__ or error  # ending a recording that broke off raises another error on top
+                raise CannotRecord(str(cause).partition("\n")[0]) from error
+            raise
         moves = [
             (module, name, getattr(module, name) - old)
             for (module, name), old in zip(self.counters, before, strict=True)
         ]
         return Recorded(graph, result, tuple(move for move in moves if move[2]))
+
+    def _captured(self, step: Callable[[], T]) -> tuple[torch.cuda.CUDAGraph, T]:
+        graph = torch.cuda.CUDAGraph()
+        with (
+            torch.cuda.device(self.device),
+            torch.cuda.graph(graph, self.pool, self.stream, capture_error_mode="thread_local"),
+        ):
+            result = step()
+        return graph, result
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -94,7 +107,7 @@ class _Step:
     """What a replayed step leaves."""
 
     loss: Tensor
-    gradients: Sequence[Tensor | None]  # of the loss, to the leaves
+    gradients: Sequence[Tensor | None]  # of the loss, to the embeddings in full precision and to the parameters
     names: tuple[str, ...]  # of the metrics that are tensors
     numbers: Tensor  # those
     others: Metrics
@@ -105,13 +118,15 @@ class _Hand(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, step: _Step, *leaves: Tensor) -> Tensor:
-        ctx.gradients = [None if gradient is None else gradient.clone() for gradient in step.gradients]
+        ctx.dtypes = [leaf.dtype for leaf in leaves]
+        ctx.save_for_backward(*(None if gradient is None else gradient.clone() for gradient in step.gradients))
         return step.loss.clone()
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-        return None, *(None if gradient is None else gradient * grad.to(gradient.dtype) for gradient in ctx.gradients)
+        found = zip(ctx.saved_tensors, ctx.dtypes, strict=True)
+        return None, *(None if gradient is None else (gradient * grad).to(dtype) for gradient, dtype in found)
 
 
 class Replayer:
@@ -119,9 +134,10 @@ class Replayer:
 
     def __init__(self) -> None:
         self.rehearsed = 0
+        self.off = False
         self.recordings: Recordings[_Step] | None = None
         self.inputs: dict[Hashable, list[Tensor]] = {}
-        self.off = False
+        self.memory: tuple[int, ...] = ()  # where what the recordings read and write lies
 
     def __reduce__(self) -> tuple[type[Replayer], tuple[()]]:
         """A copy begins anew."""
@@ -136,45 +152,56 @@ class Replayer:
         if key is None or self.rehearsed < REHEARSALS:
             self.rehearsed += key is not None
             return None
-        shape = tuple((t.shape, t.dtype, t.device, t.requires_grad) for t in given)
-        if shape not in self.inputs:
-            if len(self.inputs) == MOST_SHAPES:
-                return None
-            self.inputs[shape] = [t.detach().clone().requires_grad_(t.requires_grad) for t in given]
-        inputs = self.inputs[shape]
-        with torch.no_grad():
-            for kept, new in zip(inputs, given, strict=True):
-                kept.copy_(new)
-        own = [p for p in objective.parameters() if p.requires_grad]
-        if self.recordings is None:
-            self.recordings = Recordings(objective)
-        try:
-            recorded = self.recordings.take((*key, shape), partial(_whole_step, objective, inputs, own), None)
-        except CannotRecord as reason:
-            log.warning("the loss is not recorded (%s)", reason)
-            self.off = True
+        parameters = [p for p in objective.parameters() if p.requires_grad]
+        memory = tuple(t.data_ptr() for t in (*objective.parameters(), *objective.buffers()))
+        if self.recordings is None or memory != self.memory:
+            self.recordings, self.memory = Recordings(objective, image.device), memory
+        shape = tuple((t.shape, t.dtype, t.requires_grad) for t in given), len(parameters)
+        inputs = self.inputs.get(shape) or [t.detach().clone() for t in given]
+        if len({*self.inputs, shape}) > MOST_SHAPES:
             return None
-        recorded.graph.replay()
-        found = recorded.result
-        loss: Tensor = _Hand.apply(found, *(t for t in given if t.requires_grad), *own)
+        for kept, new in zip(inputs, given, strict=True):
+            kept.copy_(new.detach())
+        learns = [t.requires_grad for t in given]
+        epoch = float(objective.epoch)
+        try:
+            found = self.recordings.replay((*key, shape), partial(_whole_step, objective, inputs, learns, parameters))
+        except (CannotRecord, torch.OutOfMemoryError) as reason:
+            log.warning("the loss's steps are not recorded: %s", str(reason).partition("\n")[0])
+            self.off, self.recordings = True, None
+            return None
+        self.inputs[shape] = inputs
+        loss: Tensor = _Hand.apply(found, *(t for t in given if t.requires_grad), *parameters)
         numbers: Metrics = dict(zip(found.names, found.numbers.clone().unbind(), strict=True))
         objective.replayed(numbers)
-        return loss, {**found.others, **numbers, "epoch": float(objective.epoch)}
+        return loss, {**found.others, **numbers, "epoch": epoch}
 
     def _takes(self, objective: Objective, given: Sequence[Any]) -> bool:
-        if self.off or not all(isinstance(t, Tensor) and t.is_cuda for t in given):
+        if self.off or not torch.is_grad_enabled() or distributed.world().size > 1:
             return False
-        if objective.method.needs_ids and len(given) == 2:  # about which the plain step has a word to say
-            return False
-        alone = distributed.world().size == 1 and torch.is_grad_enabled()
-        return alone and given[0].shape[0] <= LARGEST_BATCH and not torch.cuda.is_current_stream_capturing()
+        if not all(isinstance(t, Tensor) for t in given) or (objective.method.needs_ids and len(given) == 2):
+            return False  # about which the plain step has a word to say
+        image = given[0]
+        together = is_on_gpu(image) and all(t.device == image.device for t in given)
+        small = together and image.ndim == 2 and image.shape[0] <= LARGEST_BATCH
+        learns = any(t.requires_grad for t in (*given, *objective.parameters()))
+        return small and learns and not torch.cuda.is_current_stream_capturing()
 
 
-def _whole_step(objective: Objective, inputs: Sequence[Tensor], parameters: Sequence[Tensor]) -> _Step:
-    image, text, *ids = inputs
-    output = objective.plain_step(image, text, tuple(ids) if len(ids) == 2 else ids[0] if ids else None)  # type: ignore[arg-type]
-    leaves = [*(t for t in inputs if t.requires_grad), *parameters]
-    gradients = torch.autograd.grad(output.loss, leaves, allow_unused=True)
+def is_on_gpu(tensor: Tensor) -> bool:
+    return tensor.is_cuda
+
+
+def _whole_step(
+    objective: Objective, inputs: Sequence[Tensor], learns: Sequence[bool], parameters: Sequence[Tensor]
+) -> _Step:
+    """Forward and backward pass; embeddings in full precision, so that 16 bits are a matter of who hands them over."""
+    rows = [t.to(torch.promote_types(t.dtype, torch.float32)).detach() for t in inputs[:2]]
+    leaves = [row.requires_grad_() for row, learn in zip(rows, learns, strict=False) if learn]
+    image, text, ids = *rows, inputs[2:]
+    with torch.autocast(rows[0].device.type, enabled=False):
+        output = objective.plain_step(image, text, (ids[0], ids[-1]) if ids else None)
+        gradients = torch.autograd.grad(output.loss, [*leaves, *parameters], allow_unused=True)
     numbers = {name: value for name, value in output.metrics.items() if isinstance(value, Tensor)}
     others = {name: value for name, value in output.metrics.items() if name not in numbers}
     stacked = torch.stack([value.to(output.loss.dtype) for value in numbers.values()])

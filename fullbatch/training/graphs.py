@@ -35,10 +35,10 @@ class StepGraphs:
         device: torch.device,
     ) -> None:
         self.compute, self.seed, self.objective = compute, seed, objective
-        self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self.rehearsed = 0
         self.inputs: LoadedBatch | None = None
-        self.recordings: Recordings[Computed] = Recordings(objective)
+        self.recordings: Recordings[Computed] = Recordings(objective, device)
+        self.stream = self.recordings.stream
         for optimizer in optimizers:
             make_capturable(optimizer, device)
 
@@ -59,13 +59,11 @@ class StepGraphs:
         inputs = self._taken(batch)
         key = (*key, *known_size(batch.tokens, batch.lengths))
         try:
-            recorded = self.recordings.take(key, partial(self.compute, inputs), self.stream)
+            computed = self.recordings.replay(key, partial(self.compute, inputs), partial(self.seed, step))
         except CannotRecord as reason:
             raise CannotRecord(f"A step of this model cannot be recorded ({reason}); leave --graphs out.") from reason
-        self.seed(step)
-        recorded.graph.replay()
-        self.objective.replayed(recorded.result.output.metrics)
-        return recorded.result
+        self.objective.replayed(computed.output.metrics)
+        return computed
 
     def _taken(self, batch: LoadedBatch) -> LoadedBatch:
         """In the memory that recordings read from."""

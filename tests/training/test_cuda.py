@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from fullbatch.objective.objective import Objective
 from fullbatch.training import checkpoint
 from fullbatch.training_run import train
 from tests.training.small import differences, renamed, saved_state, small_config
@@ -31,6 +32,14 @@ def test_the_gpu_follows_the_cpu(tmp_path, method):
     on_cpu = train(small_config(tmp_path, method)).folder
     there = train(renamed(on_gpu(tmp_path, method), "gpu")).folder
     assert losses(there)[:5] == pytest.approx(losses(on_cpu)[:5], rel=1e-3, abs=1e-3)
+
+
+@pytest.mark.parametrize("method", ["openclip", "sogclr", "neuclip"])
+def test_a_recorded_objective_trains_alike(tmp_path, method, monkeypatch):
+    recorded = train(on_gpu(tmp_path, method, steps=40)).folder
+    monkeypatch.setattr(Objective, "record", lambda self: None)
+    plain = train(renamed(on_gpu(tmp_path, method, steps=40), "plain")).folder
+    assert losses(recorded) == pytest.approx(losses(plain), rel=2e-3, abs=2e-3)
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])

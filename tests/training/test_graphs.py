@@ -13,6 +13,7 @@ import torch
 import fullbatch.assembly
 from fullbatch.config.optimization import Recovery
 from fullbatch.models.build import build_model
+from fullbatch.objective.objective import Objective
 from fullbatch.training import checkpoint
 from fullbatch.training_run import train
 from tests.training.small import differences, renamed, saved_state, small_config
@@ -36,6 +37,12 @@ def on_gpu(folder, method, steps=40, **training):
 def losses(run):
     lines = [json.loads(text) for text in (run / "metrics.jsonl").read_text().splitlines()]
     return [line["loss"] for line in lines if "loss" in line]
+
+
+@pytest.fixture(autouse=True)
+def plainly(monkeypatch):
+    """A plain run launches kernel by kernel, the objective's too."""
+    monkeypatch.setattr(Objective, "record", lambda self: None)
 
 
 @pytest.mark.parametrize("in_memory", [False, True])

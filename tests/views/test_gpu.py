@@ -8,12 +8,19 @@ import torch
 
 from fullbatch.config.data import Views
 from fullbatch.data.images import ViewMaker
+from fullbatch.objective.objective import Objective
 from fullbatch.training_run import train
 from tests.training.small import renamed, saved_state
 from tests.training.test_graphs import losses
 from tests.views.test_training import views_config
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+
+
+@pytest.fixture(autouse=True)
+def plainly(monkeypatch):
+    """A plain run launches kernel by kernel, the objective's too."""
+    monkeypatch.setattr(Objective, "record", lambda self: None)
 
 
 @pytest.mark.parametrize("size", [16, 32, 64])
