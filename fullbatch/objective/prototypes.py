@@ -152,6 +152,7 @@ class PrototypeNormalizer(nn.Module):
     def __init__(self, config: Prototypes, pairwise: Pairwise, width: int, products: Mapping[str, Any]) -> None:
         super().__init__()
         self.config, self.pool = config, Pool(config, pairwise, products)
+        self.lr = config.lr_for(width)  # which the optimizer is told where the prototypes are its parameters
         self.forget = float(config.reset_accumulator)
         shape = (config.prototypes, width)
         if config.schedule == "simultaneous":
