@@ -48,7 +48,7 @@ def test_other_orders():
 def test_a_method_keeps_the_settings_its_recipe_gives_it_and_no_others():
     plan = planned("--samples", "640", methods=("openclip", "neuclip"), batch_sizes=(64,), seeds=(3,))
     openclip, neuclip = (config_of(plan, f"{name}-b64-seed3") for name in ("openclip", "neuclip"))
-    assert neuclip.objective.settings == {"prototypes": 512, "temperature": 0.05, "rho": 4.0}
+    assert neuclip.objective.settings == {"prototypes": 512, "rho": 4.0}
     assert openclip.objective.settings == {}
     assert (openclip.training.batch_size, openclip.training.seed, openclip.training.samples) == (64, 3, 640)
     same = [{k: v for k, v in to_dict(c).items() if k not in ("objective", "run")} for c in (openclip, neuclip)]
