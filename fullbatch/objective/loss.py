@@ -63,14 +63,16 @@ class Summary:
     """What is reported: means over this rank's anchors, then over ranks, in few operations."""
 
     def __init__(self) -> None:
-        self.rows: dict[str, Tensor] = {}
+        self.names: list[str] = []
+        self.means: list[Tensor] = []
         self.terms: dict[str, Tensor] = {}
         self.taus: list[Tensor] = []
 
     def add(self, direction: Direction, estimate: Estimate, part: DirectionLoss) -> None:
         guarded_B = (estimate.alpha_B.detach() < part.alpha_B).to(part.full_B.dtype)
         rows = (part.full_B, guarded_B, part.alpha_B, estimate.log_total_B.detach(), part.log_ratio_B)
-        self.rows.update({f"{kind}_{direction.name}": row for kind, row in zip(_REPORTED, rows, strict=True)})
+        self.names += [f"{kind}_{direction.name}" for kind in _REPORTED]
+        self.means.append(torch.stack(rows).mean(dim=1))
         self.taus.append(direction.tau_N)
 
     def add_term(self, name: str, term: Tensor) -> None:
@@ -78,10 +80,9 @@ class Summary:
         self.terms[f"full_{name}"] = term.detach()
 
     def metrics(self, batch: Batch) -> Metrics:
-        self.rows["positive_similarity"] = batch.positive_B.detach()
-        means = torch.stack(list(self.rows.values())).mean(dim=1)
-        values = torch.cat([means, torch.stack(list(self.terms.values()))]) if self.terms else means
-        named = dict(zip([*self.rows, *self.terms], distributed.mean_over_ranks(values).unbind(), strict=True))
+        alone = {**self.terms, "positive_similarity": batch.positive_B.detach().mean()}
+        values = distributed.mean_over_ranks(torch.cat([*self.means, torch.stack(list(alone.values()))]))
+        named = dict(zip([*self.names, *alone], values.unbind(), strict=True))
         full, guarded = ([named.pop(key) for key in list(named) if key.startswith(kind)] for kind in _REPORTED[:2])
         least, most = torch.aminmax(tau := torch.stack(self.taus))
         spread = {"tau": tau.mean(), "tau_min": least, "tau_max": most}
