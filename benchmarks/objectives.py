@@ -109,6 +109,7 @@ def compare(name: str, step: Step, peer: Step, rounds: int, device: str) -> tupl
     """Median seconds of ours and theirs, and the median ratio of neighbouring rounds."""
     for _ in range(2 if device == "cpu" else 16):  # on a GPU the first calls check their inputs, one is recorded
         step()
+    for _ in range(2):
         peer()
     pairs = [(seconds(step, device), seconds(peer, device)) for _ in range(rounds)]
     ours, theirs = (statistics.median(column) for column in zip(*pairs, strict=True))
