@@ -47,8 +47,8 @@ __all__ = [
     "METHODS", "Amortized", "BatchAndQueue", "BatchMean", "Constant", "Context", "CycleConsistency", "Encoder",
     "Identity", "LearnedScale", "Method", "Mlp", "MovingAverage", "NoNormalizer", "Objective", "Output", "PerSample",
     "Predicted", "Prototypes", "RawSimilarity", "RobustGlobal", "RobustPositives", "Rolling", "RunConfig", "Scale",
-    "Scent", "Sigmoid", "SquaredHinge", "VarianceCovariance", "exact_log_normalizers", "finetune", "load", "make_objective",
-    "settings_of", "train",
+    "Scent", "Sigmoid", "SquaredHinge", "VarianceCovariance", "exact_log_normalizers", "finetune", "load",
+    "make_objective", "settings_of", "train",
 ]  # fmt: skip
 
 _MODULES = {  # of the names that are not in fullbatch.config.axes
