@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from fullbatch.objective.objective import Objective, Output, make_objective
     from fullbatch.objective.parts import Context
     from fullbatch.training_run import train
+    from fullbatch.using.encoder import Encoder, load
 
 # OpenMP reads it when torch is imported.  Threads that spin while they wait take a core from whoever works beside them.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -43,11 +44,11 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 __version__ = "0.6.0"
 
 __all__ = [
-    "METHODS", "Amortized", "BatchAndQueue", "BatchMean", "Constant", "Context", "CycleConsistency", "Identity",
-    "LearnedScale", "Method", "Mlp", "MovingAverage", "NoNormalizer", "Objective", "Output", "PerSample", "Predicted",
-    "Prototypes", "RawSimilarity", "RobustGlobal", "RobustPositives", "Rolling", "RunConfig", "Scale", "Scent",
-    "Sigmoid", "SquaredHinge", "VarianceCovariance", "exact_log_normalizers", "finetune", "make_objective",
-    "settings_of", "train",
+    "METHODS", "Amortized", "BatchAndQueue", "BatchMean", "Constant", "Context", "CycleConsistency", "Encoder",
+    "Identity", "LearnedScale", "Method", "Mlp", "MovingAverage", "NoNormalizer", "Objective", "Output", "PerSample",
+    "Predicted", "Prototypes", "RawSimilarity", "RobustGlobal", "RobustPositives", "Rolling", "RunConfig", "Scale",
+    "Scent", "Sigmoid", "SquaredHinge", "VarianceCovariance", "exact_log_normalizers", "finetune", "load",
+    "make_objective", "settings_of", "train",
 ]  # fmt: skip
 
 _MODULES = {  # of the names that are not in fullbatch.config.axes
@@ -58,6 +59,7 @@ _MODULES = {  # of the names that are not in fullbatch.config.axes
     "exact_log_normalizers": "audit.exact",
     "finetune": "finetuning.finetune",
     "train": "training_run",
+    **dict.fromkeys(("Encoder", "load"), "using.encoder"),
 }
 
 
