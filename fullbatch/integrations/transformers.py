@@ -1,0 +1,146 @@
+"""The objective in a ``transformers.Trainer``, for any model whose output has image_embeds and text_embeds.
+
+    from transformers import Trainer
+    from fullbatch.integrations.transformers import ContrastiveMixin, keep_ids, with_ids
+
+    class ContrastiveTrainer(ContrastiveMixin, Trainer):
+        pass
+
+    objective = fb.make_objective("sogclr", num_samples=len(dataset))
+    trainer = ContrastiveTrainer(model, objective=objective, train_dataset=with_ids(dataset), ...)
+    trainer.train(resume_from_checkpoint=True)
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from fullbatch.integrations.ids import ID, number_rows
+from fullbatch.integrations.ids import keep_ids as keep_ids
+from fullbatch.integrations.state import carry_state, check_carried, freeze_temperature, write_temperature
+from fullbatch.objective.objective import Objective
+
+_ADVICE = "let the trainer's create_optimizer call super().create_optimizer(), with ContrastiveMixin first in its bases."
+
+
+def with_ids(dataset: Any) -> Any:
+    """``dataset`` with its row numbers as "sample_id"; a Hugging Face data set or any with ``len`` and indexing."""
+    return number_rows(dataset)
+
+
+class KeepsObjective:
+    """For any trainer derived from transformers': its optimizer learns the objective's temperature, and its checkpoints
+    hold the objective (in optimizer.pt)."""
+
+    temperature_lr: float | None = None
+    _step_is_new = True  # no gradient is accumulated yet
+
+    def objectives(self) -> list[Objective]:
+        raise NotImplementedError
+
+    def create_optimizer(self, *args: Any, **kwargs: Any) -> torch.optim.Optimizer:
+        trainer: Any = self
+        for name in ("deepspeed", "fsdp"):
+            if getattr(trainer, f"is_{name}_enabled", False):
+                raise ValueError(
+                    f"With {name} the optimizer's state is saved in pieces, which cannot hold the objective; train "
+                    "with DDP, or without."
+                )
+        parent: Any = super()
+        optimizer: torch.optim.Optimizer = parent.create_optimizer(*args, **kwargs)
+        return carry_state(optimizer, *self.objectives(), temperature_lr=self.temperature_lr)
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
+        """Before a step the trainer clears the gradients of its model only."""
+        trainer: Any = self
+        parent: Any = super()
+        if self._step_is_new:
+            for objective in self.objectives():
+                objective.zero_grad()
+        loss: Tensor = parent.training_step(*args, **kwargs)
+        self._step_is_new = trainer.accelerator.sync_gradients
+        return loss
+
+
+class ContrastiveMixin(KeepsObjective):
+    """To stand before ``Trainer`` among the bases; ``objective`` and ``temperature_lr`` are keywords of its own."""
+
+    loss_is_scaled_for_ga = False  # a mean over a batch: the trainer divides it by the batches it accumulates
+
+    def __init__(self, *args: Any, objective: Objective, temperature_lr: float | None = None, **kwargs: Any) -> None:
+        parent: Any = super()
+        parent.__init__(*args, **kwargs)
+        trainer: Any = self
+        self.objective, self.temperature_lr = objective.to(trainer.args.device), temperature_lr
+        trainer.can_return_loss = True  # without labels, in an evaluation too
+        freeze_temperature(trainer.model)
+
+    def objectives(self) -> list[Objective]:
+        return [self.objective]
+
+    def _set_signature_columns_if_needed(self) -> None:
+        """Columns that the model does not take are removed; the ids are not for the model."""
+        parent: Any = super()
+        parent._set_signature_columns_if_needed()
+        trainer: Any = self
+        if ID not in trainer._signature_columns:
+            trainer._signature_columns.append(ID)
+
+    def compute_loss(
+        self,
+        model: nn.Module,
+        inputs: dict[str, Any],
+        return_outputs: bool = False,
+        num_items_in_batch: Tensor | int | None = None,
+    ) -> Any:
+        ids = inputs.get(ID)
+        outputs = model(**{key: value for key, value in inputs.items() if key not in (ID, "return_loss")})
+        image_BD, text_BD = _embeddings(outputs)
+        if model.training:
+            loss = self._training_loss(image_BD, text_BD, ids)
+        else:
+            loss = batch_loss(self.objective, image_BD, text_BD)
+        # what compute_metrics is given; hidden states of a whole evaluation would fill the memory
+        return (loss, {"image_embeds": image_BD, "text_embeds": text_BD}) if return_outputs else loss
+
+    def _training_loss(self, image_BD: Tensor, text_BD: Tensor, ids: Tensor | None) -> Tensor:
+        check_carried(self.objective, _ADVICE)
+        if ids is None and self.objective.method.needs_ids:
+            raise ValueError(
+                f"This method remembers every sample, but the batch has no {ID!r}; give the trainer "
+                "with_ids(train_dataset), and keep_ids(collator) if the collator is your own."
+            )
+        loss: Tensor = self.objective.train()(image_BD, text_BD, ids).loss
+        trainer: Any = self
+        write_temperature(trainer.model, self.objective)
+        return loss
+
+
+def _embeddings(outputs: Any) -> tuple[Tensor, Tensor]:
+    try:
+        return outputs["image_embeds"], outputs["text_embeds"]
+    except (KeyError, TypeError, IndexError):
+        raise ValueError(
+            "The model's output must have image_embeds and text_embeds, as CLIPModel's and SiglipModel's have, got "
+            f"{type(outputs).__name__}."
+        ) from None
+
+
+@torch.no_grad()
+def batch_loss(objective: Objective, image_BD: Tensor, text_BD: Tensor) -> Tensor:
+    """CLIP's loss within a batch, at the present temperature: what an evaluation reports.  Its samples have no place in
+    the tables."""
+    if not objective.method.needs_ids:
+        loss: Tensor = objective.eval()(image_BD, text_BD).loss
+        return loss
+    tau = getattr(objective.temperatures["both"], "log_temperature", None) if "both" in objective.temperatures else None
+    start = float(getattr(objective.method.temperature, "temperature", 0.07))
+    sim_BB = (image_BD @ text_BD.T).float() / (start if tau is None else tau.exp())
+    own_B = torch.arange(len(sim_BB), device=sim_BB.device)
+    return (cross_entropy(sim_BB, own_B) + cross_entropy(sim_BB.T, own_B)) / 2
+
+
