@@ -1,14 +1,14 @@
 """The objective in a ``transformers.Trainer``, for any model whose output has image_embeds and text_embeds.
 
-    from transformers import Trainer
-    from fullbatch.integrations.transformers import ContrastiveMixin, keep_ids, with_ids
+from transformers import Trainer
+from fullbatch.integrations.transformers import ContrastiveMixin, keep_ids, with_ids
 
-    class ContrastiveTrainer(ContrastiveMixin, Trainer):
-        pass
+class ContrastiveTrainer(ContrastiveMixin, Trainer):
+    pass
 
-    objective = fb.make_objective("sogclr", num_samples=len(dataset))
-    trainer = ContrastiveTrainer(model, objective=objective, train_dataset=with_ids(dataset), ...)
-    trainer.train(resume_from_checkpoint=True)
+objective = fb.make_objective("sogclr", num_samples=len(dataset))
+trainer = ContrastiveTrainer(model, objective=objective, train_dataset=with_ids(dataset), ...)
+trainer.train(resume_from_checkpoint=True)
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ from fullbatch.integrations.ids import keep_ids as keep_ids
 from fullbatch.integrations.state import carry_state, check_carried, freeze_temperature, write_temperature
 from fullbatch.objective.objective import Objective
 
-_ADVICE = "let the trainer's create_optimizer call super().create_optimizer(), with ContrastiveMixin first in its bases."
+_ADVICE = (
+    "let the trainer's create_optimizer call super().create_optimizer(), with ContrastiveMixin first in its bases."
+)
 
 
 def with_ids(dataset: Any) -> Any:
@@ -142,5 +144,3 @@ def batch_loss(objective: Objective, image_BD: Tensor, text_BD: Tensor) -> Tenso
     sim_BB = (image_BD @ text_BD.T).float() / (start if tau is None else tau.exp())
     own_B = torch.arange(len(sim_BB), device=sim_BB.device)
     return (cross_entropy(sim_BB, own_B) + cross_entropy(sim_BB.T, own_B)) / 2
-
-

@@ -16,7 +16,14 @@ pytest.importorskip("accelerate", reason="transformers.Trainer needs accelerate,
 SAMPLES, BATCH, EPOCHS, WIDTH = 40, 8, 4, 16
 STEPS = EPOCHS * SAMPLES // BATCH
 SMALL = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
-TEXT = {**SMALL, "vocab_size": 50, "max_position_embeddings": 8, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+TEXT = {
+    **SMALL,
+    "vocab_size": 50,
+    "max_position_embeddings": 8,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
 VISION = {**SMALL, "image_size": 8, "patch_size": 4}
 SETTINGS = {"neuclip": {"prototypes": 16, "rho": 2.0}, "isogclr": {"rho": 2.0}}
 
@@ -157,7 +164,9 @@ def test_an_own_collator_keeps_ids():
     collate = keep_ids(lambda rows: {"pixel_values": torch.stack([row["pixel_values"] for row in rows])})
     batch = collate([with_ids(pairs())[k] for k in (7, 2)])
     assert batch["sample_id"].tolist() == [7, 2] and batch["pixel_values"].shape == (2, 3, 8, 8)
-    with pytest.raises(ValueError, match=r"Row 0 of a batch has no 'sample_id'; give the trainer with_ids\(dataset\)\."):
+    with pytest.raises(
+        ValueError, match=r"Row 0 of a batch has no 'sample_id'; give the trainer with_ids\(dataset\)\."
+    ):
         collate(pairs(2))
 
 
@@ -212,7 +221,10 @@ class Unnormalised(nn.Module):
 @pytest.mark.parametrize(
     ("output", "message"),
     [
-        (lambda image, text: {"image_embeds": image, "text_embeds": text}, "image_embeddings must have rows of length 1"),
+        (
+            lambda image, text: {"image_embeds": image, "text_embeds": text},
+            "image_embeddings must have rows of length 1",
+        ),
         (lambda image, text: {"logits": image @ text.T}, "The model's output must have image_embeds and text_embeds"),
         (lambda image, text: (image, text), "The model's output must have image_embeds and text_embeds"),
     ],

@@ -51,5 +51,9 @@ def differences(first, second, place="state"):
     if isinstance(first, (list, tuple)):
         if len(first) != len(second):
             return [f"{place}: lengths"]
-        return [line for k, pair in enumerate(zip(first, second, strict=True)) for line in differences(*pair, f"{place}.{k}")]
+        return [
+            line
+            for k, pair in enumerate(zip(first, second, strict=True))
+            for line in differences(*pair, f"{place}.{k}")
+        ]
     return [] if first == second else [place]
