@@ -13,6 +13,8 @@ trainer.train(resume_from_checkpoint=True)
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -27,6 +29,8 @@ from fullbatch.objective.objective import Objective
 _ADVICE = (
     "let the trainer's create_optimizer call super().create_optimizer(), with ContrastiveMixin first in its bases."
 )
+
+_FILES = ("optimizer.pt", "scheduler.pt")  # the trainer loads both or none
 
 
 def with_ids(dataset: Any) -> Any:
@@ -56,6 +60,17 @@ class KeepsObjective:
         optimizer: torch.optim.Optimizer = parent.create_optimizer(*args, **kwargs)
         return carry_state(optimizer, *self.objectives(), temperature_lr=self.temperature_lr)
 
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        """The trainer goes on without an optimizer's file, where the objective would begin anew unnoticed."""
+        parent: Any = super()
+        parent._load_optimizer_and_scheduler(checkpoint)
+        missing = [name for name in _FILES if checkpoint is not None and not os.path.isfile(Path(checkpoint, name))]
+        if missing:
+            raise ValueError(
+                f"{checkpoint} has no {missing[0]}, so the objective's state is not in it; resume from a checkpoint "
+                "that was saved without save_only_model."
+            )
+
     def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
         """Before a step the trainer clears the gradients of its model only."""
         trainer: Any = self
@@ -79,6 +94,7 @@ class ContrastiveMixin(KeepsObjective):
         trainer: Any = self
         self.objective, self.temperature_lr = objective.to(trainer.args.device), temperature_lr
         trainer.can_return_loss = True  # without labels, in an evaluation too
+        trainer.model_accepts_loss_kwargs = False  # as loss_is_scaled_for_ga, in versions before it
         freeze_temperature(trainer.model)
 
     def objectives(self) -> list[Objective]:

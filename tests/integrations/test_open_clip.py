@@ -111,8 +111,8 @@ def final_state(logs):
 
 def whole_and_resumed(tmp_path, data, method, *more, steps=EPOCHS * PER_EPOCH, **options):
     train(flags(data, tmp_path / "whole", method, *more, **options))
+    step = random.Random(method).randint(steps // EPOCHS, steps - 2)
     with pytest.raises(CutOff):
-        step = random.Random(method).randint(steps // EPOCHS, steps - 2)
         train(flags(data, tmp_path / "cut", method, *more, **options), stop_in=step)
     train(flags(data, tmp_path / "cut", method, "--resume", "latest", *more, **options))
     return final_state(tmp_path / "whole"), final_state(tmp_path / "cut")

@@ -33,8 +33,11 @@ class PairTrainer(PairLossMixin, SentenceTransformerTrainer):
 
 @pytest.fixture(scope="module")
 def text_folder(tmp_path_factory):
+    return make_text_folder(tmp_path_factory.mktemp("bert"))
+
+
+def make_text_folder(folder):
     """A BERT of 16 numbers a word, with dropout."""
-    folder = tmp_path_factory.mktemp("bert")
     torch.manual_seed(0)
     transformers.BertModel(
         transformers.BertConfig(vocab_size=len(WORDS), max_position_embeddings=16, **SMALL)

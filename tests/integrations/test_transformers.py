@@ -188,6 +188,13 @@ def test_ids_of_a_stream():
         with_ids(Stream())
 
 
+def test_a_checkpoint_without_an_optimizer(tmp_path):
+    trainer_for(tmp_path, clip_model(), "sogclr", max_steps=4, save_only_model=True).train()
+    trainer = trainer_for(tmp_path, clip_model(), "sogclr")
+    with pytest.raises(ValueError, match=r"checkpoint-4 has no optimizer\.pt, so the objective's state is not in it"):
+        trainer.train(resume_from_checkpoint=True)
+
+
 class OwnOptimizer(ContrastiveTrainer):
     def create_optimizer(self, *_):
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
