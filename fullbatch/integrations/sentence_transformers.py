@@ -1,15 +1,12 @@
 """The objective as a loss of sentence-transformers, for pairs of texts and for pairs of image and text.
 
-from sentence_transformers import SentenceTransformerTrainer
-from fullbatch.integrations.sentence_transformers import PairLoss, PairLossMixin, with_ids
+    class PairTrainer(PairLossMixin, SentenceTransformerTrainer):
+        pass
 
-class PairTrainer(PairLossMixin, SentenceTransformerTrainer):
-    pass
+    loss = PairLoss(model, fb.make_objective("sogclr", num_samples=len(dataset)), mini_batch=32)
+    trainer = PairTrainer(model, args=arguments, loss=loss, train_dataset=with_ids(dataset))
 
-objective = fb.make_objective("sogclr", num_samples=len(dataset))
-loss = PairLoss(model, objective, mini_batch=32)
-trainer = PairTrainer(model, loss=loss, train_dataset=with_ids(dataset), ...)
-trainer.train(resume_from_checkpoint=True)
+The library itself is not imported here.
 """
 
 # B: pairs in a batch   D: width

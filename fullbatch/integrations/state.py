@@ -3,6 +3,7 @@ optimizer, and its tables travel in the optimizer's state_dict()."""
 
 from __future__ import annotations
 
+import math
 import weakref
 from typing import Any
 
@@ -93,15 +94,21 @@ def freeze_temperature(model: nn.Module) -> None:
             parameter.requires_grad_(False)
 
 
+def log_temperature(objective: Objective) -> Tensor | None:
+    """As it is now; None where every sample has its own."""
+    temperature = next(iter(objective.temperatures.values()))
+    if not isinstance(temperature, GlobalTemperature):
+        return None
+    learned = temperature.log_temperature
+    return torch.tensor(math.log(temperature.config.temperature)) if learned is None else learned.detach()
+
+
 @torch.no_grad()
 def write_temperature(model: nn.Module, objective: Objective) -> None:
     """Into the model's ``logit_scale`` and ``logit_bias``, which are saved and used with the model."""
     scale, bias = getattr(model, "logit_scale", None), getattr(model, "logit_bias", None)
-    temperature = next(iter(objective.temperatures.values()))
-    if isinstance(scale, Tensor) and isinstance(temperature, GlobalTemperature):
-        if temperature.log_temperature is not None:
-            scale.copy_(-temperature.log_temperature.reshape(scale.shape))
-        else:
-            scale.fill_(-torch.tensor(temperature.config.temperature).log().item())
+    log_tau = log_temperature(objective)
+    if isinstance(scale, Tensor) and log_tau is not None:
+        scale.copy_(-log_tau.reshape(scale.shape))
     if isinstance(bias, Tensor) and objective.bias is not None:
         bias.copy_(objective.bias.reshape(bias.shape))

@@ -1,14 +1,12 @@
 """The objective in a ``transformers.Trainer``, for any model whose output has image_embeds and text_embeds.
 
-from transformers import Trainer
-from fullbatch.integrations.transformers import ContrastiveMixin, keep_ids, with_ids
+    class ContrastiveTrainer(ContrastiveMixin, transformers.Trainer):
+        pass
 
-class ContrastiveTrainer(ContrastiveMixin, Trainer):
-    pass
+    objective = fb.make_objective("sogclr", num_samples=len(dataset))
+    trainer = ContrastiveTrainer(model, args=arguments, objective=objective, train_dataset=with_ids(dataset))
 
-objective = fb.make_objective("sogclr", num_samples=len(dataset))
-trainer = ContrastiveTrainer(model, objective=objective, train_dataset=with_ids(dataset), ...)
-trainer.train(resume_from_checkpoint=True)
+The mixin asks for nothing of transformers before it is mixed with one of its trainers.
 """
 
 from __future__ import annotations
@@ -23,7 +21,13 @@ from torch.nn.functional import cross_entropy
 
 from fullbatch.integrations.ids import ID, number_rows
 from fullbatch.integrations.ids import keep_ids as keep_ids
-from fullbatch.integrations.state import carry_state, check_carried, freeze_temperature, write_temperature
+from fullbatch.integrations.state import (
+    carry_state,
+    check_carried,
+    freeze_temperature,
+    log_temperature,
+    write_temperature,
+)
 from fullbatch.objective.objective import Objective
 
 _ADVICE = (
@@ -57,6 +61,7 @@ class KeepsObjective:
                     "with DDP, or without."
                 )
         parent: Any = super()
+        self._step_is_new = True
         optimizer: torch.optim.Optimizer = parent.create_optimizer(*args, **kwargs)
         return carry_state(optimizer, *self.objectives(), temperature_lr=self.temperature_lr)
 
@@ -150,13 +155,15 @@ def _embeddings(outputs: Any) -> tuple[Tensor, Tensor]:
 
 @torch.no_grad()
 def batch_loss(objective: Objective, image_BD: Tensor, text_BD: Tensor) -> Tensor:
-    """CLIP's loss within a batch, at the present temperature: what an evaluation reports.  Its samples have no place in
-    the tables."""
+    """What an evaluation reports: the objective's loss; for one with tables, in which new samples have no place, CLIP's
+    loss within the batch."""
+    if len(image_BD) < 2:  # the last batch of a set; nothing to confuse the pair with
+        return image_BD.new_zeros(())
     if not objective.method.needs_ids:
         loss: Tensor = objective.eval()(image_BD, text_BD).loss
         return loss
-    tau = getattr(objective.temperatures["both"], "log_temperature", None) if "both" in objective.temperatures else None
-    start = float(getattr(objective.method.temperature, "temperature", 0.07))
-    sim_BB = (image_BD @ text_BD.T).float() / (start if tau is None else tau.exp())
+    log_tau = log_temperature(objective)
+    tau = objective.method.temperature.temperature if log_tau is None else log_tau.exp().to(image_BD.device)
+    sim_BB = (image_BD @ text_BD.T).float() / tau
     own_B = torch.arange(len(sim_BB), device=sim_BB.device)
     return (cross_entropy(sim_BB, own_B) + cross_entropy(sim_BB.T, own_B)) / 2

@@ -1,5 +1,6 @@
 """open_clip's own training script with our objective: killed and resumed it ends where the undisturbed one does."""
 
+import importlib.util
 import io
 import json
 import os
@@ -41,8 +42,11 @@ def pictures():
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
+    return make_data(tmp_path_factory.mktemp("data"))
+
+
+def make_data(folder):
     """A CSV, three shards (one of them with a sample that has no caption) and a tiny model."""
-    folder = tmp_path_factory.mktemp("data")
     lines = ["filepath\ttitle"]
     for k, (picture, caption) in enumerate(pictures()):
         picture.save(folder / f"{k}.png")
@@ -253,6 +257,14 @@ def answer(capsys, arguments):
 )
 def test_flags_that_cannot_be(tmp_path, data, capsys, more, message):
     assert message in answer(capsys, [*flags(data, tmp_path, "openclip"), *more])
+
+
+def test_its_extra_is_named(monkeypatch, capsys):
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        "importlib.util.find_spec", lambda name, *more: None if name == "webdataset" else find(name, *more)
+    )
+    assert "pip install 'fullbatch[open_clip]'" in answer(capsys, ["--objective", "neuclip"])
 
 
 def test_no_data(capsys):

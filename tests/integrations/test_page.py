@@ -64,9 +64,7 @@ def test_transformers(tmp_path, monkeypatch):
 
 def test_sentence_transformers(tmp_path, monkeypatch):
     tests = pytest.importorskip("tests.integrations.test_sentence_transformers")
-    folder = tmp_path / "bert"
-    folder.mkdir()
-    model = tests.text_model(tests.make_text_folder(folder))
+    model = tests.text_model(tests.make_text_folder(tmp_path / "bert"))
     arguments = tests.Arguments(str(tmp_path), max_steps=2, use_cpu=True, report_to=[], disable_tqdm=True)
     run("sentence-transformers", tmp_path, monkeypatch, dataset=tests.text_pairs(), model=model, arguments=arguments)
 

@@ -38,6 +38,7 @@ def text_folder(tmp_path_factory):
 
 def make_text_folder(folder):
     """A BERT of 16 numbers a word, with dropout."""
+    folder.mkdir(exist_ok=True)
     torch.manual_seed(0)
     transformers.BertModel(
         transformers.BertConfig(vocab_size=len(WORDS), max_position_embeddings=16, **SMALL)
