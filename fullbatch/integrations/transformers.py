@@ -33,7 +33,7 @@ from fullbatch.objective.objective import Objective
 _ADVICE = (
     "let the trainer's create_optimizer call super().create_optimizer(), with ContrastiveMixin first in its bases."
 )
-
+CLIP_START = 0.07  # where CLIP's temperature begins: an evaluation's, if every training sample has its own
 _FILES = ("optimizer.pt", "scheduler.pt")  # the trainer loads both or none
 
 
@@ -163,7 +163,7 @@ def batch_loss(objective: Objective, image_BD: Tensor, text_BD: Tensor) -> Tenso
         loss: Tensor = objective.eval()(image_BD, text_BD).loss
         return loss
     log_tau = log_temperature(objective)
-    tau = objective.method.temperature.temperature if log_tau is None else log_tau.exp().to(image_BD.device)
+    tau = CLIP_START if log_tau is None else log_tau.exp().to(image_BD.device)
     sim_BB = (image_BD @ text_BD.T).float() / tau
     own_B = torch.arange(len(sim_BB), device=sim_BB.device)
     return (cross_entropy(sim_BB, own_B) + cross_entropy(sim_BB.T, own_B)) / 2

@@ -261,9 +261,7 @@ def test_flags_that_cannot_be(tmp_path, data, capsys, more, message):
 
 def test_its_extra_is_named(monkeypatch, capsys):
     find = importlib.util.find_spec
-    monkeypatch.setattr(
-        "importlib.util.find_spec", lambda name, *more: None if name == "webdataset" else find(name, *more)
-    )
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *_: None if name == "webdataset" else find(name))
     assert "pip install 'fullbatch[open_clip]'" in answer(capsys, ["--objective", "neuclip"])
 
 

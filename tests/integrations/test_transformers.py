@@ -131,6 +131,7 @@ def test_an_evaluation_changes_nothing(tmp_path, method):
     trainer = train(tmp_path, clip_model, method)
     before = {key: value.clone() for key, value in trainer.objective.state_dict().items()}
     assert trainer.evaluate()["eval_loss"] > 0
+    assert trainer.evaluate(pairs(9))["eval_loss"] > 0, "whose last batch is one pair"
     assert not differences(before, dict(trainer.objective.state_dict()))
 
 
