@@ -8,6 +8,7 @@ import json
 import os
 import random
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from fullbatch.data.order import key_of
 from fullbatch.data.tar_shards import walk_members
 from fullbatch.integrations.ids import NumberedRows
 
-ID = "__sample_id__"  # webdataset's decoder leaves alone what begins like this
+PLACE = "__sample_id__"  # webdataset's decoder leaves alone what begins like this
 
 
 class PairsOf:
@@ -56,19 +57,30 @@ class NumberedShards:
                         f"{shard['url']} holds more samples than the {self.sizes[shard['url']]:,} that sizes.json "
                         "says; correct it, or remove it and have the shards counted."
                     )
-                yield {**sample, ID: self.first[shard["url"]] + place}
+                yield {**sample, PLACE: self.first[shard["url"]] + place}
+
+
+@dataclass(frozen=True)
+class WorkerSeed:
+    """The same in every start of a run; torch's depends on when a worker was started."""
+
+    seed: int
+    rank: int
+
+    def __call__(self) -> int:
+        worker = get_worker_info()
+        return key_of(self.seed, self.rank, 0 if worker is None else worker.id)
 
 
 class SeededShuffle:
     """A stage of the pipeline in place of webdataset's shuffle, which takes its seed from the clock.  It also seeds the
     worker it runs in, for the transforms that follow."""
 
-    def __init__(self, shuffle: Any, seed: int, rank: int, shared_epoch: Any) -> None:
-        self.shuffle, self.seed, self.rank, self.shared_epoch = shuffle, seed, rank, shared_epoch
+    def __init__(self, shuffle: Any, worker_seed: WorkerSeed, shared_epoch: Any) -> None:
+        self.shuffle, self.worker_seed, self.shared_epoch = shuffle, worker_seed, shared_epoch
 
     def __call__(self, samples: Iterator[Any]) -> Iterator[Any]:
-        worker = get_worker_info()
-        key = key_of(self.seed, self.shared_epoch.get_value(), self.rank, 0 if worker is None else worker.id)
+        key = key_of(self.worker_seed(), self.shared_epoch.get_value())
         seed_everything(key)
         shuffled: Iterator[Any] = self.shuffle.f(samples, *self.shuffle.args, **self.shuffle.kw, rng=random.Random(key))
         return shuffled
@@ -93,10 +105,12 @@ def number_pipeline(info: Any, sizes: dict[str, int] | None, seed: int, rank: in
     if any(functions.count(function) != 1 for function in wanted):
         raise ValueError("This version of open_clip_train reads shards in another way; use open_clip_torch 3.x.")
     read, shuffle, to_tuple = (functions.index(function) for function in wanted)
-    stages[shuffle] = SeededShuffle(stages[shuffle], seed, rank, info.shared_epoch)
+    stages[shuffle] = SeededShuffle(stages[shuffle], WorkerSeed(seed, rank), info.shared_epoch)
+    if isinstance(stages[0], theirs.ResampledShards2):
+        stages[0].worker_seed = WorkerSeed(seed, rank)
     if sizes is not None:
         stages[read] = NumberedShards(stages[read], sizes)
-        stages[to_tuple] = filters.to_tuple(*stages[to_tuple].args, ID)
+        stages[to_tuple] = filters.to_tuple(*stages[to_tuple].args, PLACE)
 
 
 def without_end_marks(expand: Callable[..., Any]) -> Callable[..., Any]:

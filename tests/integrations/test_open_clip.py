@@ -139,6 +139,12 @@ def test_cut_off_and_resumed_on_shards(tmp_path, data, method, workers):
     assert not differences(whole, resumed)
 
 
+def test_cut_off_and_resumed_on_shards_drawn_at_random(tmp_path, data):
+    more = ("--train-num-samples", str(SAMPLES), "--dataset-resampled")
+    whole, resumed = whole_and_resumed(tmp_path, data, "sogclr", *more, **shards(workers=1))
+    assert not differences(whole, resumed)
+
+
 def test_killed_and_resumed_by_the_command(tmp_path, data):
     """The command as users give it, and SIGKILL."""
     command = [sys.executable, "-m", "fullbatch.integrations.open_clip"]
@@ -149,8 +155,7 @@ from tests.integrations.trainings import die_at
 register_optimizer_step_pre_hook(die_at(random.randint({PER_EPOCH}, {EPOCHS * PER_EPOCH - 2}), kill=True))
 runpy.run_module("fullbatch.integrations.open_clip", run_name="__main__", alter_sys=True)
 """
-    whole = subprocess.run([*command, *flags(data, tmp_path / "whole", "fastclip_v3")], capture_output=True, text=True)
-    assert whole.returncode == 0, whole.stderr
+    train(flags(data, tmp_path / "whole", "fastclip_v3"))
     cut = flags(data, tmp_path / "cut", "fastclip_v3")
     killed = subprocess.run([sys.executable, "-c", kill, *cut], capture_output=True, text=True)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
