@@ -95,8 +95,7 @@ class OpenClipLoss(nn.Module):
         learned = [parameter for parameter in self.objective.parameters() if parameter.requires_grad]
         loss = image_BD.new_zeros((), dtype=torch.float32)
         if self._calls == 0:
-            # in float32: a gradient that no scaler has seen yet would vanish in 16 bits
-            rows = [normalize(rows_BD.detach().float(), dim=-1).requires_grad_() for rows_BD in (image_BD, text_BD)]
+            rows = [_in_32_bits(rows_BD.detach()).requires_grad_() for rows_BD in (image_BD, text_BD)]
             value = self._judge(*rows)
             gradients = torch.autograd.grad(value, [*rows, *learned], allow_unused=True)
             self._cached = [_or_zeros(gradient, row) for gradient, row in zip(gradients[:2], rows, strict=True)]
@@ -107,6 +106,11 @@ class OpenClipLoss(nn.Module):
             loss = loss + _with_gradient(rows_BD, gradient_BD)
         self._calls = (self._calls + 1) % self.accum_freq
         return loss + self._value
+
+
+def _in_32_bits(rows_BD: Tensor) -> Tensor:
+    """A gradient that no scaler has seen yet would vanish in 16 bits, and rows rounded to 16 are no unit rows in 32."""
+    return normalize(rows_BD.float(), dim=-1) if rows_BD.dtype.itemsize < 4 else rows_BD
 
 
 def _or_zeros(gradient: Tensor | None, like: Tensor) -> Tensor:
