@@ -43,7 +43,7 @@ from unittest.mock import patch
 
 import numpy as np
 import open_clip
-import open_clip_train.data as their_data  # type: ignore[import-untyped]
+import open_clip_train.data as their_data
 import torch
 from PIL import Image
 from torch.utils.data import Dataset

@@ -40,8 +40,8 @@ from types import SimpleNamespace
 import numpy as np
 import open_clip
 import torch
-from open_clip_train.scheduler import cosine_lr  # type: ignore[import-untyped]
-from open_clip_train.train import train_one_epoch  # type: ignore[import-untyped]
+from open_clip_train.scheduler import cosine_lr
+from open_clip_train.train import train_one_epoch
 from rows import append_rows, machine_name
 from torch import Tensor
 

@@ -6,7 +6,8 @@
 to the features of one column.  It is called with the features of both columns and the data set's labels, which must be
 row numbers for methods that remember samples.  ``compute_loss`` has the signature of
 ``transformers.Trainer.compute_loss``; a Trainer subclass overrides only this method.  Neither library is needed to run
-this.
+this.  For a training that is saved and resumed, take those of ``fullbatch.integrations`` instead
+(docs/how-to/integrations.md).
 """
 
 from __future__ import annotations
