@@ -15,6 +15,8 @@ from typing_extensions import assert_never
 
 from fullbatch.models.clip_model import clip_design, from_clip_state, write_clip_model
 from fullbatch.models.design import OPENAI_MEAN, OPENAI_STD, Design, OpenClipDesign, ViewsDesign, from_json, to_json
+from fullbatch.models.onnx_towers import FILES as ONNX_FILES
+from fullbatch.models.onnx_towers import write_onnx
 from fullbatch.models.open_clip_towers import read_config, registered_name
 from fullbatch.models.tokenizers import CLIP_VOCABULARY
 from fullbatch.models.two_towers import TwoTowers
@@ -26,7 +28,8 @@ METADATA = "fullbatch"  # the key in the header of an exported safetensors file
 OPEN_CLIP_CONFIG = "open_clip_config.json"
 OPEN_CLIP_WEIGHTS = ("open_clip_model.safetensors", "open_clip_pytorch_model.bin")
 _CLIP_MODEL_WEIGHTS = ("model.safetensors", "pytorch_model.bin")
-EXPORTS = (EXPORTED, OPEN_CLIP_CONFIG, *OPEN_CLIP_WEIGHTS, *_CLIP_MODEL_WEIGHTS)  # by which a folder is known for one
+# by which a folder is known for one
+EXPORTS = (EXPORTED, OPEN_CLIP_CONFIG, *OPEN_CLIP_WEIGHTS, *_CLIP_MODEL_WEIGHTS, *ONNX_FILES)
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 
 
@@ -122,7 +125,7 @@ def _json(path: Path) -> dict[str, Any]:
 # -- exports: open_clip checkpoints and folders, transformers' CLIPModel, safetensors ----------------------------------
 
 
-Format = Literal["open_clip", "huggingface", "safetensors"]
+Format = Literal["open_clip", "huggingface", "safetensors", "onnx"]
 
 
 def export(
@@ -134,6 +137,7 @@ def export(
                  configs.  FOLDER: config and weights for ``open_clip.create_model_and_transforms("local-dir:FOLDER")``
     huggingface  FOLDER: for ``transformers.CLIPModel.from_pretrained(FOLDER)``, with tokenizer and image processor
     safetensors  FILE.safetensors or FOLDER: any model; build_model(Model(pretrained=PATH)) makes it again
+    onnx         FOLDER: image.onnx and text.onnx for onnxruntime; any model
 
     What is there already is refused; with ``overwrite`` a file, or an earlier export in the folder, gives way.
     ``bias`` is that of the objective; None where it has none: then the bias that came with the weights stays.
@@ -149,6 +153,8 @@ def export(
             write_clip_model(model, path, temperature, bias)
         case "safetensors":
             _export_safetensors(model, path, temperature, bias)
+        case "onnx":
+            write_onnx(model, path, temperature, bias)
         case _:
             assert_never(format)
     return path
