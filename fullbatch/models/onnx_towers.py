@@ -313,6 +313,7 @@ def quantize_text(model: TwoTowers, folder: Path) -> Quantized:
     whole, small = folder / TEXT, folder / SMALL_TEXT
     with _as_one_sentence(f"{TEXT} cannot be quantized"), _quiet():
         apart = (folder / (TEXT + _BESIDE)).is_file()
+        # of weights 7 bits: with 8, sums of two products overflow on processors without VNNI
         options = {"per_channel": True, "reduce_range": True, "use_external_data_format": apart}
         quantize_dynamic(whole, small, weight_type=QuantType.QInt8, **options)
     tokens_BL = model.tokenize(CAPTIONS).numpy()
