@@ -30,7 +30,7 @@ _LIBRARIES: dict[Format, str] = {"open_clip": "open_clip", "huggingface": "trans
 
 
 @dataclass(frozen=True)
-class Score:
+class TaskValue:
     """What the exported weights reached on a task; None where it is not known."""
 
     task: str
@@ -46,7 +46,7 @@ class Origin:
 
     run: RunData
     step: int
-    scores: tuple[Score, ...]
+    scores: tuple[TaskValue, ...]
 
 
 def check_license(license: str | None) -> None:
@@ -65,7 +65,7 @@ def origin_of(path: Path, step: int, average: bool) -> Origin:
     return Origin(run, step, tuple(_measured_at(run.path, step)) if measured else ())
 
 
-def _measured_at(folder: Path, step: int) -> Iterator[Score]:
+def _measured_at(folder: Path, step: int) -> Iterator[TaskValue]:
     """The run's own numbers, then those of `fullbatch evaluate`; of a task that was measured twice, the later."""
     scores = {}
     for path in (folder / "results.json", *sorted(folder.glob("evaluation*.json"))):
@@ -74,7 +74,7 @@ def _measured_at(folder: Path, step: int) -> Iterator[Score]:
             task, main = str(result.get("task")), str(result.get("main"))
             value = result.get(main)
             if say.is_number(value):
-                scores[task] = Score(task, main, float(value), result.get("chance"), result.get("size"))
+                scores[task] = TaskValue(task, main, float(value), result.get("chance"), result.get("size"))
     yield from scores.values()
 
 
@@ -88,7 +88,7 @@ def origin_of_tuned(path: Path) -> Origin | None:
     for name, value in fields_of(epoch, "values").items():
         task, _, metric = name.rpartition(" ")
         if say.is_number(value):
-            scores.append(Score(task, metric, float(value), chances.get(name)))
+            scores.append(TaskValue(task, metric, float(value), chances.get(name)))
     return Origin(run, int(epoch.get("step") or 0), tuple(scores))
 
 
@@ -138,7 +138,7 @@ def model_card(
     return f"---\n{_front_matter(name, model, format, scores, license)}---\n\n" + "\n\n".join(sections) + "\n"
 
 
-def _front_matter(name: str, model: TwoTowers, format: Format, scores: Sequence[Score], license: str | None) -> str:
+def _front_matter(name: str, model: TwoTowers, format: Format, scores: Sequence[TaskValue], license: str | None) -> str:
     fields: dict[str, Any] = {} if license is None else {"license": license}
     fields["library_name"] = _LIBRARIES.get(format, "fullbatch")
     views = isinstance(model.design, ViewsDesign)
@@ -153,7 +153,7 @@ def _front_matter(name: str, model: TwoTowers, format: Format, scores: Sequence[
     return text if license is not None else choose + text
 
 
-def _indexed(score: Score) -> dict[str, Any]:
+def _indexed(score: TaskValue) -> dict[str, Any]:
     """As a hub's leaderboards read it."""
     kind, _, source = score.task.partition(":")
     source = plain(local_name(source or kind), 120)
@@ -304,7 +304,7 @@ def _training(opened: Opened, origin: Origin | None) -> str:
     return _table(("setting", "value"), cells)
 
 
-def _results(scores: Sequence[Score]) -> str:
+def _results(scores: Sequence[TaskValue]) -> str:
     if not scores:
         return "These weights were not measured."
     rows = [

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fullbatch.cli import main
-from fullbatch.report.model_card import Score, check_license, model_card, origin_of, origin_of_tuned
+from fullbatch.report.model_card import TaskValue, check_license, model_card, origin_of, origin_of_tuned
 from fullbatch.report.wording import NOTHING, TIMES
 from fullbatch.using.encoder import load
 from tests.cli.making import MODEL, answer, small
@@ -139,7 +139,7 @@ def test_what_a_fine_tuning_kept(run, opened, tmp_path):
 @given(task=st.text(), name=st.text())
 def test_no_name_breaks_the_card(run, opened, task, name):
     origin = origin_of(run, 4, True)
-    named = replace(origin, run=replace(origin.run, name=name), scores=(Score(task, "accuracy", 0.5, 0.1, 10),))
+    named = replace(origin, run=replace(origin.run, name=name), scores=(TaskValue(task, "accuracy", 0.5, 0.1, 10),))
     card = model_card(opened, "huggingface", named)
     fields, _ = front_matter(card)
     assert fields["model-index"][0]["results"][0]["metrics"][0]["value"] == 0.5
