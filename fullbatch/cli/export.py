@@ -57,13 +57,14 @@ def export(arguments: list[str]) -> int:
 
 def _check(options: _Export) -> None:
     from fullbatch.models.hub import check_repository
+    from fullbatch.models.weights import PICKLED
 
     if options.quantize and options.format != "onnx":
         raise ValueError(f"--quantize belongs to --format onnx, and the format is {options.format}.")
     if options.push is None:
         return
     check_repository(options.push)
-    if options.output.suffix in (".pt", ".pth", ".bin", ".ckpt", ".safetensors"):
+    if options.output.suffix in (*PICKLED, ".safetensors"):
         raise ValueError(f"--push takes a folder with its model card, and {options.output} is a file; name a folder.")
     if options.output.is_dir() and any(options.output.iterdir()):
         raise ValueError(f"--push publishes all that a folder holds, and {options.output} is not empty; name another.")

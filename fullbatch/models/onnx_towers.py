@@ -30,7 +30,7 @@ from fullbatch.models.clip_model import cleaning_steps, write_tokenizer
 from fullbatch.models.timm_towers import TwoViews
 from fullbatch.models.tokenizers import Tokenizer
 from fullbatch.models.two_towers import TwoTowers
-from fullbatch.models.weights import first_line, require_extra
+from fullbatch.models.weights import PICKLED, first_line, require_extra
 
 IMAGE, TEXT, SMALL_TEXT = "image.onnx", "text.onnx", "text.int8.onnx"
 PREPROCESS = "preprocess.json"
@@ -54,8 +54,7 @@ CAPTIONS = tuple(wording.format(thing) for wording in _WORDINGS for thing in _TH
 def write_onnx(model: TwoTowers, folder: Path, temperature: float, bias: float | None) -> None:
     """``image.onnx`` and ``text.onnx``, with what they want as input in their metadata and in ``preprocess.json``, and
     the tokenizer's files.  A model without a text tower has the first alone."""
-    _require_onnx("An export to ONNX")
-    if folder.suffix or folder.is_file():
+    if folder.suffix in (".onnx", ".safetensors", *PICKLED) or folder.is_file():
         raise ValueError(f"{folder} must be a folder: an export to ONNX is several files.")
     plain = _plain(model)
     about = _about(model, temperature, bias)
@@ -65,7 +64,7 @@ def write_onnx(model: TwoTowers, folder: Path, temperature: float, bias: float |
         about["image"]["largest_difference"] = _write_tower(_ImageTower(plain), _noise(model), new / IMAGE, about)
         if isinstance(model.tokenize, Tokenizer):
             about["text"]["tokenizer_file"] = _write_tokenizer(model, new)
-            rows_BL = model.tokenize(CAPTIONS)
+            rows_BL = model.tokenize([" ".join(CAPTIONS), "", *CAPTIONS[::25]])
             about["text"]["largest_difference"] = _write_tower(_TextTower(plain), rows_BL, new / TEXT, about)
         _write_json(new / PREPROCESS, about)
         folder.mkdir(parents=True, exist_ok=True)
@@ -73,7 +72,7 @@ def write_onnx(model: TwoTowers, folder: Path, temperature: float, bias: float |
             shutil.move(path, folder / path.name)
 
 
-def _require_onnx(wish: str) -> None:
+def require_onnx(wish: str) -> None:
     for package in ("onnx", "onnxscript", "onnxruntime", "transformers"):
         require_extra(package, "onnx", wish)
 
@@ -305,7 +304,7 @@ class Quantized:
 def quantize_text(model: TwoTowers, folder: Path) -> Quantized:
     """Beside ``text.onnx``, the same tower with its large matrices in 8 bits; what that costs is measured on some
     captions and written into ``preprocess.json``."""
-    _require_onnx("--quantize")
+    require_onnx("--quantize")
     if not isinstance(model.tokenize, Tokenizer):
         raise ValueError(f"{model.design.name} has no text tower for --quantize to make smaller; leave it out.")
     from onnxruntime.quantization import QuantType, quantize_dynamic

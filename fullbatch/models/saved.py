@@ -17,7 +17,7 @@ from fullbatch.config.messages import local_name
 from fullbatch.models.clip_model import clip_design, from_clip_state, write_clip_model
 from fullbatch.models.design import OPENAI_MEAN, OPENAI_STD, Design, OpenClipDesign, ViewsDesign, from_json, to_json
 from fullbatch.models.onnx_towers import FILES as ONNX_FILES
-from fullbatch.models.onnx_towers import write_onnx
+from fullbatch.models.onnx_towers import require_onnx, write_onnx
 from fullbatch.models.open_clip_towers import read_config, registered_name
 from fullbatch.models.tokenizers import CLIP_VOCABULARY
 from fullbatch.models.two_towers import TwoTowers
@@ -152,6 +152,8 @@ def export(
     """
     if not (math.isfinite(temperature) and temperature > 0.0):
         raise ValueError(f"export needs a positive temperature, got {temperature}.")
+    if format == "onnx":
+        require_onnx("An export to ONNX")  # before anything gives way to it
     path, bias = Path(path), model.initial_bias if bias is None else bias
     _make_room(path, overwrite)
     match format:

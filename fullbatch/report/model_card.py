@@ -274,8 +274,10 @@ def _training(opened: Opened, origin: Origin | None) -> str:
     if origin is None:
         return "Not known: it was exported from weights without their run."
     run = origin.run
-    optimizer, schedule = run.setting("optimizer", "optimizer"), run.setting("schedule", "schedule")
-    rate, decay = run.setting("optimizer", "lr"), run.setting("optimizer", "weight_decay")
+    optimizer, rate, decay = (
+        say.setting_text(run.setting("optimizer", name)) for name in ("optimizer", "lr", "weight_decay")
+    )
+    schedule = say.setting_text(run.setting("schedule", "schedule"))
     known = {name: run.setting("model", name) for name in ("pretrained", "lora_rank", "lock_image", "lock_text")}
     frozen = [tower for tower in ("image", "text") if known[f"lock_{tower}"]]
     seen = [(seconds, pairs) for step, seconds, pairs in run.clock if step <= origin.step]
@@ -293,7 +295,7 @@ def _training(opened: Opened, origin: Origin | None) -> str:
         ("steps", f"{origin.step:,}"),
         ("pairs seen", f"{seen[-1][1]:,}" if seen else None),
         ("training time", say.duration(seen[-1][0]) if seen and seen[-1][0] else None),
-        ("optimizer", f"{optimizer}, lr {rate:g}, weight decay {decay:g}, {schedule} schedule"),
+        ("optimizer", f"{optimizer}, lr {rate}, weight decay {decay}, {schedule} schedule"),
         ("precision", run.setting("training", "precision")),
         ("temperature at the end", f"{opened.temperature:.4g}"),
         ("bias at the end", None if opened.bias is None else f"{opened.bias:.4g}"),

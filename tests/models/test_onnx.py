@@ -19,7 +19,11 @@ from tests.tiers import first
 
 onnxruntime = pytest.importorskip("onnxruntime")
 RESNET = {"layers": [1, 1, 1, 1], "width": 8, "head_width": 8}
-KINDS = ["vit", "custom_text", "quick_gelu", "resnet", "siglip", "pair", "pair_convolutions", "lora", "lora_pair"]
+TRUNK = {"timm_model_name": "test_convnext", "timm_pool": "", "timm_proj": "linear", "image_size": 160}
+KINDS = [
+    "vit", "custom_text", "quick_gelu", "attention_pool", "resnet", "timm_trunk", "siglip", "pair", "pair_convolutions",
+    "pair_t5", "lora", "lora_pair",
+]  # fmt: skip
 
 
 def session(path):
@@ -43,6 +47,14 @@ def stirred(model):
     return model.eval()
 
 
+def t5_folder(place):
+    from transformers import T5Config
+
+    config = T5Config(vocab_size=13, d_model=24, d_ff=48, num_layers=2, num_heads=2, d_kv=12, pad_token_id=0)
+    config.save_pretrained(place / "t5")
+    return str(place / "t5")
+
+
 @pytest.fixture
 def make(write_config, text_folder, tmp_path):
     def make(kind):
@@ -54,6 +66,14 @@ def make(write_config, text_folder, tmp_path):
                 named = Model(write_config(custom_text=True))
             case "quick_gelu":
                 named = Model(write_config(quick_gelu=True))
+            case "attention_pool":
+                named = Model(write_config({"attentional_pool": True, "attn_pooler_heads": 2}))
+            case "timm_trunk":
+                named = Model(write_config(TRUNK))
+            case "pair_t5":
+                named = Model(
+                    image_tower="test_vit", **{**pair, "text_tower": t5_folder(tmp_path)}, tokenizer=text_folder
+                )
             case "resnet":
                 named = Model(write_config(RESNET))
             case "siglip":
