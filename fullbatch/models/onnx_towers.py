@@ -122,10 +122,10 @@ class _ImageTower(nn.Module):
         self.model = model.eval()
 
     def forward(self, pixels_BCHW: Tensor) -> tuple[Tensor, ...]:
-        embeddings_BD = self.model.encode_image(pixels_BCHW)
-        return (
-            (embeddings_BD, self.model.features(pixels_BCHW)) if isinstance(self.model, TwoViews) else (embeddings_BD,)
-        )
+        outputs = [self.model.encode_image(pixels_BCHW)]
+        if isinstance(self.model, TwoViews):
+            outputs.append(self.model.features(pixels_BCHW))
+        return tuple(outputs)
 
 
 class _TextTower(nn.Module):
@@ -154,7 +154,6 @@ def _plain(model: TwoTowers) -> TwoTowers:
 def _write_tower(tower: _ImageTower | _TextTower, rows: Tensor, path: Path, about: dict[str, Any]) -> float:
     """The file, with its part of ``about`` as metadata; the largest difference to torch that it makes."""
     part = about["image" if isinstance(tower, _ImageTower) else "text"]
-    size = sum(weight.numel() * weight.element_size() for weight in tower.parameters())
     with torch.no_grad():
         wanted = [tower(rows[:count]) for count in _TRIED]
         outputs = [EMBEDDINGS, FEATURES][: len(wanted[0])]
@@ -171,6 +170,7 @@ def _write_tower(tower: _ImageTower | _TextTower, rows: Tensor, path: Path, abou
             _forget_places(program.model)
             shared = {name: about[name] for name in ("model", "width", "temperature", "bias")}
             program.model.metadata_props.update({key: _text(value) for key, value in (shared | part).items()})
+            size = sum(weight.const_value.nbytes for weight in program.model.graph.initializers.values())
             program.save(str(path), external_data=size > _MOST_BYTES)
     run = Session(path)
     differences = [

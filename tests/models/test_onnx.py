@@ -171,6 +171,22 @@ def test_a_small_text_tower_is_near_the_float_one(tmp_path):
     assert noted["mean_cosine"] == quantized.mean_cosine and noted["captions"] == len(CHECKED) == len(set(CHECKED))
 
 
+def test_large_weights_lie_beside_their_file(make, tmp_path, monkeypatch):
+    model = make("vit")
+    monkeypatch.setattr(onnx_towers, "_MOST_BYTES", 1_000_000)
+    folder = export(model, tmp_path / "onnx", "onnx", temperature=0.05, bias=None)
+    quantize_text(model, folder)
+    names = {path.name for path in folder.glob("*.onnx*")}
+    assert {"image.onnx", "text.onnx", "text.onnx.data", "text.int8.onnx"} <= names and "image.onnx.data" not in names
+    elsewhere = folder.rename(tmp_path / "elsewhere")
+    with torch.no_grad():
+        wanted = model.encode_text(model.tokenize(CAPTIONS))
+    torch.testing.assert_close(embedded(elsewhere / "text.onnx", model.tokenize(CAPTIONS)), wanted, atol=1e-4, rtol=0)
+    assert (embedded(elsewhere / "text.int8.onnx", model.tokenize(CAPTIONS)) * wanted).sum(1).min() > 0.98
+    export(model, elsewhere, "safetensors", temperature=0.05, bias=None, overwrite=True)
+    assert not [*elsewhere.glob("*.onnx*")]
+
+
 def test_towers_that_differ_are_refused_and_leave_nothing(make, tmp_path, monkeypatch):
     monkeypatch.setattr(onnx_towers, "TOLERANCE", 1e-12)
     with pytest.raises(
