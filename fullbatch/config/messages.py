@@ -93,7 +93,7 @@ def listed(words: Iterable[str]) -> str:
     return ", ".join(words)
 
 
-_JOINTS = re.compile(r"(::|\||, | \+ )")  # between sources that belong together, and the towers of a pair
+_JOINTS = re.compile(r"(::|\|| \+ (?=[/~.]))")  # between sources that belong together, and the towers of a pair
 _SOURCE = re.compile(r"((?:\w{2,}:(?!//))?)([^?]*)(.*)", re.DOTALL)  # a task, a path, its options
 _ON_THIS_MACHINE = re.compile(r"file://|[/~\\]|[A-Za-z]:[/\\]|\.\.?[/\\]")
 

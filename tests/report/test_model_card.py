@@ -8,10 +8,11 @@ from dataclasses import replace
 import pytest
 import torch
 import yaml
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fullbatch.cli import main
+from fullbatch.config.messages import local_name
 from fullbatch.report.model_card import TaskValue, check_license, model_card, origin_of, origin_of_tuned
 from fullbatch.report.wording import NOTHING, TIMES
 from fullbatch.using.encoder import load
@@ -45,6 +46,11 @@ def opened(run):
     return load_trained(run)
 
 
+@pytest.fixture(scope="module")
+def origin(run):
+    return origin_of(run, 4, True)
+
+
 def front_matter(card):
     _, head, body = card.split("---\n", 2)
     return yaml.safe_load(head), body
@@ -60,10 +66,10 @@ def rows_of(page):
     return re.findall(r"<tr>\n(.*?)</tr>", page, re.DOTALL)
 
 
-def test_a_hub_finds_its_fields(run, opened):
+def test_a_hub_finds_its_fields(origin, opened):
     from huggingface_hub import ModelCard
 
-    card = model_card(opened, "huggingface", origin_of(run, 4, True), "mit")
+    card = model_card(opened, "huggingface", origin, "mit")
     data = ModelCard(card).data
     assert (data.license, data.library_name) == ("mit", "transformers")
     assert data.pipeline_tag == "zero-shot-image-classification" and {"clip", "fullbatch"} <= set(data.tags)
@@ -73,8 +79,8 @@ def test_a_hub_finds_its_fields(run, opened):
     assert [score.dataset_type for score in data.eval_results][:2] == ["held-out.csv", "val"]
 
 
-def test_a_reader_sees_tables_and_nobody_elses_markup(run, opened):
-    card = model_card(opened, "huggingface", origin_of(run, 4, True))
+def test_a_reader_sees_tables_and_nobody_elses_markup(run, origin, opened):
+    card = model_card(opened, "huggingface", origin)
     page = rendered(card)
     allowed = {"h1", "h2", "p", "code", "pre", "table", "thead", "tbody", "tr", "th", "td", "strong"}
     shown = page.replace("<!-- written by fullbatch export -->", "")
@@ -87,8 +93,7 @@ def test_a_reader_sees_tables_and_nobody_elses_markup(run, opened):
     assert "/srv" not in card and str(run.parent) not in card and "/tmp" not in card
 
 
-def test_a_licence_is_chosen_by_the_user(run, opened):
-    origin = origin_of(run, 4, True)
+def test_a_licence_is_chosen_by_the_user(origin, opened):
     card = model_card(opened, "huggingface", origin)
     fields, body = front_matter(card)
     assert "license" not in fields and card.startswith("---\n# license: choose one before you publish")
@@ -136,9 +141,9 @@ def test_what_a_fine_tuning_kept(run, opened, tmp_path):
     assert origin_of_tuned(copy / "base") is None and origin_of_tuned(run) is None
 
 
+@settings(deadline=None, max_examples=50)
 @given(task=st.text(), name=st.text())
-def test_no_name_breaks_the_card(run, opened, task, name):
-    origin = origin_of(run, 4, True)
+def test_no_name_breaks_the_card(origin, opened, task, name):
     named = replace(origin, run=replace(origin.run, name=name), scores=(TaskValue(task, "accuracy", 0.5, 0.1, 10),))
     card = model_card(opened, "huggingface", named)
     fields, _ = front_matter(card)
@@ -146,6 +151,28 @@ def test_no_name_breaks_the_card(run, opened, task, name):
     page = rendered(card)
     assert [row.count("<td>") for row in rows_of(page)][-2:] == [0, 6]
     assert not re.search(r"<(script|img|a|em|b)\b", page) and page.count("<h1>") == 1
+
+
+PLACES = {
+    "/home/me/pictures/a b.csv?captions=title": "a b.csv?captions=title",
+    "/home/me + you, here/pairs.csv": "pairs.csv",
+    "/data/{00000..00331}.tar?weight=2::/more/*.tar": "{00000..00331}.tar?weight=2::*.tar",
+    "knn:/data/train|~/data/test/": "knn:train|test",
+    "C:\\Users\\me\\a.csv": "a.csv",
+    "file:///srv/a.tar": "a.tar",
+    "../up/a.tar": "a.tar",
+    "resnet18 + /models/bert": "resnet18 + bert",
+    "coco.json?images=/data/images/val": "coco.json?images=val",
+    "https://me:secret@host/a.tar": "https://me:***@host/a.tar",
+    "openai/clip-vit-base-patch32": "openai/clip-vit-base-patch32",
+    "zero_shot:emoji?split=new_style": "zero_shot:emoji?split=new_style",
+    "data/pairs.csv": "data/pairs.csv",
+}
+
+
+@pytest.mark.parametrize("given", PLACES)
+def test_where_things_lie_is_not_told(given):
+    assert local_name(given) == PLACES[given]
 
 
 CODE = re.compile(r"^With (\w+):\n\n```python\n(.*?)\n```", re.DOTALL | re.MULTILINE)
@@ -182,3 +209,17 @@ def test_its_code_runs(run, opened, tmp_path, monkeypatch, capsys, format, libra
         if library == "transformers":
             got, wanted = names["probabilities"], (wanted / opened.temperature).softmax(-1)
         torch.testing.assert_close(torch.as_tensor(got).detach().reshape(-1), wanted, atol=2e-4, rtol=0)
+
+
+def test_a_hubs_widget_runs_it(run, tmp_path, capsys):
+    """The pipeline that the card names, by transformers alone."""
+    from transformers import pipeline
+
+    folder = tmp_path / "out"
+    assert answer(capsys, "export", str(run), str(folder), "--format", "huggingface")[0] == 0
+    task = front_matter((folder / "README.md").read_text())[0]["pipeline_tag"]
+    answers = pipeline(task, model=str(folder), device="cpu")(
+        picture((40, 20)), candidate_labels=["cat", "dog"], hypothesis_template="{}"
+    )
+    assert {answer["label"] for answer in answers} == {"cat", "dog"}
+    assert sum(answer["score"] for answer in answers) == pytest.approx(1.0, abs=1e-4)
