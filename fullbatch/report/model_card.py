@@ -13,6 +13,7 @@ from typing import Any
 import yaml
 
 from fullbatch.config.messages import local_name, plain
+from fullbatch.config.run import AXES
 from fullbatch.finetuning.record import FILE, MEASURED, TUNED
 from fullbatch.loading import Opened
 from fullbatch.models.design import OpenClipDesign, PairDesign, ViewsDesign
@@ -24,6 +25,7 @@ from fullbatch.report.collect import Fields, RunData, fields_of, read_run, recor
 
 CARD = "README.md"
 _MARK = "<!-- written by fullbatch export -->"
+_NO_LICENSE = "**Not chosen yet.** Set `license` at the top of this file before you publish it."
 _ZERO_SHOT = "zero-shot-image-classification"
 _TASKS = {"retrieval": "image-text-retrieval", "knn": "image-classification", "linear": "image-classification"}
 _LIBRARIES: dict[Format, str] = {"open_clip": "open_clip", "huggingface": "transformers", "onnx": "onnx"}
@@ -121,18 +123,15 @@ def model_card(
     model, scores = opened.model, () if origin is None else origin.scores
     sections = [
         f"# {name}".replace("_", r"\_"),
-        _lead(model, format),
+        _lead(model),
         "## Load it",
         *_loading(model, format, repository),
         "## How it was trained",
         _training(opened, origin),
         "## Results",
         _results(scores),
-        "Nothing else was measured: not on other data, and not for bias or safety.",
         "## Licence",
-        f"`{license}`"
-        if license
-        else "**Not chosen yet.** Set `license` at the top of this file before you publish it.",
+        f"`{license}`" if license else _NO_LICENSE,
         _MARK,
     ]
     return f"---\n{_front_matter(name, model, format, scores, license)}---\n\n" + "\n\n".join(sections) + "\n"
@@ -167,7 +166,7 @@ def _indexed(score: TaskValue) -> dict[str, Any]:
     }
 
 
-def _lead(model: TwoTowers, format: Format) -> str:
+def _lead(model: TwoTowers) -> str:
     design, millions = model.design, sum(weight.numel() for weight in model.parameters()) / 1e6
     match design:
         case OpenClipDesign():
@@ -278,18 +277,19 @@ def _training(opened: Opened, origin: Origin | None) -> str:
         say.setting_text(run.setting("optimizer", name)) for name in ("optimizer", "lr", "weight_decay")
     )
     schedule = say.setting_text(run.setting("schedule", "schedule"))
-    known = {name: run.setting("model", name) for name in ("pretrained", "lora_rank", "lock_image", "lock_text")}
-    frozen = [tower for tower in ("image", "text") if known[f"lock_{tower}"]]
+    frozen = [tower for tower in ("image", "text") if run.setting("model", f"lock_{tower}")]
+    axes = {axis: run.setting("objective", axis) for axis in AXES[1:]}
     seen = [(seconds, pairs) for step, seconds, pairs in run.clock if step <= origin.step]
     share = run.setting("data", "data_share")
     versions = fields_of(run.environment, "versions")
     rows: list[tuple[str, object]] = [
         ("data", run.setting("data", "data")),
         ("share of the data", say.percent(share) if share not in (None, 1, 1.0) else None),
-        ("started from", run.finetune.get("model") or known["pretrained"] or "random weights"),
+        ("started from", _start(run)),
         ("method", run.method),
+        ("but for its", {axis: choice for axis, choice in axes.items() if choice is not None} or None),
         ("its settings", run.setting("objective", "settings") or None),
-        ("LoRA, rank", known["lora_rank"]),
+        ("LoRA, rank", run.setting("model", "lora_rank")),
         ("locked towers", frozen or None),
         ("batch size", f"{run.batch_size:,}"),
         ("steps", f"{origin.step:,}"),
@@ -306,13 +306,25 @@ def _training(opened: Opened, origin: Origin | None) -> str:
     return _table(("setting", "value"), cells)
 
 
+def _start(run: RunData) -> object:
+    """The weights before the first step: of the whole model, else of either tower."""
+    whole = run.finetune.get("model") or run.setting("model", "pretrained")
+    towers = [(tower, run.setting("model", f"{tower}_weights")) for tower in ("image", "text")]
+    parts = [
+        f"{tower} tower: {'its own weights' if given is True else local_name(str(given))}"
+        for tower, given in towers
+        if given
+    ]
+    return whole or parts or "random weights"
+
+
 def _results(scores: Sequence[TaskValue]) -> str:
     if not scores:
         return "These weights were not measured."
     rows = [
         (
             _code(score.task),
-            say.metric_name(score.metric),
+            _title(say.metric_name(score.metric)),
             say.value_text(score.value, score.metric),
             say.value_text(score.chance, score.metric),
             say.times(say.ratio(score.value, score.chance)),
@@ -321,7 +333,8 @@ def _results(scores: Sequence[TaskValue]) -> str:
         for score in scores
     ]
     head = ("task", "metric", "value", "chance", f"{say.TIMES} chance", "among")
-    return _table(head, rows) + "\n\nChance is what guessing gives."
+    end = "Chance is what guessing gives. Nothing else was measured: not on other data, and not for bias or safety."
+    return f"{_table(head, rows)}\n\n{end}"
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -343,4 +356,4 @@ def _code(text: object) -> str:
 
 def _title(name: str) -> str:
     """Words and numbers: whatever else a folder may be called, it is no markup."""
-    return re.sub(r"[^\w.+-]+", " ", plain(name, 80)).strip(" .+-") or "model"
+    return re.sub(r"[^\w.+@\u2192-]+", " ", plain(name, 80)).strip(" .+-") or "model"

@@ -153,6 +153,18 @@ def test_no_name_breaks_the_card(origin, opened, task, name):
     assert not re.search(r"<(script|img|a|em|b)\b", page) and page.count("<h1>") == 1
 
 
+def test_what_the_weights_were_before_the_first_step(origin, opened):
+    def started(**changed):
+        settings = {**origin.run.settings, "model": {**origin.run.settings["model"], **changed}}
+        card = model_card(opened, "huggingface", replace(origin, run=replace(origin.run, settings=settings)))
+        return re.search(r"\| started from \| (.*) \|", card)[1]
+
+    assert started() == "`random weights`"
+    assert started(pretrained="/srv/models/base.pt") == "`base.pt`"
+    towers = {"image_weights": "/srv/vit.safetensors", "text_weights": True}
+    assert started(**towers) == "`image tower: vit.safetensors`, `text tower: its own weights`"
+
+
 PLACES = {
     "/home/me/pictures/a b.csv?captions=title": "a b.csv?captions=title",
     "/home/me + you, here/pairs.csv": "pairs.csv",
