@@ -21,14 +21,14 @@ usage: fullbatch COMMAND [OPTIONS]
   search       find the method, the optimizer and the settings for your data, on one machine or many
   report       one self-contained page about a run, or comparing several
   theory       watch which batches lead free embeddings to the full batch's optimum: numbers and a page of figures
-  export       write a trained model for open_clip, Hugging Face transformers, or as safetensors
+  export       write a trained model for open_clip, Hugging Face transformers, ONNX, or as safetensors
   recipes      list the recipes, or show one: fullbatch recipes NAME
 
 `fullbatch COMMAND --help` shows a command's options, `fullbatch train --help-all` every setting of a run.
 """
 COMMANDS = tuple(line.split()[0] for line in USAGE.splitlines() if line.startswith("  "))
 # A command is the function of its name in the file of its name, but for these.
-FILES = {"interpolate": "finetune", "export": "evaluate", "recipes": "help"}
+FILES = {"interpolate": "finetune", "recipes": "help"}
 
 
 def main(arguments: "Sequence[str] | None" = None) -> int:

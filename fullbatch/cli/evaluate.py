@@ -1,9 +1,8 @@
-"""``fullbatch evaluate``: a model in, numbers out; ``fullbatch export``: a trained model for other programs."""
+"""``fullbatch evaluate``: a model in, numbers out."""
 
 from __future__ import annotations
 
 import json
-import sys
 import tempfile
 import time
 from dataclasses import dataclass, replace
@@ -180,32 +179,3 @@ def _open(options: _Evaluate) -> _Opened:
     if options.pretrained is not None:
         name["pretrained"] = options.pretrained
     return _Opened(opened.model, name, RunConfig.of(evaluate=()), None)
-
-
-@dataclass(frozen=True)
-class _Export:
-    """Write a trained model for other programs."""
-
-    run: tyro.conf.Positional[Path]  # a run folder, one of its checkpoints, or what was exported as safetensors
-    output: tyro.conf.Positional[Path]  # the file or folder to write
-    # open_clip: FILE.pt or a folder; huggingface: a folder; safetensors: either
-    format: Literal["open_clip", "huggingface", "safetensors"] = "open_clip"
-    average: bool = True  # the averaged weights, where the run kept an average
-    overwrite: bool = False  # replace a file, or an earlier export in the folder
-
-
-def export(arguments: list[str]) -> int:
-    options = tyro.cli(_Export, args=arguments, prog="fullbatch export")
-    from fullbatch.config.model import Model
-    from fullbatch.finetuning.record import FILE, result_of
-    from fullbatch.loading import load_trained, open_model
-    from fullbatch.models.saved import EXPORTED
-
-    if options.run.is_file() or (options.run / EXPORTED).is_file():
-        opened = open_model(Model(str(options.run)))
-    else:
-        if (options.run / FILE).is_file() and (result := result_of(options.run)) is not None:
-            print(f"note: this is the last checkpoint of a fine-tuning; what came of it is {result}", file=sys.stderr)
-        opened = load_trained(options.run, options.average)
-    print(opened.export(options.output, options.format, options.overwrite))
-    return 0

@@ -91,3 +91,29 @@ def nearest(word: object, words: Iterable[str]) -> str:
 
 def listed(words: Iterable[str]) -> str:
     return ", ".join(words)
+
+
+_JOINTS = re.compile(r"(::|\|| \+ (?=[/~.]))")  # between sources that belong together, and the towers of a pair
+_SOURCE = re.compile(r"((?:\w{2,}:(?!//))?)([^?]*)(.*)", re.DOTALL)  # a task, a path, its options
+_ON_THIS_MACHINE = re.compile(r"file://|[/~\\]|[A-Za-z]:[/\\]|\.\.?[/\\]")
+
+
+def local_name(text: str) -> str:
+    """Where something lies on this machine is nobody else's business, and of no use to them: of such a path the last
+    part stays.  Names on a hub, URLs and paths below the working folder stay whole, but for passwords.
+
+    >>> local_name("/home/me/pictures/a b.csv?captions=title"), local_name("openai/clip-vit-base-patch32")
+    ('a b.csv?captions=title', 'openai/clip-vit-base-patch32')
+    >>> local_name("knn:/data/train|/data/test"), local_name("resnet18 + /models/bert"), local_name("../a/b.json")
+    ('knn:train|test', 'resnet18 + bert', 'b.json')
+    >>> local_name("https://host/a.tar"), local_name("file:///srv/a.tar"), local_name("C:/me/a.csv::~/b/")
+    ('https://host/a.tar', 'a.tar', 'a.csv::b')
+    """
+    return "".join(_without_place(part) for part in _JOINTS.split(without_password(text)))
+
+
+def _without_place(part: str) -> str:
+    kind, path, options = _SOURCE.fullmatch(part).groups()  # type: ignore[union-attr]
+    if _ON_THIS_MACHINE.match(path):
+        path = re.split(r"[/\\]", path.rstrip("/\\"))[-1]
+    return f"{kind}{path}{re.sub(r'=[/~][^&]*/', '=', options)}"

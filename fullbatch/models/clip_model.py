@@ -79,7 +79,7 @@ def write_clip_model(model: TwoTowers, folder: Path, temperature: float, bias: f
     size, pixels = model.image_size, {"image_mean": list(model.design.mean), "image_std": list(model.design.std)}
     sides = {"size": {"shortest_edge": size}, "crop_size": {"height": size, "width": size}}
     CLIPImageProcessor(**sides, **pixels).save_pretrained(folder)
-    _write_tokenizer(model, folder)
+    write_tokenizer(model, folder)
 
 
 def why_not_clip(model: TwoTowers) -> str | None:
@@ -201,7 +201,8 @@ def clip_design(folder: Path) -> OpenClipDesign:
     return OpenClipDesign(str(folder), made, tuple(mean), tuple(std))
 
 
-def _write_tokenizer(model: TwoTowers, folder: Path) -> None:
+def write_tokenizer(model: TwoTowers, folder: Path) -> None:
+    """Its files as Hugging Face has them, for AutoTokenizer."""
     if model.tokenize.hugging_face is not None:
         model.tokenize.hugging_face.save_pretrained(folder)
         return
@@ -221,22 +222,29 @@ def _write_tokenizer(model: TwoTowers, folder: Path) -> None:
 
 
 def _clean_alike(folder: Path, settings: dict[str, Any]) -> None:
-    """CLIPTokenizer takes captions as they are; ours is open_clip's, which straightens quotes, takes ligatures and wide
-    letters apart and reads entities first.  A tokenizer.json can say all that."""
-    from ftfy.chardata import LIGATURES, WIDTH_MAP
-    from tokenizers import Regex, normalizers
+    """CLIPTokenizer takes captions as they are; ours is open_clip's, which cleans them first.  A tokenizer.json can say
+    that."""
+    from tokenizers import normalizers
     from transformers import CLIPTokenizerFast
 
     backend = CLIPTokenizerFast.from_pretrained(folder).backend_tokenizer
+    backend.normalizer = normalizers.Sequence([*cleaning_steps(), backend.normalizer])
+    backend.save(str(folder / "tokenizer.json"))
+    inputs = {"model_input_names": ["input_ids", "attention_mask"]}
+    _write_json(folder / "tokenizer_config.json", {**settings, **inputs, "tokenizer_class": "PreTrainedTokenizerFast"})
+
+
+def cleaning_steps() -> list[Any]:
+    """What open_clip does to every caption, as far as normalizers of the package tokenizers can: straighten quotes,
+    take ligatures and wide letters apart, read entities."""
+    from ftfy.chardata import LIGATURES, WIDTH_MAP
+    from tokenizers import Regex, normalizers
+
     entities = (("&amp;", "&"), ("&lt;", "<"), ("&gt;", ">"), ("&quot;", '"'), ("&#39;", "'"))
     letters = [(chr(code), text) for code, text in (*LIGATURES.items(), *WIDTH_MAP.items())]
     quotes = ((Regex("[\u02bc\u2018-\u201b]"), "'"), (Regex("[\u201c-\u201f]"), '"'))
     replaced: list[tuple[Any, str]] = [*entities, *letters, *quotes]
-    cleaned = [normalizers.Replace(was, now) for was, now in replaced]
-    backend.normalizer = normalizers.Sequence([*cleaned, backend.normalizer])
-    backend.save(str(folder / "tokenizer.json"))
-    inputs = {"model_input_names": ["input_ids", "attention_mask"]}
-    _write_json(folder / "tokenizer_config.json", {**settings, **inputs, "tokenizer_class": "PreTrainedTokenizerFast"})
+    return [normalizers.Replace(was, now) for was, now in replaced]
 
 
 def _write_json(path: Path, value: object) -> None:

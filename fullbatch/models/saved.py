@@ -13,8 +13,11 @@ import torch
 from torch import Tensor
 from typing_extensions import assert_never
 
+from fullbatch.config.messages import local_name
 from fullbatch.models.clip_model import clip_design, from_clip_state, write_clip_model
 from fullbatch.models.design import OPENAI_MEAN, OPENAI_STD, Design, OpenClipDesign, ViewsDesign, from_json, to_json
+from fullbatch.models.onnx_towers import FILES as ONNX_FILES
+from fullbatch.models.onnx_towers import require_onnx, write_onnx
 from fullbatch.models.open_clip_towers import read_config, registered_name
 from fullbatch.models.tokenizers import CLIP_VOCABULARY
 from fullbatch.models.two_towers import TwoTowers
@@ -26,7 +29,8 @@ METADATA = "fullbatch"  # the key in the header of an exported safetensors file
 OPEN_CLIP_CONFIG = "open_clip_config.json"
 OPEN_CLIP_WEIGHTS = ("open_clip_model.safetensors", "open_clip_pytorch_model.bin")
 _CLIP_MODEL_WEIGHTS = ("model.safetensors", "pytorch_model.bin")
-EXPORTS = (EXPORTED, OPEN_CLIP_CONFIG, *OPEN_CLIP_WEIGHTS, *_CLIP_MODEL_WEIGHTS)  # by which a folder is known for one
+# by which a folder is known for one
+EXPORTS = (EXPORTED, OPEN_CLIP_CONFIG, *OPEN_CLIP_WEIGHTS, *_CLIP_MODEL_WEIGHTS, *ONNX_FILES)
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 
 
@@ -99,7 +103,8 @@ def _saved_folder(folder: Path) -> Saved:
         config = read_config(folder / OPEN_CLIP_CONFIG)
         images = _json(folder / OPEN_CLIP_CONFIG).get("preprocess_cfg", {})
         mean, std = tuple(images.get("mean", OPENAI_MEAN)), tuple(images.get("std", OPENAI_STD))
-        return Saved(weights, OpenClipDesign(str(folder), config, mean, std), tokenizer)
+        own = "hf_tokenizer_name" not in config["text_cfg"]  # the files beside it are for transformers
+        return Saved(weights, OpenClipDesign(str(folder), config, mean, std), None if own else tokenizer)
     weights = next((folder / name for name in _CLIP_MODEL_WEIGHTS if (folder / name).is_file()), None)
     if (
         weights is not None
@@ -109,6 +114,11 @@ def _saved_folder(folder: Path) -> Saved:
         design = clip_design(folder)
         own = design.config["text_cfg"]["vocab_size"] == CLIP_VOCABULARY  # which open_clip brings along
         return Saved(weights, design, None if own else tokenizer, is_clip_model=True)
+    if (folder / ONNX_FILES[0]).is_file():
+        raise ValueError(
+            f"--pretrained {str(folder)!r} is an export to ONNX, whose weights can only be run; give the run itself, "
+            "or an export in another format."
+        )
     raise ValueError(
         f"--pretrained {str(folder)!r} is a folder with neither {EXPORTED}, nor {OPEN_CLIP_CONFIG}, nor a CLIPModel's "
         "config.json beside its weights; give a folder that `fullbatch export` wrote, or a checkpoint file."
@@ -122,7 +132,7 @@ def _json(path: Path) -> dict[str, Any]:
 # -- exports: open_clip checkpoints and folders, transformers' CLIPModel, safetensors ----------------------------------
 
 
-Format = Literal["open_clip", "huggingface", "safetensors"]
+Format = Literal["open_clip", "huggingface", "safetensors", "onnx"]
 
 
 def export(
@@ -132,14 +142,18 @@ def export(
 
     open_clip    FILE.pt: a state dict for ``open_clip.create_model(NAME, pretrained=FILE)``; only for open_clip's own
                  configs.  FOLDER: config and weights for ``open_clip.create_model_and_transforms("local-dir:FOLDER")``
-    huggingface  FOLDER: for ``transformers.CLIPModel.from_pretrained(FOLDER)``, with tokenizer and image processor
+    huggingface  FOLDER: for ``transformers.CLIPModel.from_pretrained(FOLDER)``, with tokenizer and image processor,
+                 and for open_clip as above: the weights are there twice, as on hubs, under the names of each
     safetensors  FILE.safetensors or FOLDER: any model; build_model(Model(pretrained=PATH)) makes it again
+    onnx         FOLDER: image.onnx and text.onnx for onnxruntime; any model
 
     What is there already is refused; with ``overwrite`` a file, or an earlier export in the folder, gives way.
     ``bias`` is that of the objective; None where it has none: then the bias that came with the weights stays.
     """
     if not (math.isfinite(temperature) and temperature > 0.0):
         raise ValueError(f"export needs a positive temperature, got {temperature}.")
+    if format == "onnx":
+        require_onnx("An export to ONNX")  # before anything gives way to it
     path, bias = Path(path), model.initial_bias if bias is None else bias
     _make_room(path, overwrite)
     match format:
@@ -147,8 +161,11 @@ def export(
             _export_open_clip(model, path, temperature, bias)
         case "huggingface":
             write_clip_model(model, path, temperature, bias)
+            _export_open_clip(model, path, temperature, bias)
         case "safetensors":
             _export_safetensors(model, path, temperature, bias)
+        case "onnx":
+            write_onnx(model, path, temperature, bias)
         case _:
             assert_never(format)
     return path
@@ -240,7 +257,7 @@ def _with_tokenizer(design: OpenClipDesign, model: TwoTowers, folder: Path) -> O
     text = dict(design.config["text_cfg"])
     if tokenizer is not None:
         tokenizer.save_pretrained(folder)
-        text.setdefault("hf_tokenizer_name", model.tokenize.name)
+        text["hf_tokenizer_name"] = local_name(text.get("hf_tokenizer_name") or model.tokenize.name)
     else:
         text.pop("hf_tokenizer_name", None)
     return dataclasses.replace(design, config={**design.config, "text_cfg": text})

@@ -39,10 +39,34 @@ def test_clip_model_has_the_same_embeddings(write_config, tmp_path, quick_gelu, 
         torch.testing.assert_close(features(theirs.get_text_features(**tokens)), text_BD, atol=1e-5, rtol=0)
         ids = theirs.get_text_features(input_ids=model.tokenize(CAPTIONS))
         torch.testing.assert_close(features(ids), text_BD, atol=1e-5, rtol=0)
-        again = build_model(Model(pretrained=str(folder))).eval()
-        for mine, theirs in zip(again(images, again.tokenize(CAPTIONS)), (image_BD, text_BD), strict=True):
-            torch.testing.assert_close(mine, theirs, atol=1e-6, rtol=0)
-        assert again.initial_temperature == pytest.approx(0.04)
+        for files in ("open_clip", "transformers"):  # the folder has the files of both
+            again = build_model(Model(pretrained=str(folder))).eval()
+            for mine, wanted in zip(again(images, again.tokenize(CAPTIONS)), (image_BD, text_BD), strict=True):
+                torch.testing.assert_close(mine, wanted, atol=1e-6, rtol=0, msg=files)
+            assert again.initial_temperature == pytest.approx(0.04)
+            for file in folder.glob("open_clip_*"):
+                file.unlink()
+
+
+@pytest.mark.parametrize("custom_text", [False, True])
+def test_open_clip_reads_a_hugging_face_folder(write_config, tmp_path, custom_text):
+    import open_clip
+    from PIL import Image
+
+    model = build_model(Model(write_config(custom_text=custom_text))).eval()
+    folder = export(model, tmp_path / "hf", "huggingface", temperature=0.04, bias=None)
+    theirs, _, preprocess = open_clip.create_model_and_transforms(f"local-dir:{folder}")
+    tokens = open_clip.get_tokenizer(f"local-dir:{folder}")(CAPTIONS)
+    assert torch.equal(tokens, model.tokenize(CAPTIONS))
+    images = some_images(32)
+    seen = torch.stack([preprocess(Image.fromarray(image.permute(1, 2, 0).numpy())) for image in images])
+    with torch.no_grad():
+        image_BD, text_BD = model(images, tokens)
+        torch.testing.assert_close(theirs.eval().encode_image(seen, normalize=True), image_BD, atol=1e-5, rtol=0)
+        torch.testing.assert_close(theirs.encode_text(tokens, normalize=True), text_BD, atol=1e-5, rtol=0)
+    assert theirs.logit_scale.exp().item() == pytest.approx(25.0)
+    for file in folder.glob("*.json"):
+        assert str(tmp_path) not in file.read_text(), "where it was written is nobody else's business"
 
 
 def test_captions_are_cleaned_alike(tmp_path):
