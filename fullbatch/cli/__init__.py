@@ -21,6 +21,7 @@ usage: fullbatch COMMAND [OPTIONS]
   search       find the method, the optimizer and the settings for your data, on one machine or many
   report       one self-contained page about a run, or comparing several
   theory       watch which batches lead free embeddings to the full batch's optimum: numbers and a page of figures
+  find         search a folder of pictures by words or by a picture, on the terminal or a local page
   export       write a trained model for open_clip, Hugging Face transformers, or as safetensors
   recipes      list the recipes, or show one: fullbatch recipes NAME
 
