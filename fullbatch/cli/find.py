@@ -84,8 +84,9 @@ def find(arguments: list[str]) -> int:
     changes = _update(index, options.folder, encoder)
     asked = bool(words or likes)
     is_all = not asked and options.serve is None and options.static is None
-    for line in _indexed(index, changes, options.folder):
-        print(line, file=sys.stdout if is_all else sys.stderr)
+    if is_all or changes.embedded or changes.known or changes.gone:
+        for line in _indexed(index, changes, options.folder):
+            print(line, file=sys.stdout if is_all else sys.stderr)
     if is_all:
         return 0
     finder = Finder(encoder, index, options.folder, options.rows)

@@ -57,12 +57,8 @@ def write_static(finder: Finder, hits: Sequence[Hit], asked: str, output: Path) 
             continue
         pictures.append(base64.b64encode(small).decode())
         shown.append(hit)
-    data: dict[str, Any] = {
-        "asked": plain(asked),
-        "about": about(finder),
-        "hits": shown_hits(shown),
-        "pictures": pictures,
-    }
+    folder = about(finder)
+    data = {"asked": plain(asked), "about": folder, "hits": shown_hits(shown), "pictures": pictures}
     output.parent.mkdir(parents=True, exist_ok=True)
     replace_text(output, _self_contained(data, plain(asked, 80) or folder["name"]))
     return len(shown)
