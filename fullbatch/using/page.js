@@ -4,6 +4,7 @@
   const byId = (id) => document.getElementById(id);
   const embedded = byId("data"), still = embedded ? JSON.parse(embedded.textContent) : null;  // a page without a server
   const MOST = 20000, MAX_UPLOAD = 32 * 2 ** 20, WIDE = 190, CAPTION = 34, BEYOND = 2;
+  const SILENT = "The server does not answer; has it been stopped?";
   const grid = byId("grid"), words = byId("words"), large = byId("large");
   const asked = { q: "", like: [], folder: "", least: null };
   let hits = [], shown = [], tiles = new Map(), current = 0, waiting = null;
@@ -46,6 +47,7 @@
     byId("folder").value = asked.folder;
     showLikes();
     if (waiting) waiting.abort();
+    grid.setAttribute("aria-busy", "true");
     const own = (waiting = new AbortController());
     const values = new URLSearchParams(address());
     values.delete("least");
@@ -60,8 +62,9 @@
       show(nothing ? "; ask for something" : ` · ${Math.max(1, Math.round(1000 * answer.seconds))} ms`, y);
       document.title = `${asked.q || (asked.like.length ? "by a picture" : "all pictures")} · fullbatch find`;
     } catch (error) {
-      if (own === waiting && error.name !== "AbortError") tell("The server does not answer; has it been stopped?", true);
+      if (own === waiting && error.name !== "AbortError") tell(SILENT, true);
     }
+    if (own === waiting) grid.setAttribute("aria-busy", "false");
   };
 
   // -- filters --------------------------------------------------------------------------------------------------------
@@ -103,27 +106,40 @@
     tile.style.height = `${height}px`;
     tile.style.transform = `translate(${(at % columns) * width}px, ${Math.floor(at / columns) * height}px)`;
   };
-  const made = (at) => {
-    const hit = shown[at], tile = element("figure", { class: "tile", "data-at": at });
-    const name = hit[2].split("/").pop();
-    const like = element("button", { class: "like", type: "button", tabindex: at === current ? 0 : -1, title: hit[2] });
-    like.append(element("img", { src: thumbnail(hit), alt: name, decoding: "async" }));
-    const caption = element("figcaption");
-    caption.append(element("span", { class: "score" }, scoreOf(hit[1])), element("bdi", { title: hit[2] }, name));
+  const blank = () => {
+    const tile = element("figure", { class: "tile" }), caption = element("figcaption");
+    const like = element("button", { class: "like", type: "button" });
+    like.append(element("img", { decoding: "async" }));
+    caption.append(element("span", { class: "score" }), element("bdi"));
     const buttons = [["large", "⤢", "show it large"], ["plus", "+", "more like this"], ["minus", "−", "less like this"]];
     for (const [key, sign, title] of still ? buttons.slice(0, 1) : buttons)
-      caption.append(element("button", { class: key, type: "button", tabindex: -1, title, "aria-label": `${title}: ${name}` }, sign));
+      caption.append(element("button", { class: key, type: "button", tabindex: -1, title }, sign));
     tile.append(like, caption);
+    return tile;
+  };
+  const filled = (tile, at) => {
+    const hit = shown[at], [like, caption] = tile.children, name = hit[2].split("/").pop();
+    tile.dataset.at = at;
+    like.tabIndex = at === current ? 0 : -1;
+    like.title = hit[2];
+    like.firstChild.src = thumbnail(hit);
+    like.firstChild.alt = name;
+    caption.children[0].textContent = scoreOf(hit[1]);
+    caption.children[1].textContent = name;
     placed(tile, at);
     return tile;
   };
-  const draw = () => {
+  const draw = () => {  // tiles that have left the view are filled anew: most of the work of a new one is saved
     const top = scrollY - grid.offsetTop, first = Math.max(0, (Math.floor(top / height) - BEYOND) * columns);
-    const last = Math.min(shown.length, (Math.ceil((top + innerHeight) / height) + BEYOND) * columns);
+    const last = Math.min(shown.length, (Math.ceil((top + innerHeight) / height) + BEYOND) * columns), free = [];
     for (const [at, tile] of tiles)
-      if (at < first || at >= last) { tile.querySelector("img").removeAttribute("src"); tile.remove(); tiles.delete(at); }
+      if (at < first || at >= last) { free.push(tile); tiles.delete(at); }
     for (let at = first; at < last; at++)
-      if (!tiles.has(at)) { const tile = made(at); tiles.set(at, tile); grid.append(tile); }
+      if (!tiles.has(at)) {
+        const tile = free.pop();
+        tiles.set(at, tile ? filled(tile, at) : grid.appendChild(filled(blank(), at)));
+      }
+    for (const tile of free) tile.remove();
   };
   let drawing = 0, settled = 0;
   addEventListener("scroll", () => {
@@ -189,7 +205,7 @@
       const answer = await response.json();
       if (response.ok) ask({ q: "", like: [answer.name] });
       else tell(answer.error, true);
-    } catch { tell("The server does not answer; has it been stopped?", true); }
+    } catch { tell(SILENT, true); }
   };
 
   // -- keyboard, large view, light and dark ---------------------------------------------------------------------------
@@ -253,6 +269,8 @@
   addEventListener("popstate", (event) => { readAddress(); search((event.state && event.state.y) || 0); });
   history.scrollRestoration = "manual";
   readAddress();
-  fetch("about").then((response) => response.json()).then((about) => { describe(about); byId("folder").value = asked.folder; });
-  search((history.state && history.state.y) || 0);
+  fetch("about").then((response) => response.json()).then((about) => {
+    describe(about);
+    search((history.state && history.state.y) || 0);
+  }).catch(() => tell(SILENT, true));
 })();
