@@ -54,7 +54,7 @@ Stamp = tuple[int, int]  # of a file: its size, and when it was changed, in nano
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class IndexedFile:
     """What a line says of a file."""
 
     path: str  # from the folder on
@@ -82,7 +82,7 @@ class Changes:
     known: int = 0  # moved, copied or touched: their bytes had a row already
     unchanged: int = 0  # not read
     gone: int = 0
-    bad: tuple[Entry, ...] = ()  # all that have no embedding, also those of earlier runs
+    bad: tuple[IndexedFile, ...] = ()  # all that have no embedding, also those of earlier runs
 
 
 def digest_of(raw: bytes) -> str:
@@ -107,19 +107,19 @@ class PictureIndex:
 
     def __init__(self, place: Path, model: str, width: int) -> None:
         self.place, self.model, self.width = place, model, width
-        self.entries: dict[str, Entry] = {}  # by path
+        self.entries: dict[str, IndexedFile] = {}  # by path
         self._head: _Head | None = None
         self._rows = self._lines = self._whole = 0  # rows and lines that count, bytes of whole lines
         self._row_of: dict[str, int] = {}  # of a digest, also of pictures that are gone
         self._load()
 
     @property
-    def pictures(self) -> list[Entry]:
+    def pictures(self) -> list[IndexedFile]:
         """Those that can be found, by path."""
         return sorted((entry for entry in self.entries.values() if entry.row is not None), key=lambda entry: entry.path)
 
     @property
-    def bad(self) -> list[Entry]:
+    def bad(self) -> list[IndexedFile]:
         return sorted((entry for entry in self.entries.values() if entry.row is None), key=lambda entry: entry.path)
 
     def embeddings(self) -> Tensor:
@@ -160,7 +160,7 @@ class PictureIndex:
         if said.get("gone"):
             self.entries.pop(path, None)
             return
-        entry = Entry(path, said["size"], said["modified"], said["digest"], said["row"], said.get("bad"))
+        entry = IndexedFile(path, said["size"], said["modified"], said["digest"], said["row"], said.get("bad"))
         if entry.row is not None:
             if not 0 <= entry.row < rows:
                 raise ValueError("a row that is not there")
@@ -240,7 +240,7 @@ class PictureIndex:
         entry = self.entries.get(path)
         return entry is not None and entry.digest is not None and (entry.size, entry.modified) == stamp
 
-    def _embedded(self, batch: Sequence[_Read], encoder: Encoder) -> tuple[list[Entry], Tensor]:
+    def _embedded(self, batch: Sequence[_Read], encoder: Encoder) -> tuple[list[IndexedFile], Tensor]:
         """The files of a batch with their rows; bytes that are known, or twice in it, are embedded once."""
         new: dict[str, int] = {}  # rows to come
         firsts: list[_Read] = []
@@ -355,7 +355,7 @@ def stamps_below(folder: Path) -> dict[str, Stamp]:
 
 @dataclass(frozen=True)
 class _Read:
-    entry: Entry  # still without its row
+    entry: IndexedFile  # still without its row
     square: Tensor | None  # for the image tower; None: bad, or its bytes are known
 
 
@@ -367,8 +367,8 @@ def _read(folder: Path, transform: EvalTransform, known: dict[str, int], path: s
         digest = digest_of(raw)
         square = None if digest in known else transform(checked_image(path, raw), path)
     except BadSample as bad:
-        return _Read(Entry(path, *stamp, digest, None, bad.reason), None)
-    return _Read(Entry(path, *stamp, digest, None), square)
+        return _Read(IndexedFile(path, *stamp, digest, None, bad.reason), None)
+    return _Read(IndexedFile(path, *stamp, digest, None), square)
 
 
 def _ahead(files: Sequence[tuple[str, Stamp]], size: int, read: Callable[[str, Stamp], _Read]) -> Iterator[list[_Read]]:

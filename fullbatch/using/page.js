@@ -112,9 +112,10 @@
     like.append(element("img", { decoding: "async" }));
     caption.append(element("span", { class: "score" }), element("bdi"));
     const buttons = [["large", "⤢", "show it large"], ["plus", "+", "more like this"], ["minus", "−", "less like this"]];
+    const tools = element("div", { class: "tools" });
     for (const [key, sign, title] of still ? buttons.slice(0, 1) : buttons)
-      caption.append(element("button", { class: key, type: "button", tabindex: -1, title }, sign));
-    tile.append(like, caption);
+      tools.append(element("button", { class: key, type: "button", tabindex: -1, title }, sign));
+    tile.append(like, caption, tools);
     return tile;
   };
   const filled = (tile, at) => {

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fullbatch.using.encoder import Encoder
-from fullbatch.using.index import Entry, PictureIndex
+from fullbatch.using.index import IndexedFile, PictureIndex
 
 Copy = Literal["fp32", "bf16"]
 _CHUNK = 65_536  # rows compared at a time
@@ -127,7 +127,7 @@ def _halves(query_D: Tensor) -> Tensor:
 class Hit:
     number: int  # of the picture in the finder's list
     score: float | None  # None where nothing was asked for
-    entry: Entry
+    entry: IndexedFile
 
 
 class Finder:

@@ -72,7 +72,7 @@ class Answer:
         return cls(json.dumps(values).encode(), "application/json")
 
 
-class Answers:
+class PageAnswers:
     """What is at which address, below the key; it knows nothing of sockets."""
 
     def __init__(self, finder: Finder) -> None:
@@ -255,7 +255,7 @@ class PageServer(ThreadingHTTPServer):
     request_queue_size = 128
 
     def __init__(self, finder: Finder, port: int = 0) -> None:
-        self.answers, self.key = Answers(finder), secrets.token_urlsafe(16)
+        self.answers, self.key = PageAnswers(finder), secrets.token_urlsafe(16)
         self._open = threading.BoundedSemaphore(_CONNECTIONS)
         super().__init__((HOST, port), _Handler)
         self.hosts = {f"{name}:{self.server_port}" for name in (HOST, "localhost")}

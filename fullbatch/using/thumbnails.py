@@ -15,7 +15,7 @@ from fullbatch.data.images import load_rgb, open_image
 from fullbatch.data.sample import MAX_IMAGE_BYTES, BadSample, read_file
 from fullbatch.data.tar_shards import keep_in_cache
 from fullbatch.using.encoder import PIXELS
-from fullbatch.using.index import THUMBNAILS, Entry, PictureIndex, digest_of
+from fullbatch.using.index import THUMBNAILS, IndexedFile, PictureIndex, digest_of
 
 SMALL, LARGE = 256, 1600  # pixels of the longer side
 _QUALITY = 82
@@ -48,7 +48,7 @@ class Thumbnails:
     index: PictureIndex
     folder: Path  # of the pictures
 
-    def small(self, entry: Entry) -> bytes:
+    def small(self, entry: IndexedFile) -> bytes:
         digest = str(entry.digest)
         kept = self.index.place / THUMBNAILS / digest[:2] / f"{digest}.jpg"
         with suppress(OSError):
@@ -59,10 +59,10 @@ class Thumbnails:
         keep_in_cache(kept, lambda file: file.write(made), "Thumbnails")
         return made
 
-    def large(self, entry: Entry) -> bytes:
+    def large(self, entry: IndexedFile) -> bytes:
         return jpeg_of(self.bytes_of(entry), entry.path, LARGE)
 
-    def bytes_of(self, entry: Entry) -> bytes:
+    def bytes_of(self, entry: IndexedFile) -> bytes:
         """Those that were indexed, and no others: what lies at the path by now may be anything."""
         raw = read_file(entry.path, str(self.folder / entry.path), MAX_IMAGE_BYTES)
         if digest_of(raw) != entry.digest:
