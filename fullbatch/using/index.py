@@ -25,6 +25,7 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -111,6 +112,7 @@ class PictureIndex:
         self._head: _Head | None = None
         self._rows = self._lines = self._whole = 0  # rows and lines that count, bytes of whole lines
         self._row_of: dict[str, int] = {}  # of a digest, also of pictures that are gone
+        self.embeddings = torch.empty(0, width)  # all rows, (R, D), mapped: only what is used is read
         self._load()
 
     @property
@@ -121,13 +123,6 @@ class PictureIndex:
     @property
     def bad(self) -> list[IndexedFile]:
         return sorted((entry for entry in self.entries.values() if entry.row is None), key=lambda entry: entry.path)
-
-    def embeddings(self) -> Tensor:
-        """All rows, (R, D), mapped: of a large file only what is used is read."""
-        if not self._rows:
-            return torch.empty(0, self.width)
-        count = self._rows * self.width
-        return torch.from_file(str(self._file("rows")), size=count, dtype=torch.float32).view(self._rows, self.width)
 
     # -- reading ------------------------------------------------------------------------------------------------------
 
@@ -140,19 +135,30 @@ class PictureIndex:
         while True:
             self._head, self.entries, self._row_of = head, {}, {}
             self._rows = self._lines = self._whole = 0
+            self.embeddings = torch.empty(0, self.width)
             if head is None:
                 return
             try:
-                raw, there = self._file("lines").read_bytes(), self._file("rows").stat().st_size
-                break
-            except FileNotFoundError:  # a new one, or rewritten at this moment
+                self._read_files()
+                return
+            except FileNotFoundError:  # a new one, or another process has just rewritten it
                 before, head = head, self._read_head()
                 if head == before:
                     return
+
+    def _read_files(self) -> None:
+        raw, there = self._file("lines").read_bytes(), self._file("rows").stat().st_size
         self._whole = raw.rfind(b"\n") + 1
         for line in raw[: self._whole].splitlines():
             with suppress(ValueError, KeyError, TypeError):  # damaged: what it said will be found out again
                 self._take(json.loads(line), there // (4 * self.width))
+        self._map()
+
+    def _map(self) -> None:
+        """Once mapped, the rows stay readable, even when another process replaces their file."""
+        if self._rows:
+            mapped_RD = np.memmap(self._file("rows"), np.float32, "c", shape=(self._rows, self.width))
+            self.embeddings = torch.from_numpy(mapped_RD)
 
     def _take(self, said: dict[str, Any], rows: int) -> None:
         self._lines += 1
@@ -232,6 +238,7 @@ class PictureIndex:
                 self._append(rows, lines, rows_BD, [asdict(entry) for entry in entries])
                 embedded, done = embedded + len(rows_BD), done + len(batch)
                 watch(done, total)
+        self._map()
         bad, looked_at = tuple(self.bad), set(fresh)
         known = total - embedded - sum(entry.path in looked_at for entry in bad)
         return Changes(embedded, known, len(there) - total, len(gone), bad)
@@ -287,7 +294,7 @@ class PictureIndex:
         """The rows and lines that count, as the next generation; readers keep the one that they have mapped."""
         assert self._head is not None
         new = replace(self._head, generation=self._head.generation + 1)
-        rows_RD, old = self.embeddings(), sorted({entry.row for entry in self.pictures if entry.row is not None})
+        rows_RD, old = self.embeddings, sorted({entry.row for entry in self.pictures if entry.row is not None})
         place_of = {row: place for place, row in enumerate(old)}
         with self._file("rows", new.generation).open("wb") as rows:
             for start in range(0, len(old), _COPIED):

@@ -85,7 +85,7 @@
     const folder = still && asked.folder !== "" ? `${still.about.folders[+asked.folder][0]}/` : "";
     shown = hits.filter((hit) => (asked.least === null || hit[1] === null || hit[1] >= asked.least) && hit[2].startsWith(folder));
     byId("bound").textContent = asked.least === null ? "any" : scoreOf(asked.least);
-    tell(`${count(shown.length)} ${shown.length === 1 ? "picture" : "pictures"}${rest}`);
+    tell(`${count(shown.length)} ${shown.length === 1 ? "picture" : "pictures"}${hits.length < MOST ? "" : ", the nearest"}${rest}`);
     for (const tile of tiles.values()) tile.remove();
     tiles = new Map();
     layOut();

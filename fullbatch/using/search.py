@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -137,7 +138,7 @@ class Finder:
         self.encoder, self.index, self.folder = encoder, index, folder
         self.pictures = index.pictures
         rows = torch.tensor([entry.row for entry in self.pictures], dtype=torch.int64)
-        self.search = ExactSearch(index.embeddings(), rows, copy)
+        self.search = ExactSearch(index.embeddings, rows, copy)
 
     def row(self, number: int) -> Tensor:
         """The embedding of a picture of the index, (D,)."""
@@ -162,9 +163,9 @@ class Finder:
         ]
 
     def places(self, within: str) -> Tensor:
-        lead = f"{within.rstrip('/')}/"
-        inside = [place for place, entry in enumerate(self.pictures) if entry.path.startswith(lead)]
-        return torch.tensor(inside, dtype=torch.int64)
+        """Of the pictures in a folder, which follow each other: what sorts between "a/" and "a0" begins with "a/"."""
+        start, end = (bisect_left(self.pictures, f"{within}{last}", key=lambda entry: entry.path) for last in "/0")
+        return torch.arange(start, end)
 
     @cached_property
     def folders(self) -> dict[str, int]:

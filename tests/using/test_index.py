@@ -7,14 +7,13 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from fullbatch.training.run_folder import alone_in
+from fullbatch.training.run_folder import LOCK, alone_in
 from fullbatch.using import index as index_module
 from fullbatch.using.index import Changes, PictureIndex, name_of_model
 from fullbatch.using.search import Finder
@@ -45,7 +44,7 @@ def only(**some):
 
 
 def rows_by_path(index):
-    rows = index.embeddings()
+    rows = index.embeddings
     return {entry.path: rows[entry.row] for entry in index.pictures}
 
 
@@ -84,7 +83,7 @@ def embedded(encoder, monkeypatch):
 
 def test_it_holds_what_the_model_says(folder, encoder, opened):
     index, told = opened(), []
-    assert index.pictures == [] and index.embeddings().shape == (0, encoder.width)
+    assert index.pictures == [] and index.embeddings.shape == (0, encoder.width)
     assert counts(index.update(folder, encoder, lambda *at: told.append(at))) == counts(Changes(embedded=14)) | {
         "bad": 0
     }
@@ -126,7 +125,7 @@ def test_equal_files_have_one_row(tmp_path, encoder, opened, embedded):
         picture(1).save(tmp_path / "pictures" / name)
     index = opened()
     index.update(tmp_path / "pictures", encoder)
-    assert embedded == [1] and len(index.embeddings()) == 1 and len(index.pictures) == 3
+    assert embedded == [1] and len(index.embeddings) == 1 and len(index.pictures) == 3
 
 
 def test_a_file_that_comes_back_is_not_embedded_again(folder, encoder, opened, embedded):
@@ -213,7 +212,7 @@ def test_it_is_rewritten_when_most_rows_are_dead(folder, encoder, opened):
     for path in sorted(folder.glob("*.png"))[:8]:
         path.unlink()
     index.update(folder, encoder)
-    assert len(index.embeddings()) == 6 == len(index.pictures)
+    assert len(index.embeddings) == 6 == len(index.pictures)
     names = {path.name for path in index.place.iterdir()}
     assert names == {"index.json", "rows-1.f32", "lines-1.jsonl", ".thumbnails"}
     assert len(list((index.place / ".thumbnails").glob("*/*"))) == 6
@@ -287,46 +286,47 @@ def test_damage_within_is_repaired(folder, encoder, opened):
     assert_as_the_model_says(again, folder, encoder)
 
 
-CHILD = """
-import sys, time
+KILLER = """
+import os, signal, sys, time
 from pathlib import Path
 import torch
-torch.set_num_threads(1)
+torch.set_num_threads(1)  # so that a forked process may compute
 import fullbatch as fb
-from fullbatch.using import encoder as encoder_module
 from fullbatch.using.index import PictureIndex, name_of_model
-run, folder, place = sys.argv[1:]
+run, folder, place, *moments = sys.argv[1:]
 encoder = fb.load(run, device="cpu", batch_size=4)
 honest = type(encoder).embed_squares
 type(encoder).embed_squares = lambda self, squares: (time.sleep(0.01), honest(self, squares))[1]
-index = PictureIndex(Path(place), name_of_model(encoder), encoder.width)
-print("ready", flush=True)
-index.update(Path(folder), encoder)
-print("done", flush=True)
+for moment in map(float, moments):
+    child = os.fork()
+    if not child:
+        PictureIndex(Path(place), name_of_model(encoder), encoder.width).update(Path(folder), encoder)
+        os._exit(0)
+    time.sleep(moment)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    print(len(PictureIndex(Path(place), name_of_model(encoder), encoder.width).pictures), flush=True)
 """
 
 
-@pytest.mark.parametrize("kills", [3, pytest.param(15, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kills", [6, pytest.param(60, marks=pytest.mark.slow)])
 def test_killed_at_random_moments(trained, encoder, opened, tmp_path, kills):
     folder = tmp_path / "pictures"
-    write_pictures(folder, 160)
-    moments, survived = random.Random(kills), []
-    for _ in range(kills):
-        command = [sys.executable, "-c", CHILD, str(trained), str(folder), str(tmp_path / "index")]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
-            assert child.stdout.readline() == "ready\n"
-            time.sleep(moments.uniform(0.0, 0.3))
-            child.send_signal(signal.SIGKILL)
-        survived.append(len(opened().pictures))
-    assert survived == sorted(survived) and survived[-1] > 0
+    write_pictures(folder, 50 * kills)
+    random_ones = random.Random(kills)
+    moments = [str(random_ones.uniform(0.02, 0.3)) for _ in range(kills)]
+    command = [sys.executable, "-c", KILLER, str(trained), str(folder), str(tmp_path / "index"), *moments]
+    told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    survived = [int(line) for line in told.split()]
+    assert len(survived) == kills and survived == sorted(survived) and survived[-1] > 0
     index = opened()
     assert index.update(folder, encoder).unchanged == survived[-1]
     undisturbed = opened(tmp_path / "undisturbed")
     undisturbed.update(folder, encoder)
     assert_same(index, undisturbed)
     assert_same(opened(), undisturbed)
-    files = [(place / "rows-0.f32").read_bytes() for place in (index.place, undisturbed.place)]
-    assert len(files[0]) == len(files[1]), "nothing is kept twice"
+    sizes = [(place / "rows-0.f32").stat().st_size for place in (index.place, undisturbed.place)]
+    assert sizes[0] == sizes[1], "nothing is kept twice"
 
 
 def test_a_full_disk_is_said_and_costs_a_batch(folder, encoder, opened, monkeypatch):
@@ -383,12 +383,11 @@ def test_what_is_no_folder_of_pictures_is_named(tmp_path, encoder, opened):
 
 
 HOLDER = """
-import sys
-from pathlib import Path
-from fullbatch.training.run_folder import alone_in
-with alone_in(Path(sys.argv[1])):
-    print("ready", flush=True)
-    sys.stdin.read()
+import fcntl, sys
+lock = open(sys.argv[1], "w")
+fcntl.lockf(lock, fcntl.LOCK_EX)
+print("ready", flush=True)
+sys.stdin.read()
 """
 
 
@@ -397,7 +396,7 @@ def test_one_writes_at_a_time_while_others_read(folder, encoder, opened):
     index.update(folder, encoder)
     with alone_in(index.place), pytest.raises(ValueError, match="Another process is writing the index"):
         opened().update(folder, encoder)
-    command = [sys.executable, "-c", HOLDER, str(index.place)]
+    command = [sys.executable, "-c", HOLDER, str(index.place / LOCK)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
         assert other.stdout.readline() == "ready\n"
         with pytest.raises(ValueError, match=r"Another process is writing the index .*; wait for it, or stop it"):

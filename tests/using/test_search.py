@@ -126,3 +126,4 @@ def test_a_folder_within_and_no_query(finder):
     nearest = finder.find(finder.query("a cat"), 100, "below")
     assert {hit.number for hit in nearest} == {hit.number for hit in some}
     assert finder.find(finder.query("a cat"), 100, "bel") == []
+    assert finder.places("zz").tolist() == finder.places("").tolist() == []
