@@ -298,10 +298,13 @@ encoder = fb.load(run, device="cpu", batch_size=4)
 honest = type(encoder).embed_squares
 type(encoder).embed_squares = lambda self, squares: (time.sleep(0.01), honest(self, squares))[1]
 for moment in map(float, moments):
+    ours, theirs = os.pipe()
     child = os.fork()
     if not child:
-        PictureIndex(Path(place), name_of_model(encoder), encoder.width).update(Path(folder), encoder)
+        tell = lambda done, total: os.write(theirs, b"!")
+        PictureIndex(Path(place), name_of_model(encoder), encoder.width).update(Path(folder), encoder, tell)
         os._exit(0)
+    os.read(ours, 1)  # it has begun
     time.sleep(moment)
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
@@ -314,7 +317,7 @@ def test_killed_at_random_moments(trained, encoder, opened, tmp_path, kills):
     folder = tmp_path / "pictures"
     write_pictures(folder, 50 * kills)
     random_ones = random.Random(kills)
-    moments = [str(random_ones.uniform(0.02, 0.3)) for _ in range(kills)]
+    moments = [str(random_ones.uniform(0.0, 0.3)) for _ in range(kills)]
     command = [sys.executable, "-c", KILLER, str(trained), str(folder), str(tmp_path / "index"), *moments]
     told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     survived = [int(line) for line in told.split()]
