@@ -105,20 +105,22 @@ class ExactSearch:
 
     def _rough(self, query_D: Tensor) -> Tensor:
         """All scores, (R,), each at most ``error`` and its share ``relative`` away."""
-        score_R = torch.empty(len(self.rows_RD))
+        score_R, halves_2D = torch.empty(len(self.rows_RD)), _halves(query_D)
         for start in range(0, len(score_R), _CHUNK):
             here = slice(start, start + _CHUNK)
             if self.half_RD is None:
                 torch.mv(self.rows_RD[here], query_D, out=score_R[here])
             else:
-                score_R[here] = (self.half_RD[here] @ _halves(query_D)).float().sum(dim=1)
+                score_R[here] = (
+                    (halves_2D @ self.half_RD[here].T).float().sum(dim=0)
+                )  # rows @ halves takes thrice as long
         return score_R
 
 
 def _halves(query_D: Tensor) -> Tensor:
-    """Two columns in bf16, (D, 2), whose sum is the query but for 2^-16 of it."""
+    """Two rows in bf16, (2, D), whose sum is the query but for 2^-16 of it."""
     high_D = query_D.bfloat16()
-    return torch.stack([high_D, (query_D - high_D.float()).bfloat16()], dim=1)
+    return torch.stack([high_D, (query_D - high_D.float()).bfloat16()])
 
 
 # -- a folder that answers ---------------------------------------------------------------------------------------------

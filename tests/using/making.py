@@ -1,9 +1,15 @@
 """Folders of small pictures, and a model to find them with."""
 
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
+
+from fullbatch.using.search import Finder
+from fullbatch.using.serve import PageServer
 
 HOSTILE = (
     "<script>alert(1)<",
@@ -44,3 +50,15 @@ def write_hostile(folder: Path) -> list[Path]:
         picture(1000 + number).save(path)
         paths.append(path)
     return paths
+
+
+@contextmanager
+def serving(finder: Finder) -> Iterator[PageServer]:
+    with PageServer(finder) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            yield server
+        finally:
+            server.shutdown()
+            thread.join()

@@ -9,8 +9,7 @@ import fullbatch.report
 from fullbatch.config.messages import plain
 from fullbatch.using import page as page_module
 from fullbatch.using.page import write_static
-from tests.using.making import HOSTILE, picture, write_hostile, write_pictures
-from tests.using.test_serve import serving
+from tests.using.making import HOSTILE, picture, serving, write_hostile, write_pictures
 
 MANY = 5000
 MINUS = "\u2212"

@@ -8,28 +8,15 @@ import re
 import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 
 import pytest
 from PIL import Image
 
 from fullbatch.using import serve as serve_module
-from fullbatch.using.serve import MAX_UPLOAD, PageServer
-from tests.using.making import HOSTILE, picture, write_hostile, write_pictures
+from fullbatch.using.serve import MAX_UPLOAD
+from tests.using.making import HOSTILE, picture, serving, write_hostile, write_pictures
 
 SECRET = "a secret beside the pictures"
-
-
-@contextmanager
-def serving(finder):
-    with PageServer(finder) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        try:
-            yield server
-        finally:
-            server.shutdown()
-            thread.join()
 
 
 @pytest.fixture(scope="module")
