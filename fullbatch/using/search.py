@@ -110,10 +110,8 @@ class ExactSearch:
             here = slice(start, start + _CHUNK)
             if self.half_RD is None:
                 torch.mv(self.rows_RD[here], query_D, out=score_R[here])
-            else:
-                score_R[here] = (
-                    (halves_2D @ self.half_RD[here].T).float().sum(dim=0)
-                )  # rows @ halves takes thrice as long
+            else:  # the other way round, rows first, it takes three times as long
+                score_R[here] = (halves_2D @ self.half_RD[here].T).float().sum(dim=0)
         return score_R
 
 
