@@ -81,7 +81,7 @@ class ExactSearch:
                 part = rows_RD[start : start + _CHUNK]
                 self.half_RD[start : start + _CHUNK] = part
                 lost = max(lost, float((part - self.half_RD[start : start + _CHUNK].float()).norm(dim=1).max()))
-            self.error += lost + 2.0 * _BF16**2  # and what two halves of the query leave of it
+            self.error += lost + 4.0 * _BF16**2  # and what is lost of the query's second half, and beyond it
             self.relative = 1.01 * _BF16  # products are rounded too
 
     def nearest(self, query_D: Tensor, most: int, among_P: Tensor | None = None) -> Scored:
@@ -92,7 +92,7 @@ class ExactSearch:
             return Scored([], [])
         rough_P = self._rough(query_D)[row_of_P]
         worst = rough_P.topk(most, sorted=False).values.min()
-        # what may be as good as the worst of the best certainly is
+        # out is what cannot be as good as the worst of these is for certain
         lowest = worst - self.error - self.relative * worst.abs()
         candidates_K = (rough_P + self.error + self.relative * rough_P.abs() >= lowest).nonzero().squeeze(1)
         score_K = torch.cat([self._score(row_of_P[part_K], query_D) for part_K in torch.split(candidates_K, _CHUNK)])

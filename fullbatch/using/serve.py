@@ -36,6 +36,7 @@ MAX_UPLOAD = 32 << 20  # bytes of a picture that is dropped on the page
 _UPLOADS = 64  # dropped pictures that are remembered, for the back button
 _MAX_WORDS = 1000  # characters of a query
 _MAX_LIKES = 16  # pictures of a query
+_DRAWN = 4  # pictures decoded at a time: each may take 150 MB
 _CONNECTIONS = 64  # at a time; a browser opens six
 _PATIENCE = 30.0  # seconds that a connection may be silent
 _POLICY = (
@@ -58,7 +59,8 @@ class Refused(Exception):
         super().__init__(reason)
 
 
-_NOT_THERE = Refused(HTTPStatus.NOT_FOUND, "There is nothing here.")
+def _not_there() -> Refused:
+    return Refused(HTTPStatus.NOT_FOUND, "There is nothing here.")
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,7 @@ class PageAnswers:
         self.finder = finder
         self.thumbnails = Thumbnails(finder.index, finder.folder)
         self._one_at_a_time = threading.Lock()  # the model, and what is remembered
+        self._few_at_a_time = threading.Semaphore(_DRAWN)
         self._uploads: OrderedDict[str, tuple[Tensor, bytes]] = OrderedDict()  # by name: embedding, thumbnail
         self._uploaded = 0
         self._fixed: dict[str, Callable[[], Answer]] = {
@@ -95,13 +98,14 @@ class PageAnswers:
             return self.search(_values(query))
         match re.fullmatch(r"(thumbnail|picture|dropped)/([0-9]{1,9})", address, re.ASCII):
             case None:
-                raise _NOT_THERE
+                raise _not_there()
             case found if found[1] == "dropped":
                 return Answer(self._dropped(f"d{int(found[2])}")[1], "image/jpeg", lasting=True)
             case found:
                 make = self.thumbnails.small if found[1] == "thumbnail" else self.thumbnails.large
                 try:
-                    return Answer(make(self.finder.pictures[self._number(found[2])]), "image/jpeg", lasting=True)
+                    with self._few_at_a_time:
+                        return Answer(make(self.finder.pictures[self._number(found[2])]), "image/jpeg", lasting=True)
                 except BadSample as bad:
                     raise Refused(HTTPStatus.GONE, clean(bad.reason)) from None
 
@@ -114,7 +118,7 @@ class PageAnswers:
         if not re.fullmatch("[0-9]{1,9}", top) or not re.fullmatch("[0-9]{0,9}", number):
             raise ValueError("top and folder must be whole numbers.")
         if number and int(number) >= len(self.finder.folders):
-            raise _NOT_THERE
+            raise _not_there()
         within = list(self.finder.folders)[int(number)] if number else ""
         started = time.perf_counter()
         with self._one_at_a_time:
@@ -127,8 +131,9 @@ class PageAnswers:
         """A picture that is in no index: it is embedded, and from now on has a name to search by."""
         encoder = self.finder.encoder
         try:
-            square = EvalTransform(encoder.model.image_size, PIXELS)(raw, "the dropped picture")
-            small = jpeg_of(raw, "the dropped picture", SMALL)
+            with self._few_at_a_time:
+                square = EvalTransform(encoder.model.image_size, PIXELS)(raw, "the dropped picture")
+                small = jpeg_of(raw, "the dropped picture", SMALL)
         except BadSample as bad:
             raise ValueError(f"{clean(bad)}.") from None
         with self._one_at_a_time:
@@ -142,7 +147,7 @@ class PageAnswers:
 
     def _number(self, text: str) -> int:
         if int(text) >= len(self.finder.pictures):
-            raise _NOT_THERE
+            raise _not_there()
         return int(text)
 
     def _dropped(self, name: str) -> tuple[Tensor, bytes]:
@@ -181,7 +186,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _take(self, address: str, query: str) -> Answer:
         if address != "drop":
-            raise _NOT_THERE
+            raise _not_there()
         length = self.headers.get("Content-Length", "")
         if "Transfer-Encoding" in self.headers or not re.fullmatch("[0-9]{1,12}", length):
             raise Refused(HTTPStatus.LENGTH_REQUIRED, "The length of the picture is missing.")
@@ -199,7 +204,7 @@ class _Handler(BaseHTTPRequestHandler):
             parts = urlsplit(self.path)
             key, _, address = parts.path.removeprefix("/").partition("/")
             if parts.scheme or parts.netloc or not hmac.compare_digest(key.encode(), self.server.key.encode()):
-                raise _NOT_THERE
+                raise _not_there()
             answer = make(address, parts.query)
         except Refused as refused:
             self._refuse(refused.status, str(refused))
