@@ -35,6 +35,7 @@ def jpeg_of(raw: bytes, name: str, side: int) -> bytes:
     if isinstance(image, JpegImageFile):
         image.draft("RGB", (2 * side, 2 * side))  # a large one is decoded at 1/2, 1/4 or 1/8
     picture = load_rgb(image, name)
+    picture.info.clear()  # Pillow would write a comment into the new file
     picture.thumbnail((side, side), Image.Resampling.LANCZOS)
     written = io.BytesIO()
     (picture if turn is None else picture.transpose(turn)).save(written, "jpeg", quality=_QUALITY)
