@@ -57,7 +57,7 @@ class _Find:
     device: Literal["auto", "cpu", "cuda"] = "auto"  # where to embed
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"  # of the model
     batch_size: int = 64  # pictures to embed at a time
-    # what is searched: the embeddings, or a copy in bf16 that --serve reads in half the time; the answers are the same
+    # what --serve reads for a search: the embeddings, or a copy in bf16, half as large; the answers are the same
     rows: Literal["fp32", "bf16"] = "fp32"
 
 
