@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from tests.browser import browser, browser_with_a_font, playwright  # noqa: F401  (fixtures)
+
 torch.set_num_threads(1)  # small tensors: threads only get in each other's way
 
 

@@ -22,6 +22,7 @@ usage: fullbatch COMMAND [OPTIONS]
   report       one self-contained page about a run, or comparing several
   theory       watch which batches lead free embeddings to the full batch's optimum: numbers and a page of figures
   export       write a trained model for open_clip, Hugging Face transformers, ONNX, or as safetensors
+  find         search a folder of pictures by words or by a picture, on the terminal or a local page
   recipes      list the recipes, or show one: fullbatch recipes NAME
 
 `fullbatch COMMAND --help` shows a command's options, `fullbatch train --help-all` every setting of a run.

@@ -38,6 +38,7 @@ def run_command(name: str, module: str, arguments: Sequence[str]) -> int:
         by = ", by SIGTERM" if isinstance(stopped, _Terminated) else ""
         going_on = f" What was saved before is kept: go on with `fullbatch {name} --resume FOLDER`, if it had begun."
         kept = going_on if name in ("train", "finetune", "compare", "search") else ""
+        kept = " What is in the index is kept: the same command goes on." if name == "find" else kept
         print(f"fullbatch: stopped at once{by}.{kept}", file=sys.stderr)
         return 128 + (signal.SIGTERM if by else signal.SIGINT)
     except Interrupted as stopped:

@@ -1,0 +1,165 @@
+"""``fullbatch find``: a model and a folder of pictures in, the nearest pictures out."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+from urllib.parse import urlencode
+
+import tyro
+
+if TYPE_CHECKING:
+    from fullbatch.using.encoder import Encoder
+    from fullbatch.using.index import Changes, PictureIndex
+    from fullbatch.using.search import Finder, Hit
+
+_SHOWN_BAD = 5
+
+
+def _port(words: list[str]) -> int:
+    """
+    >>> _port([]), _port(["8000"])
+    (0, 8000)
+    """
+    if words and not (words[0].isdecimal() and int(words[0]) < 65536):
+        raise ValueError(f"a port is a whole number in [0, 65535], got {words[0]}")
+    return int(words[0]) if words else 0
+
+
+_PORT = tyro.constructors.PrimitiveConstructorSpec[int](
+    nargs=(0, 1),
+    metavar="[PORT]",
+    instance_from_str=_port,
+    is_instance=lambda value: isinstance(value, int),
+    str_from_instance=lambda value: [str(value)],
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Find:
+    """Find pictures of a folder by words or by a picture.  The folder is indexed first: pictures that are new or
+    changed are embedded, the others are not read.  Without a query that is all."""
+
+    # a run folder, one of its checkpoints, what `fullbatch export` wrote, or an open_clip model's name
+    model: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="MODEL")]
+    # of pictures, at any depth
+    folder: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="FOLDER")]
+    # words, such as: a beach - people + a dog
+    query: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="[QUERY]")] = ()
+    like: Path | None = None  # a picture to find others like; with words, both together
+    top: int = 20  # pictures to show
+    serve: Annotated[int | None, _PORT] = None  # a page to search with, on 127.0.0.1; without a PORT any that is free
+    static: Path | None = None  # an HTML file to write, which shows what was found
+    index: Path | None = None  # the folder of the index; default: one in the cache folder
+    pretrained: str | None = None  # an open_clip model's weights: a tag, or a checkpoint file
+    device: Literal["auto", "cpu", "cuda"] = "auto"  # where to embed
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32"  # of the model
+    batch_size: int = 64  # pictures to embed at a time
+    # what --serve reads for a search: the embeddings, or a copy in bf16, half as large; the answers are the same
+    rows: Literal["fp32", "bf16"] = "fp32"
+
+
+def find(arguments: list[str]) -> int:
+    options = tyro.cli(_Find, args=arguments, prog="fullbatch find")
+    for name in ("top", "batch_size"):
+        if getattr(options, name) < 1:
+            raise ValueError(f"--{name.replace('_', '-')} must be at least 1, got {getattr(options, name)}.")
+    from fullbatch.cli.printing import print_lines
+    from fullbatch.using.index import PictureIndex, name_of_model, require_folder, usual_place
+    from fullbatch.using.search import Finder, terms_of
+
+    words = " ".join(options.query)
+    terms_of(words)  # mistakes are told before the work
+    require_folder(options.folder)
+    if options.static is not None and options.static.is_dir():
+        inside = options.static / "found.html"
+        raise ValueError(f"--static {options.static} is a folder; name a file, such as {inside}.")
+    encoder = _load(options)
+    model = name_of_model(encoder)
+    likes = [] if options.like is None else [(1.0, encoder.encode_image(options.like))]
+    place = options.index or usual_place(options.folder, model)
+    index = PictureIndex(place, model, encoder.width)
+    changes = _update(index, options.folder, encoder)
+    asked = bool(words or likes)
+    is_all = not asked and options.serve is None and options.static is None
+    if is_all or changes.embedded or changes.known or changes.gone:
+        for line in _indexed(index, changes, options.folder):
+            print(line, file=sys.stdout if is_all else sys.stderr)
+    if is_all:
+        return 0
+    finder = Finder(encoder, index, options.folder, options.rows)
+    if asked or options.static is not None:
+        hits = finder.find(finder.query(words, likes), options.top)
+        if asked:
+            print_lines(_line(options.folder, hit) for hit in hits)
+        if options.static is not None:
+            _write(finder, hits, words or (f"like {options.like.name}" if options.like else ""), options.static)
+    if options.serve is not None:
+        _serve(finder, options.serve, words)
+    return 0
+
+
+def _load(options: _Find) -> Encoder:
+    from fullbatch.using.encoder import load
+
+    try:
+        return load(
+            options.model, options.pretrained, device=options.device, precision=options.precision,
+            batch_size=options.batch_size,
+        )  # fmt: skip
+    except ValueError as error:  # in the words of this command
+        raise ValueError(str(error).replace("--model says what to fine-tune", "The first word names a model")) from None
+
+
+def _update(index: PictureIndex, folder: Path, encoder: Encoder) -> Changes:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = TextColumn("indexing"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+    console = Console(file=sys.stderr)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("", total=None)
+        return index.update(folder, encoder, lambda done, total: bar.update(task, completed=done, total=total))
+
+
+def _indexed(index: PictureIndex, changes: Changes, folder: Path) -> list[str]:
+    from fullbatch.config.messages import message, plain
+
+    counts = {"new": changes.embedded, "known by content": changes.known, "unchanged": changes.unchanged}
+    told = ", ".join(f"{count:,} {what}" for what, count in counts.items() if count)
+    gone = f"; {changes.gone:,} gone" if changes.gone else ""
+    lines = [message(f"{len(index.pictures):,} pictures of {folder} in the index {index.place}: {told}{gone}")]
+    if changes.bad:
+        lines.append(f"{len(changes.bad):,} cannot be used:")
+        lines += [f"  {plain(entry.path)}: {plain(entry.bad)}" for entry in changes.bad[:_SHOWN_BAD]]
+        more = len(changes.bad) - _SHOWN_BAD
+        lines += [f"  and {more:,} more"] if more > 0 else []
+    return lines
+
+
+def _line(folder: Path, hit: Hit) -> str:
+    return f"{hit.score:6.3f}  {folder / hit.entry.path}"
+
+
+def _write(finder: Finder, hits: list[Hit], asked: str, output: Path) -> None:
+    from fullbatch.using.page import write_static
+
+    count = write_static(finder, hits, asked, output)
+    print(f"{count:,} pictures in {output}", file=sys.stderr)
+
+
+def _serve(finder: Finder, port: int, words: str) -> None:
+    from fullbatch.using.serve import HOST, PageServer
+
+    try:
+        server = PageServer(finder, port)
+    except OSError as error:
+        raise ValueError(f"--serve {port}: {HOST}:{port} cannot be used ({error.strerror}); name another.") from None
+    with server:
+        print(f"{server.url}{'?' + urlencode({'q': words}) if words else ''}\nCtrl-C stops it.", flush=True)
+        try:
+            server.serve_forever()
+        except KeyboardInterrupt:
+            print("stopped", file=sys.stderr)

@@ -1,0 +1,157 @@
+"""`fullbatch find`: what it prints, and what a mistake is answered with."""
+
+import re
+import signal
+import subprocess
+import sys
+import urllib.request
+
+import pytest
+
+from tests.cli.making import answer, plain
+from tests.tiers import first
+from tests.using.making import picture, write_hostile, write_pictures
+
+
+@pytest.fixture(scope="module")
+def folder(place):
+    write_pictures(place / "photos", 12)
+    write_hostile(place / "photos" / "hostile")
+    (place / "photos" / "bad.png").write_text("bad")
+    (place / "empty").mkdir()
+    return place / "photos"
+
+
+def find(capsys, *arguments):
+    status, out, err = answer(capsys, "find", *map(str, arguments))
+    assert status == 0, err
+    return out.splitlines(), err
+
+
+def test_it_indexes_and_says_so(run_folder, folder, place, capsys):
+    (line, *bad), err = find(capsys, run_folder, folder, "--index", place / "first")
+    assert line == f"22 pictures of {folder} in the index {place / 'first'}: 22 new" and err == ""
+    assert bad[0] == "1 cannot be used:" and "bad.png: not a JPEG" in bad[1]
+    (line, *_), _ = find(capsys, run_folder, folder, "--index", place / "first")
+    assert line.endswith(": 23 unchanged")
+
+
+def test_it_prints_scores_and_paths(run_folder, folder, place, capsys):
+    lines, err = find(capsys, run_folder, folder, "a", "red", "apple", "--top", 5)
+    assert len(lines) == 5 and "22 new" in err
+    assert all(re.fullmatch(rf" *-?\d\.\d{{3}}  {folder}/.+\.png", line) for line in lines)
+    scores = [float(line.split()[0]) for line in lines]
+    assert scores == sorted(scores, reverse=True)
+    again, err = find(capsys, run_folder, folder, "a red apple", "--top", 5, "--rows", "bf16")
+    assert again == lines and err == "", "nothing changed, and nothing is said of it"
+    assert find(capsys, run_folder, folder, "a red apple - a leaf", "--top", 5)[0] != lines
+    assert len(find(capsys, run_folder, folder, "a", "--top", 1000)[0]) == 22
+
+
+def test_by_a_picture(run_folder, folder, place, capsys):
+    picture(4).save(place / "mine.png")
+    lines, _ = find(capsys, run_folder, folder, "--like", place / "mine.png", "--top", 1)
+    assert lines == [f" 1.000  {folder}/0004.png"]
+    both, _ = find(capsys, run_folder, folder, "a cat", "--like", place / "mine.png")
+    assert both != find(capsys, run_folder, folder, "a cat")[0]
+
+
+def test_hostile_names_stay_on_their_lines(run_folder, folder, capsys):
+    lines, _ = find(capsys, run_folder, folder, "a cat", "--top", 100)
+    assert len(lines) == 22 and not [line for line in lines if re.search("[\x00-\x1f\u202e]", line)]
+
+
+def test_a_static_page(run_folder, folder, place, capsys):
+    lines, err = find(capsys, run_folder, folder, "a cat", "--top", 3, "--static", place / "page" / "found.html")
+    assert len(lines) == 3 and f"3 pictures in {place / 'page' / 'found.html'}" in err
+    text = (place / "page" / "found.html").read_text()
+    assert text.count("<script>") == 1 and "Content-Security-Policy" in text and "onerror=alert(2)>" not in text
+
+
+MISTAKES = {
+    "{run} {place}/absent": "There is no folder {place}/absent.",
+    "{run} {place}/notes.txt": "{place}/notes.txt is not a folder.",
+    "{run} {place}/empty": "The folder {place}/empty holds no pictures (.jpg,",
+    "{place}/absent {photos}": "There is no run folder, checkpoint or exported model at '{place}/absent'.",
+    "ViT-B-32 {photos}": "'ViT-B-32' has no weights: add --pretrained",
+    "tiny {photos}": "The first word names a model: a run folder, one of its checkpoints",
+    "{run} {photos} a cat -": "The query 'a cat -' says nothing after a -.",
+    "{run} {photos} a cat - a cat": "The parts of the query cancel each other; leave one out.",
+    "{run} {photos} --like {place}/absent.png": "{place}/absent.png cannot be read: No such file or directory.",
+    "{run} {photos} --like {place}/notes.txt": "{place}/notes.txt: not a JPEG, PNG",
+    "{run} {photos} --top 0": "--top must be at least 1, got 0.",
+    "{run} {photos} --batch-size 0": "--batch-size must be at least 1, got 0.",
+    "{run} {photos} --index {place}": "--index {place} is no index, and not empty: name a new folder.",
+    "{run} {photos} --index {place}/notes.txt": "--index {place}/notes.txt is a file; name a folder.",
+    "{run} {photos} a --static {place}": "--static {place} is a folder; name a file, such as {place}/found.html.",
+}
+
+
+@pytest.mark.parametrize("typed", MISTAKES)
+def test_mistakes_are_one_line(typed, run_folder, folder, place, capsys):
+    names = {"run": run_folder, "photos": folder, "place": place}
+    status, out, err = answer(capsys, "find", *typed.format(**names).split())
+    assert (status, out) == (1, "")
+    last = err.splitlines()[-1]
+    assert last.startswith("fullbatch: ") and MISTAKES[typed].format(**names) in last
+    assert "Traceback" not in err
+
+
+def test_another_models_index_is_refused(run_folder, folder, place, capsys):
+    find(capsys, run_folder, folder, "--index", place / "bound")
+    status, _, err = answer(
+        capsys, "find", str(run_folder), str(folder), "--index", str(place / "bound"), "--precision", "bf16"
+    )
+    assert status == 1 and "is the index of another model, or of another --precision; name another --index" in err
+
+
+@pytest.mark.parametrize("port", ["x", "-1", "65536"])
+def test_a_port_is_a_port(port, run_folder, folder, capsys):
+    status, _, err = answer(capsys, "find", str(run_folder), str(folder), "--serve", port)
+    assert status == 2 and ("whole number in [0, 65535]" in plain(err) or "-1" in plain(err))
+
+
+@pytest.mark.parametrize("number", first([signal.SIGINT], of=[signal.SIGINT, signal.SIGTERM]))
+def test_it_serves_until_it_is_stopped(number, run_folder, folder):
+    command = [
+        sys.executable,
+        "-m",
+        "fullbatch",
+        "find",
+        str(run_folder),
+        str(folder),
+        "a cat",
+        "--top",
+        "1",
+        "--serve",
+    ]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
+        lines = [running.stdout.readline() for _ in range(3)]
+        assert re.fullmatch(r"http://127\.0\.0\.1:\d+/[\w-]{22}/\?q=a\+cat\n", lines[1]), lines
+        url, port = lines[1].split("?")[0], lines[1].split(":")[2].split("/")[0]
+        with urllib.request.urlopen(url + "about", timeout=20) as response:
+            assert b'"pictures": 22' in response.read()
+        other = subprocess.run([*command, port], capture_output=True, text=True)
+        assert other.returncode == 1 and f"--serve {port}: 127.0.0.1:{port} cannot be used" in other.stderr
+        running.send_signal(number)
+        assert running.wait(30) == 0 and "Traceback" not in running.stderr.read()
+
+
+def test_ctrl_c_keeps_what_is_done(run_folder, folder, place, capsys, monkeypatch):
+    from fullbatch.using.encoder import Encoder
+
+    honest, calls = Encoder.embed_squares, []
+
+    def stopped(self, squares):
+        calls.append(len(squares))
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return honest(self, squares)
+
+    monkeypatch.setattr(Encoder, "embed_squares", stopped)
+    typed = ("find", str(run_folder), str(folder), "--index", str(place / "stopped"), "--batch-size", "4")
+    status, _, err = answer(capsys, *typed)
+    assert status == 130 and "What is in the index is kept: the same command goes on." in err
+    monkeypatch.undo()
+    (line, *_), _ = find(capsys, *typed[1:])
+    assert line.endswith(": 14 new, 8 unchanged") or line.endswith(": 14 new, 9 unchanged")

@@ -1,0 +1,29 @@
+import pytest
+
+import fullbatch as fb
+from fullbatch.using.index import PictureIndex, name_of_model
+from fullbatch.using.search import Finder
+from tests.training.small import small_config
+
+
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory):
+    """A run folder."""
+    return fb.train(small_config(tmp_path_factory.mktemp("trained"), steps=4)).folder
+
+
+@pytest.fixture(scope="session")
+def encoder(trained):
+    return fb.load(trained, device="cpu", batch_size=4)
+
+
+@pytest.fixture(scope="session")
+def indexed(encoder):
+    """Index a folder and open it for searching."""
+
+    def make(folder, place, copy="fp32"):
+        index = PictureIndex(place, name_of_model(encoder), encoder.width)
+        index.update(folder, encoder)
+        return Finder(encoder, index, folder, copy)
+
+    return make

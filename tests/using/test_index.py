@@ -1,0 +1,425 @@
+"""An index follows its folder, whatever happens to either; what it holds is what the model says of the files."""
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from fullbatch.training.run_folder import LOCK, alone_in
+from fullbatch.using import index as index_module
+from fullbatch.using.index import Changes, PictureIndex, name_of_model
+from fullbatch.using.search import Finder
+from fullbatch.using.thumbnails import Thumbnails
+from tests.using.making import picture, write_hostile, write_pictures
+
+
+@pytest.fixture
+def folder(tmp_path):
+    write_pictures(tmp_path / "pictures", 14)
+    return tmp_path / "pictures"
+
+
+@pytest.fixture
+def opened(encoder, tmp_path):
+    def make(place=tmp_path / "index"):
+        return PictureIndex(place, name_of_model(encoder), encoder.width)
+
+    return make
+
+
+def counts(changes):
+    return {**vars(changes), "bad": len(changes.bad)}
+
+
+def only(**some):
+    return counts(Changes(**some))
+
+
+def rows_by_path(index):
+    rows = index.embeddings
+    return {entry.path: rows[entry.row] for entry in index.pictures}
+
+
+def assert_same(one, other):
+    """The same files with the same contents, and the same embeddings but for the rounding of other batches."""
+    contents = [{path: (entry.digest, entry.bad) for path, entry in index.entries.items()} for index in (one, other)]
+    assert contents[0] == contents[1]
+    rows, others = rows_by_path(one), rows_by_path(other)
+    assert rows.keys() == others.keys()
+    for path, row in rows.items():
+        torch.testing.assert_close(row, others[path], rtol=1e-5, atol=1e-6)
+
+
+def assert_as_the_model_says(index, folder, encoder):
+    rows = rows_by_path(index)
+    expected = encoder.encode_image([folder / path for path in rows])
+    torch.testing.assert_close(torch.stack(list(rows.values())), expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.fixture
+def embedded(encoder, monkeypatch):
+    """How many pictures each call embedded."""
+    seen = []
+    honest = type(encoder).embed_squares
+
+    def counted(self, squares):
+        seen.append(len(squares))
+        return honest(self, squares)
+
+    monkeypatch.setattr(type(encoder), "embed_squares", counted)
+    return seen
+
+
+# -- following a folder ------------------------------------------------------------------------------------------------
+
+
+def test_it_holds_what_the_model_says(folder, encoder, opened):
+    index, told = opened(), []
+    assert index.pictures == [] and index.embeddings.shape == (0, encoder.width)
+    assert counts(index.update(folder, encoder, lambda *at: told.append(at))) == counts(Changes(embedded=14)) | {
+        "bad": 0
+    }
+    assert told == [(0, 14), (4, 14), (8, 14), (12, 14), (14, 14)]
+    assert [entry.path for entry in index.pictures] == sorted(entry.path for entry in index.pictures)
+    assert_as_the_model_says(index, folder, encoder)
+    assert_same(index, opened())
+
+
+def test_what_is_unchanged_is_not_read(folder, encoder, opened, monkeypatch):
+    index = opened()
+    index.update(folder, encoder)
+    monkeypatch.setattr(index_module, "read_file", lambda *_: pytest.fail("read a file that has not changed"))
+    assert counts(opened().update(folder, encoder)) == only(unchanged=14)
+
+
+def test_new_changed_moved_copied_touched_and_removed_files(folder, encoder, opened, embedded):
+    index = opened()
+    index.update(folder, encoder)
+    assert embedded == [4, 4, 4, 2]
+    embedded.clear()
+    write_pictures(folder, 1, start=14)
+    picture(99).save(folder / "0000.png")
+    shutil.move(folder / "0001.png", folder / "below" / "moved.png")
+    shutil.copy(folder / "0003.png", folder / "copy.png")
+    os.utime(folder / "0004.png", ns=(1, 1))
+    (folder / "0006.png").unlink()
+    changes = index.update(folder, encoder)
+    assert counts(changes) == only(embedded=2, known=3, unchanged=10, gone=2)
+    assert sum(embedded) == 2
+    assert_as_the_model_says(index, folder, encoder)
+    assert "0006.png" not in rows_by_path(opened())
+    assert_same(index, opened())
+
+
+def test_equal_files_have_one_row(tmp_path, encoder, opened, embedded):
+    for name in ("a.png", "b.png", "sub/c.png"):
+        (tmp_path / "pictures" / name).parent.mkdir(parents=True, exist_ok=True)
+        picture(1).save(tmp_path / "pictures" / name)
+    index = opened()
+    index.update(tmp_path / "pictures", encoder)
+    assert embedded == [1] and len(index.embeddings) == 1 and len(index.pictures) == 3
+
+
+def test_a_file_that_comes_back_is_not_embedded_again(folder, encoder, opened, embedded):
+    index = opened()
+    index.update(folder, encoder)
+    shutil.move(folder / "0000.png", folder.parent / "aside.png")
+    index.update(folder, encoder)
+    shutil.move(folder.parent / "aside.png", folder / "0000.png")
+    embedded.clear()
+    assert index.update(folder, encoder).known == 1 and embedded == []
+
+
+def test_bad_pictures_are_named_and_do_not_stop_it(folder, encoder, opened, monkeypatch):
+    (folder / "words.png").write_text("no picture at all")
+    (folder / "empty.jpg").touch()
+    (folder / "cut.png").write_bytes((folder / "0000.png").read_bytes()[:60])
+    os.mkfifo(folder / "pipe.png")
+    (folder / "link.png").symlink_to(folder / "nowhere.png")
+    index = opened()
+    changes = index.update(folder, encoder)
+    reasons = {entry.path: entry.bad for entry in changes.bad}
+    assert reasons.keys() == {"words.png", "empty.jpg", "cut.png", "pipe.png", "link.png"}
+    assert "not a JPEG" in reasons["words.png"] and "zero bytes" in reasons["empty.jpg"]
+    assert "cannot be decoded" in reasons["cut.png"] and "not a regular file" in reasons["pipe.png"]
+    assert "No such file" in reasons["link.png"]
+    again = index.update(folder, encoder)
+    assert len(again.bad) == 5 and again.unchanged == 14 + 3, "those that could not be read at all are tried again"
+    picture(50).save(folder / "words.png")
+    picture(51).save(folder / "nowhere.png")
+    changes = index.update(folder, encoder)
+    assert changes.embedded == 2 and {entry.path for entry in changes.bad} == {"empty.jpg", "cut.png", "pipe.png"}
+    assert_as_the_model_says(index, folder, encoder)
+
+
+def test_any_name_is_kept(tmp_path, encoder, opened):
+    paths = write_hostile(tmp_path / "pictures")
+    raw = os.fsencode(tmp_path / "pictures") + b"/\xff\xfe not utf-8.png"
+    shutil.copy(paths[0], raw)
+    index = opened()
+    index.update(tmp_path / "pictures", encoder)
+    assert {entry.path for entry in opened().pictures} == {
+        *(path.name for path in paths),
+        os.fsdecode(raw).split("/")[-1],
+    }
+    assert opened().update(tmp_path / "pictures", encoder).unchanged == len(paths) + 1
+
+
+def test_another_folder_with_equal_sizes_and_times_is_read(folder, encoder, opened, tmp_path):
+    for number in range(3):
+        picture(number).save(folder / f"same{number}.bmp")
+    index = opened()
+    index.update(folder, encoder)
+    other = tmp_path / "other"
+    shutil.copytree(folder, other)
+    before = (other / "same0.bmp").stat()
+    shutil.copy(folder / "same1.bmp", other / "same0.bmp")
+    os.utime(other / "same0.bmp", ns=(before.st_atime_ns, before.st_mtime_ns))
+    changes = index.update(other, encoder)
+    assert changes.embedded == 0 and changes.known == 17 and changes.unchanged == 0
+    assert_as_the_model_says(index, other, encoder)
+    assert index.update(other, encoder).unchanged == 17
+
+
+def test_an_index_within_its_folder_does_not_find_itself(folder, encoder, opened):
+    index = opened(folder / "my index")
+    index.update(folder, encoder)
+    thumbnails = Thumbnails(index, folder)
+    assert all(thumbnails.small(entry).startswith(b"\xff\xd8") for entry in index.pictures)
+    assert index.update(folder, encoder).unchanged == 14
+
+
+# -- rewriting ---------------------------------------------------------------------------------------------------------
+
+
+def test_it_is_rewritten_when_most_rows_are_dead(folder, encoder, opened):
+    index = opened()
+    index.update(folder, encoder)
+    thumbnails = Thumbnails(index, folder)
+    for entry in index.pictures:
+        thumbnails.small(entry)
+    reader = Finder(encoder, opened(), folder)
+    query = reader.query("a cat")
+    before = reader.find(query, 20)
+    for path in sorted(folder.glob("*.png"))[:8]:
+        path.unlink()
+    index.update(folder, encoder)
+    assert len(index.embeddings) == 6 == len(index.pictures)
+    names = {path.name for path in index.place.iterdir()}
+    assert names == {"index.json", "rows-1.f32", "lines-1.jsonl", ".thumbnails"}
+    assert len(list((index.place / ".thumbnails").glob("*/*"))) == 6
+    assert_as_the_model_says(index, folder, encoder)
+    assert_same(index, opened())
+    assert reader.find(query, 20) == before, "who has it open keeps what it has"
+    assert index.update(folder, encoder).unchanged == 6
+
+
+def test_many_replaced_lines_are_dropped(folder, encoder, opened, monkeypatch):
+    monkeypatch.setattr(index_module, "_FEW_LINES", 0)
+    index = opened()
+    for moment in range(1, 6):
+        for path in folder.rglob("*.png"):
+            os.utime(path, ns=(moment, moment))
+        index.update(folder, encoder)
+        assert len(next(index.place.glob("lines-*.jsonl")).read_text().splitlines()) <= 28
+    assert_as_the_model_says(index, folder, encoder)
+
+
+def test_what_a_killed_rewriting_left_is_swept(folder, encoder, opened):
+    index = opened()
+    index.update(folder, encoder)
+    (index.place / "rows-1.f32").write_bytes(b"half of it")
+    (index.place / "lines-1.jsonl").write_text("{")
+    (index.place / ".index.json.123").write_text("{")
+    index.update(folder, encoder)
+    assert {path.name for path in index.place.iterdir()} == {"index.json", "rows-0.f32", "lines-0.jsonl"}
+    assert_as_the_model_says(opened(), folder, encoder)
+
+
+# -- killed ------------------------------------------------------------------------------------------------------------
+
+
+def test_whatever_a_kill_leaves_the_next_run_goes_on(folder, encoder, opened, tmp_path):
+    """The files cut at every place where a kill could have cut them: rows are written before their lines."""
+    shutil.copy(folder / "0000.png", folder / "copy.png")
+    (folder / "bad.png").write_text("bad")
+    whole = opened()
+    whole.update(folder, encoder)
+    lines, rows = ((whole.place / name).read_bytes() for name in ("lines-0.jsonl", "rows-0.f32"))
+    wide, place = 4 * encoder.width, tmp_path / "cut"
+    ends = [at + 1 for at, letter in enumerate(lines) if letter == ord("\n")]
+    for end in [0, 1, *ends, *(end - 7 for end in ends)]:
+        said = [json.loads(line)["row"] for line in lines[: lines[:end].rfind(b"\n") + 1].splitlines()]
+        needed = wide * (max((row for row in said if row is not None), default=-1) + 1)
+        for there in {needed, min(needed + wide // 2, len(rows)), len(rows)}:
+            shutil.rmtree(place, ignore_errors=True)
+            place.mkdir()
+            shutil.copy(whole.place / "index.json", place)
+            (place / "lines-0.jsonl").write_bytes(lines[:end])
+            (place / "rows-0.f32").write_bytes(rows[:there])
+            left = opened(place)
+            changes = left.update(folder, encoder)
+            assert changes.unchanged == len(said)
+            assert_same(left, whole)
+            assert_same(opened(place), whole)
+
+
+def test_damage_within_is_repaired(folder, encoder, opened):
+    whole = opened()
+    whole.update(folder, encoder)
+    place = whole.place
+    lines = (place / "lines-0.jsonl").read_text().splitlines(keepends=True)
+    lines[3], lines[5] = "#####\n", json.dumps({"path": "x.png", "row": 10**9}) + "\n"
+    (place / "lines-0.jsonl").write_text("".join(lines))
+    os.truncate(place / "rows-0.f32", 4 * encoder.width * 12)  # a power cut, on a disk that does as it likes
+    again = opened()
+    assert len(again.pictures) == 10
+    assert again.update(folder, encoder).embedded == 4
+    assert_as_the_model_says(again, folder, encoder)
+
+
+KILLER = """
+import os, signal, sys, time
+from pathlib import Path
+import torch
+torch.set_num_threads(1)  # so that a forked process may compute
+import fullbatch as fb
+from fullbatch.using.index import PictureIndex, name_of_model
+run, folder, place, *moments = sys.argv[1:]
+encoder = fb.load(run, device="cpu", batch_size=4)
+honest = type(encoder).embed_squares
+type(encoder).embed_squares = lambda self, squares: (time.sleep(0.01), honest(self, squares))[1]
+for moment in map(float, moments):
+    ours, theirs = os.pipe()
+    child = os.fork()
+    if not child:
+        tell = lambda done, total: os.write(theirs, b"!")
+        PictureIndex(Path(place), name_of_model(encoder), encoder.width).update(Path(folder), encoder, tell)
+        os._exit(0)
+    os.read(ours, 1)  # it has begun
+    time.sleep(moment)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    print(len(PictureIndex(Path(place), name_of_model(encoder), encoder.width).pictures), flush=True)
+"""
+
+
+@pytest.mark.parametrize("kills", [6, pytest.param(60, marks=pytest.mark.slow)])
+def test_killed_at_random_moments(trained, encoder, opened, tmp_path, kills):
+    folder = tmp_path / "pictures"
+    write_pictures(folder, 50 * kills)
+    random_ones = random.Random(kills)
+    moments = [str(random_ones.uniform(0.0, 0.3)) for _ in range(kills)]
+    command = [sys.executable, "-c", KILLER, str(trained), str(folder), str(tmp_path / "index"), *moments]
+    told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    survived = [int(line) for line in told.split()]
+    assert len(survived) == kills and survived == sorted(survived) and survived[-1] > 0
+    index = opened()
+    assert index.update(folder, encoder).unchanged == survived[-1]
+    undisturbed = opened(tmp_path / "undisturbed")
+    undisturbed.update(folder, encoder)
+    assert_same(index, undisturbed)
+    assert_same(opened(), undisturbed)
+    sizes = [(place / "rows-0.f32").stat().st_size for place in (index.place, undisturbed.place)]
+    assert sizes[0] == sizes[1], "nothing is kept twice"
+
+
+def test_a_full_disk_is_said_and_costs_a_batch(folder, encoder, opened, monkeypatch):
+    index, honest, calls = opened(), os.fsync, []
+
+    def full(descriptor):
+        calls.append(descriptor)
+        if len(calls) == 8:
+            raise OSError(28, "No space left on device")
+        honest(descriptor)
+
+    monkeypatch.setattr(index_module.os, "fsync", full)
+    with pytest.raises(OSError, match=r"The disk is full: .* could not be written"):
+        index.update(folder, encoder)
+    monkeypatch.undo()
+    again = opened()
+    assert 0 < len(again.pictures) < 14
+    again.update(folder, encoder)
+    assert_as_the_model_says(again, folder, encoder)
+
+
+# -- mistakes ----------------------------------------------------------------------------------------------------------
+
+
+def test_another_model_is_refused(folder, encoder, opened):
+    index = opened()
+    index.update(folder, encoder)
+    for other in ("0123", name_of_model(replace(encoder, precision="bf16"))):
+        with pytest.raises(ValueError, match="is the index of another model, or of another --precision; name another"):
+            PictureIndex(index.place, other, encoder.width)
+    with pytest.raises(ValueError, match="is the index of another model"):
+        PictureIndex(index.place, name_of_model(encoder), encoder.width + 1)
+
+
+def test_what_is_no_index_is_left_alone(folder, opened, tmp_path):
+    with pytest.raises(ValueError, match="is no index, and not empty: name a new folder"):
+        opened(folder)
+    with pytest.raises(ValueError, match=r"0000.png is a file; name a folder"):
+        opened(folder / "0000.png")
+    (tmp_path / "index").mkdir()
+    (tmp_path / "index" / "index.json").write_text("[1, 2")
+    with pytest.raises(ValueError, match=r"index.json is damaged \(.*\); remove .* to index anew"):
+        opened()
+
+
+def test_what_is_no_folder_of_pictures_is_named(tmp_path, encoder, opened):
+    (tmp_path / "none").mkdir()
+    (tmp_path / "file").touch()
+    cases = {"There is no folder .*absent": "absent", "file is not a folder": "file", "none holds no pictures": "none"}
+    for message, name in cases.items():
+        with pytest.raises(ValueError, match=message):
+            opened().update(tmp_path / name, encoder)
+    assert not (tmp_path / "index").exists()
+
+
+HOLDER = """
+import fcntl, sys
+lock = open(sys.argv[1], "w")
+fcntl.lockf(lock, fcntl.LOCK_EX)
+print("ready", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_one_writes_at_a_time_while_others_read(folder, encoder, opened):
+    index = opened()
+    index.update(folder, encoder)
+    with alone_in(index.place), pytest.raises(ValueError, match="Another process is writing the index"):
+        opened().update(folder, encoder)
+    command = [sys.executable, "-c", HOLDER, str(index.place / LOCK)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout.readline() == "ready\n"
+        with pytest.raises(ValueError, match=r"Another process is writing the index .*; wait for it, or stop it"):
+            opened().update(folder, encoder)
+        assert len(opened().pictures) == 14
+        other.send_signal(signal.SIGKILL)
+    assert opened().update(folder, encoder).unchanged == 14
+
+
+def test_embeddings_that_are_not_finite_are_refused(folder, encoder, opened, monkeypatch):
+    monkeypatch.setattr(type(encoder), "embed_squares", lambda self, squares: torch.full((len(squares), 12), torch.nan))
+    with pytest.raises(ValueError, match=r"embedding of 0000.png is not finite"):
+        opened().update(folder, encoder)
+
+
+def test_it_lies_in_the_cache_folder_unless_told(tmp_path, encoder, monkeypatch):
+    monkeypatch.setenv("FULLBATCH_CACHE", str(tmp_path / "cache"))
+    one, other = (index_module.usual_place(tmp_path / name, "model") for name in ("a", "b"))
+    assert one != other != index_module.usual_place(tmp_path / "b", "other model")
+    assert one.parent == tmp_path / "cache" / "find"
+    monkeypatch.setattr(index_module, "cache_folder", lambda: None)
+    with pytest.raises(ValueError, match="say with --index where the index is to lie"):
+        index_module.usual_place(Path("a"), "model")
