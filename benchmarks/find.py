@@ -19,7 +19,7 @@ from rows import append_rows
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from fullbatch.using.search import Copy, ExactSearch
+from fullbatch.find.nearest import Copy, ExactSearch
 
 # R: rows   D: width   Q: queries
 COPIES: tuple[Copy, ...] = ("fp32", "bf16")

@@ -32,11 +32,11 @@ if TYPE_CHECKING:
     )
     from fullbatch.config.methods import METHODS, Method, Scale, settings_of
     from fullbatch.config.run import RunConfig
+    from fullbatch.encoder import Encoder, load
     from fullbatch.finetuning.finetune import finetune
     from fullbatch.objective.objective import Objective, Output, make_objective
     from fullbatch.objective.parts import Context
     from fullbatch.training_run import train
-    from fullbatch.using.encoder import Encoder, load
 
 # OpenMP reads it when torch is imported.  Threads that spin while they wait take a core from whoever works beside them.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -59,7 +59,7 @@ _MODULES = {  # of the names that are not in fullbatch.config.axes
     "exact_log_normalizers": "audit.exact",
     "finetune": "finetuning.finetune",
     "train": "training_run",
-    **dict.fromkeys(("Encoder", "load"), "using.encoder"),
+    **dict.fromkeys(("Encoder", "load"), "encoder"),
 }
 
 

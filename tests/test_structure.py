@@ -17,7 +17,7 @@ import fullbatch as fb
 ROOT = Path(fb.__file__).parent
 ORDER = [  # a room imports from rooms before it
     "config", "distributed", "data", "models", "objective", "selection", "theory", "training", "evaluation",
-    "recipes", "assembly", "audit", "training_run", "loading", "using", "finetuning", "trials", "report",
+    "recipes", "assembly", "audit", "training_run", "loading", "encoder", "finetuning", "trials", "report", "find",
     "integrations", "cli", "__main__",
 ]  # fmt: skip
 FILES = {path: ast.parse(path.read_text()) for path in sorted(ROOT.rglob("*.py"))}

@@ -11,9 +11,9 @@ from urllib.parse import urlencode
 import tyro
 
 if TYPE_CHECKING:
-    from fullbatch.using.encoder import Encoder
-    from fullbatch.using.index import Changes, PictureIndex
-    from fullbatch.using.search import Finder, Hit
+    from fullbatch.encoder import Encoder
+    from fullbatch.find.index import Changes, PictureIndex
+    from fullbatch.find.nearest import Finder, Hit
 
 _SHOWN_BAD = 5
 
@@ -67,8 +67,9 @@ def find(arguments: list[str]) -> int:
         if getattr(options, name) < 1:
             raise ValueError(f"--{name.replace('_', '-')} must be at least 1, got {getattr(options, name)}.")
     from fullbatch.cli.printing import print_lines
-    from fullbatch.using.index import PictureIndex, name_of_model, require_folder, usual_place
-    from fullbatch.using.search import Finder, terms_of
+    from fullbatch.find.index import PictureIndex, require_folder
+    from fullbatch.find.nearest import Finder, terms_of
+    from fullbatch.training.display import progress_bar
 
     words = " ".join(options.query)
     terms_of(words)  # mistakes are told before the work
@@ -77,23 +78,22 @@ def find(arguments: list[str]) -> int:
         inside = options.static / "found.html"
         raise ValueError(f"--static {options.static} is a folder; name a file, such as {inside}.")
     encoder = _load(options)
-    model = name_of_model(encoder)
     likes = [] if options.like is None else [(1.0, encoder.encode_image(options.like))]
-    place = options.index or usual_place(options.folder, model)
-    index = PictureIndex(place, model, encoder.width)
-    changes = _update(index, options.folder, encoder)
+    index = PictureIndex(options.folder, encoder, options.index)
+    with progress_bar("indexing") as watch:
+        changes = index.update(watch)
     asked = bool(words or likes)
     is_all = not asked and options.serve is None and options.static is None
     if is_all or changes.embedded or changes.known or changes.gone:
-        for line in _indexed(index, changes, options.folder):
+        for line in _changed(index, changes):
             print(line, file=sys.stdout if is_all else sys.stderr)
     if is_all:
         return 0
-    finder = Finder(encoder, index, options.folder, options.rows)
+    finder = Finder(index, options.rows)
     if asked or options.static is not None:
         hits = finder.find(finder.query(words, likes), options.top)
         if asked:
-            print_lines(_line(options.folder, hit) for hit in hits)
+            print_lines(f"{hit.score:6.3f}  {options.folder / hit.entry.path}" for hit in hits)
         if options.static is not None:
             _write(finder, hits, words or (f"like {options.like.name}" if options.like else ""), options.static)
     if options.serve is not None:
@@ -102,7 +102,7 @@ def find(arguments: list[str]) -> int:
 
 
 def _load(options: _Find) -> Encoder:
-    from fullbatch.using.encoder import load
+    from fullbatch.encoder import load
 
     try:
         return load(
@@ -113,24 +113,13 @@ def _load(options: _Find) -> Encoder:
         raise ValueError(str(error).replace("--model says what to fine-tune", "The first word names a model")) from None
 
 
-def _update(index: PictureIndex, folder: Path, encoder: Encoder) -> Changes:
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = TextColumn("indexing"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
-    console = Console(file=sys.stderr)
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("", total=None)
-        return index.update(folder, encoder, lambda done, total: bar.update(task, completed=done, total=total))
-
-
-def _indexed(index: PictureIndex, changes: Changes, folder: Path) -> list[str]:
+def _changed(index: PictureIndex, changes: Changes) -> list[str]:
     from fullbatch.config.messages import message, plain
 
     counts = {"new": changes.embedded, "known by content": changes.known, "unchanged": changes.unchanged}
     told = ", ".join(f"{count:,} {what}" for what, count in counts.items() if count)
     gone = f"; {changes.gone:,} gone" if changes.gone else ""
-    lines = [message(f"{len(index.pictures):,} pictures of {folder} in the index {index.place}: {told}{gone}")]
+    lines = [message(f"{len(index.pictures):,} pictures of {index.folder} in the index {index.place}: {told}{gone}")]
     if changes.bad:
         lines.append(f"{len(changes.bad):,} cannot be used:")
         lines += [f"  {plain(entry.path)}: {plain(entry.bad)}" for entry in changes.bad[:_SHOWN_BAD]]
@@ -139,19 +128,15 @@ def _indexed(index: PictureIndex, changes: Changes, folder: Path) -> list[str]:
     return lines
 
 
-def _line(folder: Path, hit: Hit) -> str:
-    return f"{hit.score:6.3f}  {folder / hit.entry.path}"
-
-
 def _write(finder: Finder, hits: list[Hit], asked: str, output: Path) -> None:
-    from fullbatch.using.page import write_static
+    from fullbatch.find.gallery import write_static
 
     count = write_static(finder, hits, asked, output)
     print(f"{count:,} pictures in {output}", file=sys.stderr)
 
 
 def _serve(finder: Finder, port: int, words: str) -> None:
-    from fullbatch.using.serve import HOST, PageServer
+    from fullbatch.find.server import HOST, PageServer
 
     try:
         server = PageServer(finder, port)

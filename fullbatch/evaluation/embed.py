@@ -121,12 +121,9 @@ class Embedder:
             with _evaluating(self.model):
                 for start in range(0, len(distinct), rows * world.size):  # every rank joins in every turn
                     mine = distinct[start + world.rank * rows : start + (world.rank + 1) * rows]
-                    tokens_BL, lengths = tokenized(self.tokenize, mine or [""])
-                    tokens_BL = tokens_BL.to(self.device)
-                    text_BD = self._embed(None, tokens_BL, *known_size(tokens_BL, lengths))[1]
-                    turns_here.append(text_BD[: len(mine)])
+                    turns_here.append(self.text_rows(mine or [""])[: len(mine)])
             text_TD = torch.cat([distributed.gather_uneven(text_BD).cpu() for text_BD in turns_here])  # in order
-            _check_finite(text_TD, distinct, "captions")
+            check_finite(text_TD, distinct, "captions")
             return {"text": text_TD}, []
 
         tensors, _ = self._kept(embedded, "captions", *distinct)
@@ -166,12 +163,18 @@ class Embedder:
         ids_N, *tables = (rows_N[order] for rows_N in gathered)
         names = [captions_of_id[sample] for sample in ids_N.tolist()]
         for rows_ND in tables:
-            _check_finite(rows_ND, [repr(of[0]) for of in names], f"images of {name}")
+            check_finite(rows_ND, [repr(of[0]) for of in names], f"images of {name}")
         return SourceRows(ids_N, tuple(tables), names, tuple(left_out))
 
     def image_rows(self, images_BCSS: Tensor) -> Tensor:
         """The embeddings of these images, (B, D)."""
         return self._embed(images_BCSS, None)[0]
+
+    def text_rows(self, captions: list[str]) -> Tensor:
+        """The embeddings of these captions, (B, D)."""
+        tokens_BL, lengths = tokenized(self.tokenize, captions)
+        tokens_BL = tokens_BL.to(self.device)
+        return self._embed(None, tokens_BL, *known_size(tokens_BL, lengths))[1]
 
     def feature_rows(self, images_BCSS: Tensor) -> Tensor:
         """What the image tower knows before the projection that training needs; where it has no such, embeddings."""
@@ -200,7 +203,7 @@ def _samples_of(source: Source | Samples) -> Samples:
     return distributed.together(lambda: open_source(source)) if isinstance(source, Source) else source
 
 
-def _check_finite(table_ND: Tensor, names: list[str], what: str) -> None:
+def check_finite(table_ND: Tensor, names: list[str], what: str) -> None:
     """Numbers from a broken model would look like bad numbers of a good one."""
     broken_N = ~torch.isfinite(table_ND).all(dim=1)
     if bool(broken_N.any()):

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
-from importlib.resources import files
 from pathlib import Path
 
-import fullbatch
 from fullbatch.report.blocks import Html, Page, embedded_json, filled, node, notice
 from fullbatch.report.collect import COMPARISON, SEARCH, read_run, read_summary
 from fullbatch.report.comparison_page import comparison_page
 from fullbatch.report.run_page import run_page, several_page
 from fullbatch.report.search_page import search_page
+from fullbatch.report.single_file import FOOTER, asset, content_policy, themed
 from fullbatch.training.run_folder import replace_text
 
 PAGE = "report.html"
@@ -88,7 +84,7 @@ def fitting(page: Page) -> str:
 
 
 def render(page: Page, detail: Detail) -> str:
-    style, script = _asset("page.css"), _asset("page.js")
+    style, script = themed(asset("fullbatch.report", "page.css")), asset("fullbatch.report", "page.js")
     shown = [section for section in page.sections if section.body]
     links, words = [node("a", section.title, href=f"#{section.key}") for section in shown], "light or dark"
     theme = node("button", "◐", type="button", id="theme", title=words, aria_label=f"switch between {words}")
@@ -105,15 +101,11 @@ def render(page: Page, detail: Detail) -> str:
         "shared": page.shared,
         "pictures": page.pictures.encoded(detail.side, detail.quality) if page.pictures and detail.side else [],
     }
-    policy = (
-        f"default-src 'none'; script-src '{_hash_of(script)}'; style-src '{_hash_of(style)}'; img-src data:; "
-        "base-uri 'none'; form-action 'none'"
-    )
     named = {"viewport": "width=device-width, initial-scale=1", "referrer": "no-referrer", "color-scheme": "light dark"}
     head = node(
         "head",
         node("meta", charset="utf-8"),
-        node("meta", http_equiv="Content-Security-Policy", content=policy),
+        node("meta", http_equiv="Content-Security-Policy", content=content_policy(style, script)),
         [node("meta", name=name, content=content) for name, content in named.items()],
         node("title", page.title),
         node("style", Html(style)),
@@ -123,17 +115,8 @@ def render(page: Page, detail: Detail) -> str:
         "body",
         node("nav", node("div", links, class_="links"), theme, aria_label="sections"),
         node("main", node("header", page.header), node("noscript", off), sections),
-        node("footer", f"Written by fullbatch {fullbatch.__version__}. This file loads nothing from anywhere."),
+        node("footer", FOOTER),
         node("script", embedded_json(data), type="application/json", id="data"),
         node("script", Html(script)),
     )
     return f"<!doctype html>\n{node('html', head, body, lang='en')}\n"
-
-
-@cache
-def _asset(name: str) -> str:
-    return files("fullbatch.report").joinpath(name).read_text(encoding="utf-8")
-
-
-def _hash_of(text: str) -> str:
-    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode('utf-8')).digest()).decode()}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -26,6 +26,17 @@ def words_of(line: dict[str, Any]) -> str:
 def print_line(console: Console, text: str, style: str | None = None) -> None:
     """A line for the terminal, whatever it holds; it is not cut where the terminal ends."""
     console.print(message(text), markup=False, soft_wrap=True, style=style)
+
+
+@contextmanager
+def progress_bar(what: str, wanted: bool = True) -> Iterator[Callable[[int, int], None]]:
+    """A function to tell how many are done, of how many.  On stderr, for answers go to stdout; gone when all is done;
+    none where nobody looks."""
+    columns = TextColumn("{task.description}"), BarColumn(bar_width=30), MofNCompleteColumn(), TimeRemainingColumn()
+    console = Console(file=sys.stderr)
+    with Progress(*columns, console=console, transient=True, disable=not (wanted and console.is_terminal)) as bar:
+        task = bar.add_task(what, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
 class Display:

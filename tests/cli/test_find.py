@@ -9,8 +9,8 @@ import urllib.request
 import pytest
 
 from tests.cli.making import answer, plain
+from tests.find.making import picture, write_hostile, write_pictures
 from tests.tiers import first
-from tests.using.making import picture, write_hostile, write_pictures
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +77,7 @@ MISTAKES = {
     "tiny {photos}": "The first word names a model: a run folder, one of its checkpoints",
     "{run} {photos} a cat -": "The query 'a cat -' says nothing after a -.",
     "{run} {photos} a cat - a cat": "The parts of the query cancel each other; leave one out.",
-    "{run} {photos} --like {place}/absent.png": "{place}/absent.png cannot be read: No such file or directory.",
+    "{run} {photos} --like {place}/absent.png": "absent.png: cannot read '{place}/absent.png': No such file or",
     "{run} {photos} --like {place}/notes.txt": "{place}/notes.txt: not a JPEG, PNG",
     "{run} {photos} --top 0": "--top must be at least 1, got 0.",
     "{run} {photos} --batch-size 0": "--batch-size must be at least 1, got 0.",
@@ -138,7 +138,7 @@ def test_it_serves_until_it_is_stopped(number, run_folder, folder):
 
 
 def test_ctrl_c_keeps_what_is_done(run_folder, folder, place, capsys, monkeypatch):
-    from fullbatch.using.encoder import Encoder
+    from fullbatch.encoder import Encoder
 
     honest, calls = Encoder.embed_squares, []
 

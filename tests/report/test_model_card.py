@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from fullbatch.cli import main
 from fullbatch.config.messages import local_name
+from fullbatch.encoder import load
 from fullbatch.report.model_card import TaskValue, check_license, model_card, origin_of, origin_of_tuned
 from fullbatch.report.wording import NOTHING, TIMES
-from fullbatch.using.encoder import load
 from tests.cli.making import MODEL, answer, small
 from tests.data.making import captioned, picture, write_shard
 

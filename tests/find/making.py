@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from fullbatch.using.search import Finder
-from fullbatch.using.serve import PageServer
+from fullbatch.find.nearest import Finder
+from fullbatch.find.server import PageServer
 
 HOSTILE = (
     "<script>alert(1)<",

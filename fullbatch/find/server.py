@@ -22,12 +22,10 @@ from urllib.parse import parse_qs, urlsplit
 from torch import Tensor
 
 from fullbatch.config.messages import clean
-from fullbatch.data.images import EvalTransform
 from fullbatch.data.sample import BadSample
-from fullbatch.using.encoder import PIXELS
-from fullbatch.using.page import about, asset, served_page, shown_hits
-from fullbatch.using.search import Finder
-from fullbatch.using.thumbnails import SMALL, Thumbnails, jpeg_of
+from fullbatch.find import gallery
+from fullbatch.find.nearest import Finder
+from fullbatch.find.thumbnails import SMALL, Thumbnails, jpeg_of
 
 log = logging.getLogger("fullbatch")
 HOST = "127.0.0.1"
@@ -79,16 +77,16 @@ class PageAnswers:
 
     def __init__(self, finder: Finder) -> None:
         self.finder = finder
-        self.thumbnails = Thumbnails(finder.index, finder.folder)
+        self.thumbnails = Thumbnails(finder.index)
         self._one_at_a_time = threading.Lock()  # the model, and what is remembered
         self._few_at_a_time = threading.Semaphore(_DRAWN)
         self._uploads: OrderedDict[str, tuple[Tensor, bytes]] = OrderedDict()  # by name: embedding, thumbnail
         self._uploaded = 0
         self._fixed: dict[str, Callable[[], Answer]] = {
-            "": lambda: Answer(served_page().encode(), "text/html; charset=utf-8"),
-            "page.css": lambda: Answer(asset("page.css").encode(), "text/css; charset=utf-8"),
-            "page.js": lambda: Answer(asset("page.js").encode(), "text/javascript; charset=utf-8"),
-            "about": lambda: Answer.of(about(finder)),
+            "": lambda: Answer(gallery.html().encode(), "text/html; charset=utf-8"),
+            "gallery.css": lambda: Answer(gallery.style().encode(), "text/css; charset=utf-8"),
+            "gallery.js": lambda: Answer(gallery.script().encode(), "text/javascript; charset=utf-8"),
+            "about": lambda: Answer.of(gallery.about(finder)),
         }
 
     def get(self, address: str, query: str) -> Answer:
@@ -125,14 +123,14 @@ class PageAnswers:
             query_D = self.finder.query(words, [self._like(each) for each in likes])
             hits = self.finder.find(query_D, min(int(top), MOST_HITS), within)
         elapsed = time.perf_counter() - started
-        return Answer.of({"hits": shown_hits(hits), "seconds": elapsed})
+        return Answer.of({"hits": gallery.shown_hits(hits), "seconds": elapsed})
 
     def drop(self, raw: bytes) -> Answer:
         """A picture that is in no index: it is embedded, and from now on has a name to search by."""
-        encoder = self.finder.encoder
+        encoder = self.finder.index.encoder
         try:
             with self._few_at_a_time:
-                square = EvalTransform(encoder.model.image_size, PIXELS)(raw, "the dropped picture")
+                square = encoder.transform(raw, "the dropped picture")
                 small = jpeg_of(raw, "the dropped picture", SMALL)
         except BadSample as bad:
             raise ValueError(f"{clean(bad)}.") from None

@@ -8,11 +8,12 @@ import math
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
+from itertools import islice
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -21,18 +22,22 @@ from PIL import Image
 from torch import Tensor
 
 from fullbatch.assembly import pick_device
+from fullbatch.config.checks import is_whole
 from fullbatch.config.model import Model
 from fullbatch.config.run import RunConfig
 from fullbatch.config.training import Precision
 from fullbatch.data.images import EvalTransform
-from fullbatch.data.loader import known_size, tokenized
-from fullbatch.data.sample import BadSample
+from fullbatch.data.sample import MAX_IMAGE_BYTES, BadSample, read_file
+from fullbatch.evaluation.embed import Embedder
 from fullbatch.loading import Opened, is_run, load_trained, open_model
-from fullbatch.models.two_towers import TwoTowers, in_precision
+from fullbatch.models.two_towers import TwoTowers
+from fullbatch.training.display import progress_bar
 
 # a file, or pixels: a PIL image, an array (H, W) or (H, W, 3), a tensor (3, H, W), of whole numbers from 0 to 255
 Picture: TypeAlias = str | os.PathLike[str] | Image.Image | npt.NDArray[Any] | Tensor
-PIXELS = 50_000_000  # that a picture may have
+MAX_PIXELS = 50_000_000  # of a picture; a larger one is refused
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -52,87 +57,99 @@ class Encoder:
         """Of an embedding."""
         return self.model.width
 
+    @property
+    def embedder(self) -> Embedder:
+        """What evaluation measures a model with."""
+        model, settings = self.model, (self.device, self.precision, self.batch_size)
+        return Embedder(model, model.tokenize, model.image_size, *settings)
+
+    @property
+    def transform(self) -> EvalTransform:
+        """From a file's bytes to the square that the image tower takes, uint8, (3, S, S)."""
+        return EvalTransform(self.model.image_size, MAX_PIXELS)
+
     def encode_image(self, images: Picture | Sequence[Picture], progress: bool = False) -> Tensor:
-        """Unit rows on the CPU, (N, D), in float32; of one picture, (D,).  Files are decoded in threads meanwhile."""
-        one = not isinstance(images, (list, tuple))
-        pictures: list[Any] = [images] if one else list(images)  # type: ignore[arg-type]
-        rows = self._rows(self.squares(pictures), len(pictures), "pictures", progress, self.embed_squares)
-        return rows[0] if one else rows
+        """Unit rows on the CPU, (N, D), in float32; of one picture, (D,).  ``.numpy()`` makes arrays of them.  Files
+        are decoded in threads meanwhile."""
+        is_one = not isinstance(images, (list, tuple))
+        pictures: list[Any] = [images] if is_one else list(images)  # type: ignore[arg-type]
+        read = partial(_square_of, transform=self.transform)
+        squares = read_ahead(read, enumerate(pictures), 2 * self.batch_size)
+        rows = self._rows(squares, len(pictures), "pictures", progress, self.embed_squares)
+        return rows[0] if is_one else rows
 
     def encode_text(self, texts: str | Sequence[str], progress: bool = False) -> Tensor:
         """Unit rows on the CPU, (N, D), in float32; of one string, (D,)."""
-        one = isinstance(texts, str)
         captions = [texts] if isinstance(texts, str) else list(texts)
         for place, caption in enumerate(captions):
             if not isinstance(caption, str):
                 raise TypeError(f"encode_text takes strings, got {type(caption).__name__} at place {place}.")
-        rows = self._rows(iter(captions), len(captions), "captions", progress, self._embed_captions)
-        return rows[0] if one else rows
+        rows = self._rows(captions, len(captions), "captions", progress, self._embed_captions)
+        return rows[0] if isinstance(texts, str) else rows
 
     @staticmethod
     def similarity(one: Tensor, other: Tensor) -> Tensor:
         """Cosines of embeddings: (N, D) and (M, D) to (N, M); a single row, (D,), takes its dimension away."""
         return one @ other.T if other.ndim > 1 else one @ other
 
-    # -- batches ------------------------------------------------------------------------------------------------------
-
-    def squares(self, pictures: Iterable[Picture]) -> Iterator[Tensor]:
-        """Pictures as the image tower takes them, uint8, (3, S, S), in order, two batches ahead."""
-        transform = EvalTransform(self.model.image_size, PIXELS)
-        waiting: deque[Any] = deque()
-        with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as threads:
-            for number, picture in enumerate(pictures):
-                waiting.append(threads.submit(square_of, picture, transform, number))
-                if len(waiting) > 2 * self.batch_size:
-                    yield waiting.popleft().result()
-            while waiting:
-                yield waiting.popleft().result()
-
     @torch.no_grad()
-    def embed_squares(self, squares: list[Tensor]) -> Tensor:
-        with in_precision(self.precision, self.device):
-            rows: Tensor = self.model.encode_image(torch.stack(squares).to(self.device, non_blocking=True))
-        return rows.float().cpu()
+    def embed_squares(self, squares: Sequence[Tensor]) -> Tensor:
+        return self.embedder.image_rows(torch.stack(list(squares)).to(self.device)).float().cpu()
 
     @torch.no_grad()
     def _embed_captions(self, captions: list[str]) -> Tensor:
-        tokens, lengths = tokenized(self.model.tokenize, captions)
-        there = tokens.to(self.device)
-        with in_precision(self.precision, self.device):
-            rows: Tensor = self.model.encode_text(there, *known_size(there, lengths))
-        return rows.float().cpu()
+        return self.embedder.text_rows(captions).float().cpu()
 
     def _rows(
-        self, given: Iterator[Any], total: int, what: str, progress: bool, embed: Callable[[list[Any]], Tensor]
+        self, items: Iterable[Any], total: int, what: str, progress: bool, embed: Callable[[list[Any]], Tensor]
     ) -> Tensor:
-        parts, batch = [torch.empty(0, self.width)], []
-        with _bar(what, total) if progress else nullcontext(lambda count: None) as advance:
-            for number, each in enumerate(given, start=1):
-                batch.append(each)
-                if len(batch) == self.batch_size or number == total:
-                    parts.append(embed(batch))
-                    advance(len(batch))
-                    batch = []
+        parts, done = [torch.empty(0, self.width)], 0
+        with progress_bar(what, progress) as tell:
+            for batch in batched(items, self.batch_size):
+                parts.append(embed(batch))
+                done += len(batch)
+                tell(done, total)
         return torch.cat(parts)
 
 
-def square_of(picture: Picture, transform: EvalTransform, number: int = 0) -> Tensor:
-    """One picture, cropped and resized as for evaluation."""
-    if isinstance(picture, (str, os.PathLike)):
-        path = Path(picture)
-        try:
-            raw = path.read_bytes()
-        except OSError as error:
-            raise ValueError(f"{path} cannot be read: {error.strerror or error}.") from None
-        try:
-            return transform(raw, str(path))
-        except BadSample as bad:
-            raise ValueError(str(bad)) from None
-    name = f"picture {number}"
+# -- pictures ----------------------------------------------------------------------------------------------------------
+
+
+def read_ahead(read: Callable[[Item], Result], items: Iterable[Item], ahead: int) -> Iterator[Result]:
+    """What ``read`` makes of each item, in order, so many being read in threads meanwhile."""
+    threads = ThreadPoolExecutor(min(16, os.cpu_count() or 1))
+    waiting: deque[Future[Result]] = deque()
     try:
+        for item in items:
+            waiting.append(threads.submit(read, item))
+            if len(waiting) > ahead:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+    finally:
+        threads.shutdown(cancel_futures=True)
+
+
+def batched(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
+    """
+    >>> list(batched("abcde", 2))
+    [['a', 'b'], ['c', 'd'], ['e']]
+    """
+    rest = iter(items)
+    while batch := list(islice(rest, size)):
+        yield batch
+
+
+def _square_of(numbered: tuple[int, Picture], transform: EvalTransform) -> Tensor:
+    number, picture = numbered
+    try:
+        if isinstance(picture, (str, os.PathLike)):
+            path = Path(picture)
+            return transform(read_file(path.name, str(path), MAX_IMAGE_BYTES), str(path))
+        name = f"picture {number}"
         return transform.picture(picture if isinstance(picture, Image.Image) else _as_image(picture, name), name)
     except BadSample as bad:
-        raise ValueError(str(bad)) from None
+        raise ValueError(f"{bad}.") from None
 
 
 def _as_image(pixels: Any, name: str) -> Image.Image:
@@ -155,21 +172,7 @@ def _as_image(pixels: Any, name: str) -> Image.Image:
     return Image.fromarray(np.ascontiguousarray(values)).convert("RGB")
 
 
-class _bar:
-    """A progress bar of so many."""
-
-    def __init__(self, what: str, total: int) -> None:
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-        self.bar = Progress(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        self.task = self.bar.add_task(what, total=total)
-
-    def __enter__(self) -> Callable[[int], None]:
-        self.bar.start()
-        return lambda count: self.bar.advance(self.task, count)
-
-    def __exit__(self, *_: object) -> None:
-        self.bar.stop()
+# -- loading -----------------------------------------------------------------------------------------------------------
 
 
 def load(
@@ -189,6 +192,8 @@ def load(
     >>> rows = model.encode_image(["cat.jpg", "dog.jpg"])  # doctest: +SKIP
     >>> model.similarity(rows, model.encode_text("a photo of a cat"))  # doctest: +SKIP
     """
+    if not is_whole(batch_size, 1):
+        raise ValueError(f"batch_size must be a whole number of at least 1, got {batch_size!r}.")
     path, place = Path(model), pick_device(RunConfig.of(device=device, precision=precision))
     opened: Opened
     if pretrained is None and is_run(path):

@@ -9,14 +9,12 @@ from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from fullbatch.using.encoder import Encoder
-from fullbatch.using.index import IndexedFile, PictureIndex
+from fullbatch.find.index import IndexedFile, PictureIndex
 
 Copy = Literal["fp32", "bf16"]
 _CHUNK = 65_536  # rows compared at a time
@@ -132,10 +130,10 @@ class Hit:
 
 
 class Finder:
-    """A folder, its index as it is now, and the model."""
+    """Answers from an index as it is now."""
 
-    def __init__(self, encoder: Encoder, index: PictureIndex, folder: Path, copy: Copy = "fp32") -> None:
-        self.encoder, self.index, self.folder = encoder, index, folder
+    def __init__(self, index: PictureIndex, copy: Copy = "fp32") -> None:
+        self.index = index
         self.pictures = index.pictures
         rows = torch.tensor([entry.row for entry in self.pictures], dtype=torch.int64)
         self.search = ExactSearch(index.embeddings, rows, copy)
@@ -147,7 +145,7 @@ class Finder:
     def query(self, words: str, likes: Sequence[tuple[float, Tensor]] = ()) -> Tensor | None:
         """Words and embeddings of pictures, added and subtracted; None where nothing is asked for."""
         asked = terms_of(words)
-        units_D = self.encoder.encode_text([text for _, text in asked])
+        units_D = self.index.encoder.encode_text([text for _, text in asked])
         parts = [*((sign, unit_D) for (sign, _), unit_D in zip(asked, units_D, strict=True)), *likes]
         return combined(parts) if parts else None
 

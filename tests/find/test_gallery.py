@@ -1,15 +1,12 @@
 """The page in a real browser, used as a person would use it: type, click, go back; on a desk and on a phone."""
 
 import re
-from pathlib import Path
 
 import pytest
 
-import fullbatch.report
 from fullbatch.config.messages import plain
-from fullbatch.using import page as page_module
-from fullbatch.using.page import write_static
-from tests.using.making import HOSTILE, picture, serving, write_hostile, write_pictures
+from fullbatch.find.gallery import write_static
+from tests.find.making import HOSTILE, picture, serving, write_hostile, write_pictures
 
 MANY = 5000
 MINUS = "\u2212"
@@ -364,11 +361,3 @@ def test_a_static_page_leaves_out_what_is_gone(indexed, tmp_path):
     finder = indexed(tmp_path / "pictures", tmp_path / "index")
     (tmp_path / "pictures" / "0000.png").unlink()
     assert write_static(finder, finder.find(None, 10), "", tmp_path / "page.html") == 5
-
-
-def test_its_colours_are_the_reports():
-    """Two files, since the report is a later room; this keeps them equal."""
-    colours = re.compile(r"--(paper|panel|ink|quiet|rule|track|accent|right|wrong|warm|serif|sans|mono): ([^;]+);")
-    own = colours.findall(page_module.asset("page.css"))
-    report = colours.findall((Path(fullbatch.report.__file__).parent / "page.css").read_text())
-    assert own == report and len(own) == 33

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 
 from PIL import Image
 from PIL.Image import Transpose
@@ -14,8 +13,8 @@ from PIL.JpegImagePlugin import JpegImageFile
 from fullbatch.data.images import load_rgb, open_image
 from fullbatch.data.sample import MAX_IMAGE_BYTES, BadSample, read_file
 from fullbatch.data.tar_shards import keep_in_cache
-from fullbatch.using.encoder import PIXELS
-from fullbatch.using.index import THUMBNAILS, IndexedFile, PictureIndex, digest_of
+from fullbatch.encoder import MAX_PIXELS
+from fullbatch.find.index import THUMBNAILS, IndexedFile, PictureIndex, digest_of
 
 SMALL, LARGE = 256, 1600  # pixels of the longer side
 _QUALITY = 82
@@ -28,7 +27,7 @@ _UPRIGHT = {
 
 def jpeg_of(raw: bytes, name: str, side: int) -> bytes:
     """At most ``side`` pixels long, and upright; BadSample where the bytes are no picture."""
-    image = open_image(raw, name, PIXELS)
+    image = open_image(raw, name, MAX_PIXELS)
     turn = None
     with suppress(Exception):  # EXIF data are others' bytes, and may be anything
         turn = _UPRIGHT.get(image.getexif().get(_ORIENTATION, 1))
@@ -47,7 +46,6 @@ class Thumbnails:
     """Of the pictures of an index, made once and kept in it."""
 
     index: PictureIndex
-    folder: Path  # of the pictures
 
     def small(self, entry: IndexedFile) -> bytes:
         digest = str(entry.digest)
@@ -65,7 +63,7 @@ class Thumbnails:
 
     def bytes_of(self, entry: IndexedFile) -> bytes:
         """Those that were indexed, and no others: what lies at the path by now may be anything."""
-        raw = read_file(entry.path, str(self.folder / entry.path), MAX_IMAGE_BYTES)
+        raw = read_file(entry.path, str(self.index.folder / entry.path), MAX_IMAGE_BYTES)
         if digest_of(raw) != entry.digest:
             raise BadSample(entry.path, "the file has changed since it was indexed")
         return raw

@@ -1,8 +1,8 @@
 import pytest
 
 import fullbatch as fb
-from fullbatch.using.index import PictureIndex, name_of_model
-from fullbatch.using.search import Finder
+from fullbatch.find.index import PictureIndex
+from fullbatch.find.nearest import Finder
 from tests.training.small import small_config
 
 
@@ -22,8 +22,8 @@ def indexed(encoder):
     """Index a folder and open it for searching."""
 
     def make(folder, place, copy="fp32"):
-        index = PictureIndex(place, name_of_model(encoder), encoder.width)
-        index.update(folder, encoder)
-        return Finder(encoder, index, folder, copy)
+        index = PictureIndex(folder, encoder, place)
+        index.update()
+        return Finder(index, copy)
 
     return make

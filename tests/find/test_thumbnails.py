@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from fullbatch.data.sample import BadSample
-from fullbatch.using.thumbnails import SMALL, jpeg_of
+from fullbatch.find.thumbnails import SMALL, jpeg_of
 
 
 def encoded(image, form="jpeg", **options):

@@ -8,17 +8,16 @@ import signal
 import subprocess
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
 
+from fullbatch.find import index as index_module
+from fullbatch.find.index import Changes, PictureIndex
+from fullbatch.find.nearest import Finder
+from fullbatch.find.thumbnails import Thumbnails
 from fullbatch.training.run_folder import LOCK, alone_in
-from fullbatch.using import index as index_module
-from fullbatch.using.index import Changes, PictureIndex, name_of_model
-from fullbatch.using.search import Finder
-from fullbatch.using.thumbnails import Thumbnails
-from tests.using.making import picture, write_hostile, write_pictures
+from tests.find.making import picture, write_hostile, write_pictures
 
 
 @pytest.fixture
@@ -29,8 +28,8 @@ def folder(tmp_path):
 
 @pytest.fixture
 def opened(encoder, tmp_path):
-    def make(place=tmp_path / "index"):
-        return PictureIndex(place, name_of_model(encoder), encoder.width)
+    def make(place=tmp_path / "index", folder=tmp_path / "pictures"):
+        return PictureIndex(folder, encoder, place)
 
     return make
 
@@ -84,9 +83,7 @@ def embedded(encoder, monkeypatch):
 def test_it_holds_what_the_model_says(folder, encoder, opened):
     index, told = opened(), []
     assert index.pictures == [] and index.embeddings.shape == (0, encoder.width)
-    assert counts(index.update(folder, encoder, lambda *at: told.append(at))) == counts(Changes(embedded=14)) | {
-        "bad": 0
-    }
+    assert counts(index.update(lambda *at: told.append(at))) == counts(Changes(embedded=14)) | {"bad": 0}
     assert told == [(0, 14), (4, 14), (8, 14), (12, 14), (14, 14)]
     assert [entry.path for entry in index.pictures] == sorted(entry.path for entry in index.pictures)
     assert_as_the_model_says(index, folder, encoder)
@@ -95,14 +92,14 @@ def test_it_holds_what_the_model_says(folder, encoder, opened):
 
 def test_what_is_unchanged_is_not_read(folder, encoder, opened, monkeypatch):
     index = opened()
-    index.update(folder, encoder)
+    index.update()
     monkeypatch.setattr(index_module, "read_file", lambda *_: pytest.fail("read a file that has not changed"))
-    assert counts(opened().update(folder, encoder)) == only(unchanged=14)
+    assert counts(opened().update()) == only(unchanged=14)
 
 
 def test_new_changed_moved_copied_touched_and_removed_files(folder, encoder, opened, embedded):
     index = opened()
-    index.update(folder, encoder)
+    index.update()
     assert embedded == [4, 4, 4, 2]
     embedded.clear()
     write_pictures(folder, 1, start=14)
@@ -111,7 +108,7 @@ def test_new_changed_moved_copied_touched_and_removed_files(folder, encoder, ope
     shutil.copy(folder / "0003.png", folder / "copy.png")
     os.utime(folder / "0004.png", ns=(1, 1))
     (folder / "0006.png").unlink()
-    changes = index.update(folder, encoder)
+    changes = index.update()
     assert counts(changes) == only(embedded=2, known=3, unchanged=10, gone=2)
     assert sum(embedded) == 2
     assert_as_the_model_says(index, folder, encoder)
@@ -124,18 +121,18 @@ def test_equal_files_have_one_row(tmp_path, encoder, opened, embedded):
         (tmp_path / "pictures" / name).parent.mkdir(parents=True, exist_ok=True)
         picture(1).save(tmp_path / "pictures" / name)
     index = opened()
-    index.update(tmp_path / "pictures", encoder)
+    index.update()
     assert embedded == [1] and len(index.embeddings) == 1 and len(index.pictures) == 3
 
 
 def test_a_file_that_comes_back_is_not_embedded_again(folder, encoder, opened, embedded):
     index = opened()
-    index.update(folder, encoder)
+    index.update()
     shutil.move(folder / "0000.png", folder.parent / "aside.png")
-    index.update(folder, encoder)
+    index.update()
     shutil.move(folder.parent / "aside.png", folder / "0000.png")
     embedded.clear()
-    assert index.update(folder, encoder).known == 1 and embedded == []
+    assert index.update().known == 1 and embedded == []
 
 
 def test_bad_pictures_are_named_and_do_not_stop_it(folder, encoder, opened, monkeypatch):
@@ -145,17 +142,17 @@ def test_bad_pictures_are_named_and_do_not_stop_it(folder, encoder, opened, monk
     os.mkfifo(folder / "pipe.png")
     (folder / "link.png").symlink_to(folder / "nowhere.png")
     index = opened()
-    changes = index.update(folder, encoder)
+    changes = index.update()
     reasons = {entry.path: entry.bad for entry in changes.bad}
     assert reasons.keys() == {"words.png", "empty.jpg", "cut.png", "pipe.png", "link.png"}
     assert "not a JPEG" in reasons["words.png"] and "zero bytes" in reasons["empty.jpg"]
     assert "cannot be decoded" in reasons["cut.png"] and "not a regular file" in reasons["pipe.png"]
     assert "No such file" in reasons["link.png"]
-    again = index.update(folder, encoder)
+    again = index.update()
     assert len(again.bad) == 5 and again.unchanged == 14 + 3, "those that could not be read at all are tried again"
     picture(50).save(folder / "words.png")
     picture(51).save(folder / "nowhere.png")
-    changes = index.update(folder, encoder)
+    changes = index.update()
     assert changes.embedded == 2 and {entry.path for entry in changes.bad} == {"empty.jpg", "cut.png", "pipe.png"}
     assert_as_the_model_says(index, folder, encoder)
 
@@ -165,83 +162,37 @@ def test_any_name_is_kept(tmp_path, encoder, opened):
     raw = os.fsencode(tmp_path / "pictures") + b"/\xff\xfe not utf-8.png"
     shutil.copy(paths[0], raw)
     index = opened()
-    index.update(tmp_path / "pictures", encoder)
+    index.update()
     assert {entry.path for entry in opened().pictures} == {
         *(path.name for path in paths),
         os.fsdecode(raw).split("/")[-1],
     }
-    assert opened().update(tmp_path / "pictures", encoder).unchanged == len(paths) + 1
+    assert opened().update().unchanged == len(paths) + 1
 
 
 def test_another_folder_with_equal_sizes_and_times_is_read(folder, encoder, opened, tmp_path):
     for number in range(3):
         picture(number).save(folder / f"same{number}.bmp")
     index = opened()
-    index.update(folder, encoder)
+    index.update()
     other = tmp_path / "other"
     shutil.copytree(folder, other)
     before = (other / "same0.bmp").stat()
     shutil.copy(folder / "same1.bmp", other / "same0.bmp")
     os.utime(other / "same0.bmp", ns=(before.st_atime_ns, before.st_mtime_ns))
-    changes = index.update(other, encoder)
+    index = opened(folder=other)
+    changes = index.update()
     assert changes.embedded == 0 and changes.known == 17 and changes.unchanged == 0
     assert_as_the_model_says(index, other, encoder)
-    assert index.update(other, encoder).unchanged == 17
+    assert index.update().unchanged == 17
 
 
 def test_an_index_within_its_folder_does_not_find_itself(folder, encoder, opened):
     index = opened(folder / "my index")
-    index.update(folder, encoder)
-    thumbnails = Thumbnails(index, folder)
+    index.update()
+    thumbnails = Thumbnails(index)
     assert all(thumbnails.small(entry).startswith(b"\xff\xd8") for entry in index.pictures)
-    assert index.update(folder, encoder).unchanged == 14
-
-
-# -- rewriting ---------------------------------------------------------------------------------------------------------
-
-
-def test_it_is_rewritten_when_most_rows_are_dead(folder, encoder, opened):
-    index = opened()
-    index.update(folder, encoder)
-    thumbnails = Thumbnails(index, folder)
-    for entry in index.pictures:
-        thumbnails.small(entry)
-    reader = Finder(encoder, opened(), folder)
-    query = reader.query("a cat")
-    before = reader.find(query, 20)
-    for path in sorted(folder.glob("*.png"))[:8]:
-        path.unlink()
-    index.update(folder, encoder)
-    assert len(index.embeddings) == 6 == len(index.pictures)
-    names = {path.name for path in index.place.iterdir()}
-    assert names == {"index.json", "rows-1.f32", "lines-1.jsonl", ".thumbnails"}
-    assert len(list((index.place / ".thumbnails").glob("*/*"))) == 6
-    assert_as_the_model_says(index, folder, encoder)
-    assert_same(index, opened())
-    assert reader.find(query, 20) == before, "who has it open keeps what it has"
-    assert index.update(folder, encoder).unchanged == 6
-
-
-def test_many_replaced_lines_are_dropped(folder, encoder, opened, monkeypatch):
-    monkeypatch.setattr(index_module, "_FEW_LINES", 0)
-    index = opened()
-    for moment in range(1, 6):
-        for path in folder.rglob("*.png"):
-            os.utime(path, ns=(moment, moment))
-        index.update(folder, encoder)
-        assert len(next(index.place.glob("lines-*.jsonl")).read_text().splitlines()) <= 28
-    assert_as_the_model_says(index, folder, encoder)
-
-
-def test_what_a_killed_rewriting_left_is_swept(folder, encoder, opened):
-    index = opened()
-    index.update(folder, encoder)
-    (index.place / "rows-1.f32").write_bytes(b"half of it")
-    (index.place / "lines-1.jsonl").write_text("{")
-    (index.place / ".index.json.123").write_text("{")
-    index.update(folder, encoder)
-    assert {path.name for path in index.place.iterdir()} == {"index.json", "rows-0.f32", "lines-0.jsonl"}
-    assert_as_the_model_says(opened(), folder, encoder)
+    assert index.update().unchanged == 14
 
 
 # -- killed ------------------------------------------------------------------------------------------------------------
@@ -252,8 +203,8 @@ def test_whatever_a_kill_leaves_the_next_run_goes_on(folder, encoder, opened, tm
     shutil.copy(folder / "0000.png", folder / "copy.png")
     (folder / "bad.png").write_text("bad")
     whole = opened()
-    whole.update(folder, encoder)
-    lines, rows = ((whole.place / name).read_bytes() for name in ("lines-0.jsonl", "rows-0.f32"))
+    whole.update()
+    lines, rows = ((whole.place / name).read_bytes() for name in ("files.jsonl", "embeddings.f32"))
     wide, place = 4 * encoder.width, tmp_path / "cut"
     ends = [at + 1 for at, letter in enumerate(lines) if letter == ord("\n")]
     for end in [0, 1, *ends, *(end - 7 for end in ends)]:
@@ -263,10 +214,10 @@ def test_whatever_a_kill_leaves_the_next_run_goes_on(folder, encoder, opened, tm
             shutil.rmtree(place, ignore_errors=True)
             place.mkdir()
             shutil.copy(whole.place / "index.json", place)
-            (place / "lines-0.jsonl").write_bytes(lines[:end])
-            (place / "rows-0.f32").write_bytes(rows[:there])
+            (place / "files.jsonl").write_bytes(lines[:end])
+            (place / "embeddings.f32").write_bytes(rows[:there])
             left = opened(place)
-            changes = left.update(folder, encoder)
+            changes = left.update()
             assert changes.unchanged == len(said)
             assert_same(left, whole)
             assert_same(opened(place), whole)
@@ -274,15 +225,15 @@ def test_whatever_a_kill_leaves_the_next_run_goes_on(folder, encoder, opened, tm
 
 def test_damage_within_is_repaired(folder, encoder, opened):
     whole = opened()
-    whole.update(folder, encoder)
+    whole.update()
     place = whole.place
-    lines = (place / "lines-0.jsonl").read_text().splitlines(keepends=True)
+    lines = (place / "files.jsonl").read_text().splitlines(keepends=True)
     lines[3], lines[5] = "#####\n", json.dumps({"path": "x.png", "row": 10**9}) + "\n"
-    (place / "lines-0.jsonl").write_text("".join(lines))
-    os.truncate(place / "rows-0.f32", 4 * encoder.width * 12)  # a power cut, on a disk that does as it likes
+    (place / "files.jsonl").write_text("".join(lines))
+    os.truncate(place / "embeddings.f32", 4 * encoder.width * 12)  # a power cut, on a disk that does as it likes
     again = opened()
     assert len(again.pictures) == 10
-    assert again.update(folder, encoder).embedded == 4
+    assert again.update().embedded == 4
     assert_as_the_model_says(again, folder, encoder)
 
 
@@ -292,7 +243,7 @@ from pathlib import Path
 import torch
 torch.set_num_threads(1)  # so that a forked process may compute
 import fullbatch as fb
-from fullbatch.using.index import PictureIndex, name_of_model
+from fullbatch.find.index import PictureIndex
 run, folder, place, *moments = sys.argv[1:]
 encoder = fb.load(run, device="cpu", batch_size=4)
 honest = type(encoder).embed_squares
@@ -302,13 +253,13 @@ for moment in map(float, moments):
     child = os.fork()
     if not child:
         tell = lambda done, total: os.write(theirs, b"!")
-        PictureIndex(Path(place), name_of_model(encoder), encoder.width).update(Path(folder), encoder, tell)
+        PictureIndex(Path(folder), encoder, Path(place)).update(tell)
         os._exit(0)
     os.read(ours, 1)  # it has begun
     time.sleep(moment)
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
-    print(len(PictureIndex(Path(place), name_of_model(encoder), encoder.width).pictures), flush=True)
+    print(len(PictureIndex(Path(folder), encoder, Path(place)).pictures), flush=True)
 """
 
 
@@ -323,12 +274,12 @@ def test_killed_at_random_moments(trained, encoder, opened, tmp_path, kills):
     survived = [int(line) for line in told.split()]
     assert len(survived) == kills and survived == sorted(survived) and survived[-1] > 0
     index = opened()
-    assert index.update(folder, encoder).unchanged == survived[-1]
+    assert index.update().unchanged == survived[-1]
     undisturbed = opened(tmp_path / "undisturbed")
-    undisturbed.update(folder, encoder)
+    undisturbed.update()
     assert_same(index, undisturbed)
     assert_same(opened(), undisturbed)
-    sizes = [(place / "rows-0.f32").stat().st_size for place in (index.place, undisturbed.place)]
+    sizes = [(place / "embeddings.f32").stat().st_size for place in (index.place, undisturbed.place)]
     assert sizes[0] == sizes[1], "nothing is kept twice"
 
 
@@ -343,11 +294,11 @@ def test_a_full_disk_is_said_and_costs_a_batch(folder, encoder, opened, monkeypa
 
     monkeypatch.setattr(index_module.os, "fsync", full)
     with pytest.raises(OSError, match=r"The disk is full: .* could not be written"):
-        index.update(folder, encoder)
+        index.update()
     monkeypatch.undo()
     again = opened()
     assert 0 < len(again.pictures) < 14
-    again.update(folder, encoder)
+    again.update()
     assert_as_the_model_says(again, folder, encoder)
 
 
@@ -356,12 +307,9 @@ def test_a_full_disk_is_said_and_costs_a_batch(folder, encoder, opened, monkeypa
 
 def test_another_model_is_refused(folder, encoder, opened):
     index = opened()
-    index.update(folder, encoder)
-    for other in ("0123", name_of_model(replace(encoder, precision="bf16"))):
-        with pytest.raises(ValueError, match="is the index of another model, or of another --precision; name another"):
-            PictureIndex(index.place, other, encoder.width)
-    with pytest.raises(ValueError, match="is the index of another model"):
-        PictureIndex(index.place, name_of_model(encoder), encoder.width + 1)
+    index.update()
+    with pytest.raises(ValueError, match="is the index of another model, or of another --precision; name another"):
+        PictureIndex(folder, replace(encoder, precision="bf16"), index.place)
 
 
 def test_what_is_no_index_is_left_alone(folder, opened, tmp_path):
@@ -381,7 +329,7 @@ def test_what_is_no_folder_of_pictures_is_named(tmp_path, encoder, opened):
     cases = {"There is no folder .*absent": "absent", "file is not a folder": "file", "none holds no pictures": "none"}
     for message, name in cases.items():
         with pytest.raises(ValueError, match=message):
-            opened().update(tmp_path / name, encoder)
+            opened(folder=tmp_path / name).update()
     assert not (tmp_path / "index").exists()
 
 
@@ -396,30 +344,46 @@ sys.stdin.read()
 
 def test_one_writes_at_a_time_while_others_read(folder, encoder, opened):
     index = opened()
-    index.update(folder, encoder)
+    index.update()
     with alone_in(index.place), pytest.raises(ValueError, match="Another process is writing the index"):
-        opened().update(folder, encoder)
+        opened().update()
     command = [sys.executable, "-c", HOLDER, str(index.place / LOCK)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
         assert other.stdout.readline() == "ready\n"
         with pytest.raises(ValueError, match=r"Another process is writing the index .*; wait for it, or stop it"):
-            opened().update(folder, encoder)
+            opened().update()
         assert len(opened().pictures) == 14
         other.send_signal(signal.SIGKILL)
-    assert opened().update(folder, encoder).unchanged == 14
+    assert opened().update().unchanged == 14
 
 
 def test_embeddings_that_are_not_finite_are_refused(folder, encoder, opened, monkeypatch):
     monkeypatch.setattr(type(encoder), "embed_squares", lambda self, squares: torch.full((len(squares), 12), torch.nan))
-    with pytest.raises(ValueError, match=r"embedding of 0000.png is not finite"):
-        opened().update(folder, encoder)
+    with pytest.raises(ValueError, match=r"not finite for 4 of 4 pictures \(first: 0000.png\)"):
+        opened().update()
 
 
-def test_it_lies_in_the_cache_folder_unless_told(tmp_path, encoder, monkeypatch):
+def test_it_lies_in_the_cache_folder_unless_told(folder, encoder, tmp_path, monkeypatch):
     monkeypatch.setenv("FULLBATCH_CACHE", str(tmp_path / "cache"))
-    one, other = (index_module.usual_place(tmp_path / name, "model") for name in ("a", "b"))
-    assert one != other != index_module.usual_place(tmp_path / "b", "other model")
-    assert one.parent == tmp_path / "cache" / "find"
+    places = [
+        PictureIndex(folder, encoder).place,
+        PictureIndex(folder / "below", encoder).place,
+        PictureIndex(folder, replace(encoder, precision="bf16")).place,
+    ]
+    assert len(set(places)) == 3 and {place.parent for place in places} == {tmp_path / "cache" / "find"}
     monkeypatch.setattr(index_module, "cache_folder", lambda: None)
     with pytest.raises(ValueError, match="say with --index where the index is to lie"):
-        index_module.usual_place(Path("a"), "model")
+        PictureIndex(folder, encoder)
+
+
+def test_rows_of_pictures_that_are_gone_are_not_found(folder, encoder, opened):
+    index = opened()
+    index.update()
+    reader = Finder(opened())
+    query = reader.query("a cat")
+    before = reader.find(query, 20)
+    for path in sorted(folder.glob("*.png"))[:8]:
+        path.unlink()
+    index.update()
+    assert len(Finder(index).find(query, 20)) == 6 == len(index.pictures)
+    assert reader.find(query, 20) == before, "who has it open keeps what it has"

@@ -69,10 +69,12 @@ def test_one_and_none(model):
     assert 0 < model.temperature < 1 and model.bias is None
 
 
-def test_many_go_in_batches_and_stay_in_order(model, capsys):
+def test_many_go_in_batches_and_stay_in_order(model, capsys, monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")  # as on a terminal
     pictures = [picture(seed) for seed in range(23)]
     together = model.encode_image(pictures, progress=True)
-    assert "pictures" in capsys.readouterr().out
+    told = capsys.readouterr()
+    assert "pictures" in told.err and told.out == ""
     one_by_one = torch.stack([model.encode_image(each) for each in pictures])
     torch.testing.assert_close(together, one_by_one, rtol=1e-5, atol=1e-6)
 
@@ -94,7 +96,7 @@ def test_what_is_no_picture_is_named(model, tmp_path):
     (tmp_path / "note.txt").write_text("hello, this is no picture")
     (tmp_path / "cut.png").write_bytes(cut_png())
     cases = {
-        "missing.png cannot be read: No such file": tmp_path / "missing.png",
+        "missing.png: cannot read .*No such file": tmp_path / "missing.png",
         "note.txt.*not a JPEG": tmp_path / "note.txt",
         "cut.png.*cannot be decoded": tmp_path / "cut.png",
         r"picture 0 has float64 of shape \(4, 4, 3\); give a uint8 array": np.zeros((4, 4, 3)),
@@ -114,3 +116,9 @@ def test_what_is_no_model_is_named(tmp_path):
         fb.load("ViT-B-32")
     with pytest.raises(ValueError, match="no run folder, checkpoint or exported model at 'runs/none'"):
         fb.load("runs/none")
+
+
+@pytest.mark.parametrize("size", [0, -1, 2.5])
+def test_a_batch_has_a_size(run, size):
+    with pytest.raises(ValueError, match=f"batch_size must be a whole number of at least 1, got {size}"):
+        fb.load(run, batch_size=size)

@@ -12,9 +12,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from PIL import Image
 
-from fullbatch.using import serve as serve_module
-from fullbatch.using.serve import MAX_UPLOAD
-from tests.using.making import HOSTILE, picture, serving, write_hostile, write_pictures
+from fullbatch.find import server as server_module
+from fullbatch.find.server import MAX_UPLOAD
+from tests.find.making import HOSTILE, picture, serving, write_hostile, write_pictures
 
 SECRET = "a secret beside the pictures"
 
@@ -101,13 +101,13 @@ def test_it_searches_and_shows(server, finder):
 
 def test_thumbnails_are_made_once(server, finder, monkeypatch):
     first = request(server, "thumbnail/3").body
-    monkeypatch.setattr("fullbatch.using.thumbnails.read_file", lambda *_: pytest.fail("the file was read again"))
+    monkeypatch.setattr("fullbatch.find.thumbnails.read_file", lambda *_: pytest.fail("the file was read again"))
     assert request(server, "thumbnail/3").body == first
 
 
 def test_a_dropped_picture_is_searched_by(server, finder, encoder):
     number = next(place for place, entry in enumerate(finder.pictures) if entry.path == "0003.png")
-    name = request(server, "drop", "POST", (finder.folder / "0003.png").read_bytes()).json["name"]
+    name = request(server, "drop", "POST", (finder.index.folder / "0003.png").read_bytes()).json["name"]
     assert request(server, f"search?like={name}&top=1").json["hits"][0][:2] == [number, 1.0]
     assert request(server, f"dropped/{name[1:]}").headers["Content-Type"] == "image/jpeg"
     both = request(server, f"search?like={name},-{number}")
@@ -115,7 +115,7 @@ def test_a_dropped_picture_is_searched_by(server, finder, encoder):
 
 
 def test_dropped_pictures_are_forgotten_in_the_end(server, monkeypatch):
-    monkeypatch.setattr(serve_module, "_UPLOADS", 2)
+    monkeypatch.setattr(server_module, "_UPLOADS", 2)
     names = [request(server, "drop", "POST", png(seed)).json["name"] for seed in range(3)]
     statuses = [request(server, f"search?like={name}").status for name in names]
     assert statuses == [404, 200, 200]
@@ -129,8 +129,8 @@ PATHS = (
     "thumbnail/0/../../../secret.txt", "picture/%2e%2e%2fsecret.txt", "picture/bad.png", "picture/secret.txt",
     "picture/0000.png", "picture//etc/passwd", "/etc/passwd", "//etc/passwd", "file:///etc/passwd", "picture/-1",
     "picture/1e3", "picture/0x1", "picture/99999999", "picture/9999999999999999999", "picture/0%00", "picture/٣",
-    "thumbnail/0;a", "thumbnail/", "thumbnail", "page.py", "serve.py", "index.json", "page.html", "dropped/0",
-    "dropped/999", ".thumbnails", "search/", "about/", "page.css/../page.py", "%00", "search?like=../0",
+    "thumbnail/0;a", "thumbnail/", "thumbnail", "gallery.py", "server.py", "index.json", "gallery.html", "dropped/0",
+    "dropped/999", ".thumbnails", "search/", "about/", "gallery.css/../gallery.py", "%00", "search?like=../0",
 )  # fmt: skip
 
 
@@ -203,7 +203,17 @@ def test_other_origins_are_refused(server):
 
 
 def test_every_answer_forbids_what_it_can(server):
-    addresses = ("", "about", "search", "page.js", "page.css", "thumbnail/0", "picture/1", "nothing", "search?like=x")
+    addresses = (
+        "",
+        "about",
+        "search",
+        "gallery.js",
+        "gallery.css",
+        "thumbnail/0",
+        "picture/1",
+        "nothing",
+        "search?like=x",
+    )
     for address in addresses:
         headers = request(server, address).headers
         policy = headers["Content-Security-Policy"]
@@ -307,7 +317,7 @@ def test_it_listens_on_this_machine_alone(server):
 
 def test_idle_connections_do_not_lock_others_out(server, monkeypatch):
     """More than are allowed at a time: the ones beyond are closed, and when they go there is room again."""
-    idle = [socket.create_connection(("127.0.0.1", server.server_port)) for _ in range(serve_module._CONNECTIONS)]
+    idle = [socket.create_connection(("127.0.0.1", server.server_port)) for _ in range(server_module._CONNECTIONS)]
     for wire in idle:
         wire.close()
     assert request(server, "about").status == 200

@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch.nn.functional import normalize
 
-from fullbatch.using import search as search_module
-from fullbatch.using.search import ExactSearch, combined, terms_of
+from fullbatch.find import nearest as nearest_module
+from fullbatch.find.nearest import ExactSearch, combined, terms_of
 from tests.conftest import unit_rows
-from tests.using.making import write_pictures
+from tests.find.making import write_pictures
 
 COPIES = ("fp32", "bf16")
 
@@ -30,7 +30,7 @@ def assert_plain(search, query_D, most, among=None):
 @pytest.mark.parametrize("copy", COPIES)
 @pytest.mark.parametrize(("count", "width"), [(1, 3), (10, 1), (500, 12), (3000, 64), (2000, 513)])
 def test_it_equals_a_sort_of_all_scores(count, width, copy, monkeypatch):
-    monkeypatch.setattr(search_module, "_CHUNK", 700)
+    monkeypatch.setattr(nearest_module, "_CHUNK", 700)
     rows, queries = unit_rows(count, width, 0, torch.float32), unit_rows(3, width, 1, torch.float32)
     search = ExactSearch(rows, torch.arange(count), copy)
     for query in queries:
@@ -102,7 +102,7 @@ def finder(indexed, tmp_path_factory):
 
 
 def test_a_folder_answers_words_and_pictures(finder, encoder):
-    rows = encoder.encode_image([finder.folder / entry.path for entry in finder.pictures])
+    rows = encoder.encode_image([finder.index.folder / entry.path for entry in finder.pictures])
     words = encoder.encode_text(["a cat", "a dog"])
     cases = {
         "a cat": ([], words[0]),
