@@ -29,7 +29,7 @@ from fullbatch.config.training import Precision
 from fullbatch.data.images import EvalTransform
 from fullbatch.data.sample import MAX_IMAGE_BYTES, BadSample, read_file
 from fullbatch.evaluation.embed import Embedder
-from fullbatch.loading import Opened, is_run, load_trained, open_model
+from fullbatch.loading import open_model
 from fullbatch.models.two_towers import TwoTowers
 from fullbatch.training.display import progress_bar
 
@@ -194,11 +194,7 @@ def load(
     """
     if not is_whole(batch_size, 1):
         raise ValueError(f"batch_size must be a whole number of at least 1, got {batch_size!r}.")
-    path, place = Path(model), pick_device(RunConfig.of(device=device, precision=precision))
-    opened: Opened
-    if pretrained is None and is_run(path):
-        opened = load_trained(path, average)
-    else:
-        opened = open_model(Model(os.fspath(model), pretrained), temperature=math.nan)
+    place = pick_device(RunConfig.of(device=device, precision=precision))
+    opened = open_model(Model(os.fspath(model), pretrained), temperature=math.nan, average=average)
     known = None if math.isnan(opened.temperature) else opened.temperature
     return Encoder(opened.model.to(place).eval(), known, opened.bias, place, precision, batch_size)

@@ -15,7 +15,7 @@ from fullbatch.config.run import RunConfig
 from fullbatch.models.adapters import plain_state
 from fullbatch.models.build import build_model, rebuild_model, require_temperature
 from fullbatch.models.open_clip_towers import design_named
-from fullbatch.models.saved import Format, export, find_saved
+from fullbatch.models.saved import EXPORTS, Format, export, find_saved
 from fullbatch.models.two_towers import TwoTowers
 from fullbatch.training import checkpoint
 from fullbatch.training.checkpoint import sync
@@ -87,22 +87,25 @@ def is_run(path: Path) -> bool:
     return (path / checkpoint.MANIFEST).is_file() or Folder(path).config.is_file()
 
 
-def open_model(named: Model, image_size: int | None = None, temperature: float | None = None) -> Opened:
-    """The model at the path ``named.model``, else by name and weights; ``temperature`` is for those that bring none."""
+def open_model(
+    named: Model, image_size: int | None = None, temperature: float | None = None, average: bool = True
+) -> Opened:
+    """The model at the path ``named.model``, else by name and weights; ``temperature`` is for those that bring none.
+    Of a run it is a ``Loaded``, with the averaged weights if there are any and ``average`` says so."""
     path, weights = Path(named.model), named.pretrained
     if named.is_pair:
         if weights is None:
             raise ValueError("--image-tower and --text-tower need --pretrained, a file with the weights of both.")
         return _built(named, image_size, temperature)
     if named.model == DEFAULT_MODEL and weights is None:
-        raise ValueError(f"--model says what to fine-tune: {KINDS}.")
+        raise ValueError(f"{named.model!r} is no trained model; name {KINDS}.")
     is_named = named.model == DEFAULT_MODEL or named.model.endswith(".json") or not path.exists()
     if weights is not None and not is_named:
         raise ValueError(f"{named.model} brings its weights; --pretrained belongs to an open_clip model's name.")
     if is_run(path):
         if named.tokenizer is not None:
             raise ValueError(f"{named.model} brings its tokenizer; leave --tokenizer out.")
-        opened = load_trained(path)
+        opened = load_trained(path, average)
         own = {"--image-size": opened.model.image_size, "--context-length": opened.model.context_length}
         for (flag, size), wanted in zip(own.items(), (image_size, named.context_length), strict=True):
             if wanted not in (None, size):  # another size is a matter of loading the weights anew
@@ -132,14 +135,16 @@ def _check_exported(path: Path) -> None:
     runs = sorted(run for run in path.iterdir() if Folder(run).config.is_file()) if path.is_dir() else []
     if runs:
         raise ValueError(f"{path} is a folder of {len(runs)} run(s); name one, such as {runs[-1]}.")
+    if path.is_dir() and not any((path / name).is_file() for name in EXPORTS):
+        raise ValueError(f"{path} is neither a run folder, nor a checkpoint, nor what `fullbatch export` wrote.")
     try:
         saved = find_saved(path)
     except ValueError as error:
         raise ValueError(str(error).removeprefix("--pretrained ")) from None
     if saved is None or saved.design is None:
         raise ValueError(
-            f"{path} holds weights without their design; name the model they belong to: "
-            f"--model ViT-B-32 --pretrained {path}."
+            f"{path} holds weights without their design; name the model they belong to, such as ViT-B-32, with "
+            f"--pretrained {path}."
         )
 
 

@@ -161,21 +161,17 @@ def _check_output(output: Path) -> None:
 def _open(options: _Evaluate) -> _Opened:
     """By what lies at the path, else by open_clip's name."""
     from fullbatch.config.model import Model
-    from fullbatch.loading import is_run, load_trained, open_model
+    from fullbatch.loading import Loaded, open_model
     from fullbatch.training import checkpoint
 
+    named = Model(options.model, options.pretrained)
+    opened = open_model(named, temperature=1.0, average=options.average)  # no task asks for the temperature
     path, name = Path(options.model), {"model": options.model}
-    if is_run(path) and options.pretrained is None:
-        loaded = load_trained(path, options.average)
+    if isinstance(opened, Loaded):
         output = path / "evaluation.json"
         if (path / checkpoint.MANIFEST).is_file():
             output = path.absolute().parent.parent / f"evaluation-{path.name}.json"
-        return _Opened(loaded.model, {**name, "step": loaded.step}, loaded.config, output)
-    try:
-        opened = open_model(Model(options.model, options.pretrained), temperature=1.0)  # no task asks for it
-    except ValueError as error:  # in the words of `fullbatch finetune`
-        text = str(error).replace("--model says what to fine-tune", "The first word says what to evaluate")
-        raise ValueError(text.replace("--model ViT-B-32", "fullbatch evaluate ViT-B-32")) from None
+        return _Opened(opened.model, {**name, "step": opened.step}, opened.config, output)
     if options.pretrained is not None:
         name["pretrained"] = options.pretrained
     return _Opened(opened.model, name, RunConfig.of(evaluate=()), None)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 class _Export:
     """Write a trained model for other programs."""
 
-    run: tyro.conf.Positional[Path]  # a run folder, one of its checkpoints, or what was exported as safetensors
+    run: tyro.conf.Positional[Path]  # a run folder, one of its checkpoints, or what was exported
     output: tyro.conf.Positional[Path]  # the file or folder to write
     # open_clip: FILE.pt or a folder; huggingface, onnx: a folder; safetensors: either
     format: Literal["open_clip", "huggingface", "safetensors", "onnx"] = "open_clip"
@@ -74,14 +74,13 @@ def _open(options: _Export) -> tuple[Opened, Origin | None]:
     """The model, and what is known of the run that made it."""
     from fullbatch.config.model import Model
     from fullbatch.finetuning.record import FILE, result_of
-    from fullbatch.loading import load_trained, open_model
-    from fullbatch.models.saved import EXPORTED
+    from fullbatch.loading import Loaded, open_model
     from fullbatch.report.model_card import origin_of, origin_of_tuned
 
     run = options.run
-    if run.is_file() or (run / EXPORTED).is_file():
-        return open_model(Model(str(run))), origin_of_tuned(run)
+    opened = open_model(Model(str(run)), average=options.average)
+    if not isinstance(opened, Loaded):
+        return opened, origin_of_tuned(run)
     if (run / FILE).is_file() and (result := result_of(run)) is not None:
         print(f"note: this is the last checkpoint of a fine-tuning; what came of it is {result}", file=sys.stderr)
-    loaded = load_trained(run, options.average)
-    return loaded, origin_of(run, loaded.step, options.average)
+    return opened, origin_of(run, opened.step, options.average)

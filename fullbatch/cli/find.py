@@ -11,7 +11,6 @@ from urllib.parse import urlencode
 import tyro
 
 if TYPE_CHECKING:
-    from fullbatch.encoder import Encoder
     from fullbatch.find.index import Changes, PictureIndex
     from fullbatch.find.nearest import Finder, Hit
 
@@ -67,6 +66,7 @@ def find(arguments: list[str]) -> int:
         if getattr(options, name) < 1:
             raise ValueError(f"--{name.replace('_', '-')} must be at least 1, got {getattr(options, name)}.")
     from fullbatch.cli.printing import print_lines
+    from fullbatch.encoder import load
     from fullbatch.find.index import PictureIndex, require_folder
     from fullbatch.find.nearest import Finder, terms_of
     from fullbatch.training.display import progress_bar
@@ -77,7 +77,13 @@ def find(arguments: list[str]) -> int:
     if options.static is not None and options.static.is_dir():
         inside = options.static / "found.html"
         raise ValueError(f"--static {options.static} is a folder; name a file, such as {inside}.")
-    encoder = _load(options)
+    encoder = load(
+        options.model,
+        options.pretrained,
+        device=options.device,
+        precision=options.precision,
+        batch_size=options.batch_size,
+    )
     likes = [] if options.like is None else [(1.0, encoder.encode_image(options.like))]
     index = PictureIndex(options.folder, encoder, options.index)
     with progress_bar("indexing") as watch:
@@ -99,18 +105,6 @@ def find(arguments: list[str]) -> int:
     if options.serve is not None:
         _serve(finder, options.serve, words)
     return 0
-
-
-def _load(options: _Find) -> Encoder:
-    from fullbatch.encoder import load
-
-    try:
-        return load(
-            options.model, options.pretrained, device=options.device, precision=options.precision,
-            batch_size=options.batch_size,
-        )  # fmt: skip
-    except ValueError as error:  # in the words of this command
-        raise ValueError(str(error).replace("--model says what to fine-tune", "The first word names a model")) from None
 
 
 def _changed(index: PictureIndex, changes: Changes) -> list[str]:

@@ -28,7 +28,7 @@ from fullbatch.finetuning.record import (
     read_record,
     write_record,
 )
-from fullbatch.loading import open_model, settle, write_model
+from fullbatch.loading import KINDS, open_model, settle, write_model
 from fullbatch.training import checkpoint
 from fullbatch.training.display import Display
 from fullbatch.training.run_folder import LOCK, Folder, training_alone_in
@@ -128,8 +128,10 @@ def _name(config: RunConfig) -> str:
 
 def _write_base(config: RunConfig, folder: Folder, record: Record) -> None:
     """The run starts from its own copy of the base, whatever becomes of the original."""
-    given = config.objective.settings.get("temperature")
-    write_model(open_model(config.model, config.data.image_size, given), folder.path / BASE)
+    model, given = config.model, config.objective.settings.get("temperature")
+    if model.model == DEFAULT_MODEL and model.pretrained is None and not model.is_pair:
+        raise ValueError(f"--model says what to fine-tune: {KINDS}.")
+    write_model(open_model(model, config.data.image_size, given), folder.path / BASE)
     write_record(folder.path, record)
 
 

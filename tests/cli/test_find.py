@@ -74,7 +74,7 @@ MISTAKES = {
     "{run} {place}/empty": "The folder {place}/empty holds no pictures (.jpg,",
     "{place}/absent {photos}": "There is no run folder, checkpoint or exported model at '{place}/absent'.",
     "ViT-B-32 {photos}": "'ViT-B-32' has no weights: add --pretrained",
-    "tiny {photos}": "The first word names a model: a run folder, one of its checkpoints",
+    "tiny {photos}": "'tiny' is no trained model; name a run folder, one of its checkpoints",
     "{run} {photos} a cat -": "The query 'a cat -' says nothing after a -.",
     "{run} {photos} a cat - a cat": "The parts of the query cancel each other; leave one out.",
     "{run} {photos} --like {place}/absent.png": "absent.png: cannot read '{place}/absent.png': No such file or",

@@ -35,7 +35,10 @@ def place(tmp_path, base):
     [
         ("", "--model says what to fine-tune: a run folder,"),
         ("--model {place}/nowhere", "There is no run folder, checkpoint or exported model at '{place}/nowhere'."),
-        ("--model {place}/empty", "is a folder with neither fullbatch.safetensors"),
+        (
+            "--model {place}/empty",
+            "empty is neither a run folder, nor a checkpoint, nor what `fullbatch export` wrote.",
+        ),
         ("--model {base}/..", "is a folder of 1 run(s); name one, such as {base}/../trained"),
         ("--model ViT-B-32", "'ViT-B-32' has no weights: add --pretrained"),
         ("--model ViT-B-33", "There is no such path, and 'ViT-B-33' is neither"),
