@@ -2,16 +2,21 @@
 PYTHON ?= python3
 VENV ?= .venv
 RUN := $(VENV)/bin/python
+INSTALLED := $(VENV)/.installed
 READY := $(VENV)/.ready
 
 .PHONY: setup test test-all demo lint bench clean
 
 setup: $(READY)
 
-$(READY): pyproject.toml constraints.txt
+$(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "fullbatch needs Python >= 3.10; set PYTHON=")'
 	$(PYTHON) -m venv $(VENV)
 	$(RUN) -m pip install --quiet --upgrade pip
+	$(RUN) -m pip install --quiet --constraint constraints.txt --editable .
+	touch $@
+
+$(READY): $(INSTALLED)  ## with the developers' tools
 	$(RUN) -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
 	touch $@
 
@@ -21,7 +26,7 @@ test: $(READY)          ## the tier everyone runs
 test-all: test          ## and the slow ones
 	$(RUN) -m pytest -m slow --numprocesses 2 --dist loadfile
 
-demo: $(READY)          ## train a tiny CLIP on the built-in emoji with NeuCLIP, and show what it learned
+demo: $(INSTALLED)      ## train a tiny CLIP on the built-in emoji with NeuCLIP, and show what it learned
 	$(RUN) -m fullbatch train
 	$(RUN) -m fullbatch report
 

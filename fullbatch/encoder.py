@@ -179,7 +179,7 @@ def load(
     model: str | os.PathLike[str],
     pretrained: str | None = None,
     *,
-    device: Literal["auto", "cpu", "cuda"] = "auto",
+    device: Literal["auto", "cpu", "cuda", "mps"] = "auto",
     precision: Precision = "fp32",
     batch_size: int = 64,
     average: bool = True,
@@ -194,7 +194,13 @@ def load(
     """
     if not is_whole(batch_size, 1):
         raise ValueError(f"batch_size must be a whole number of at least 1, got {batch_size!r}.")
-    place = pick_device(RunConfig.of(device=device, precision=precision))
+    place = _apple_gpu() if device == "mps" else pick_device(RunConfig.of(device=device, precision=precision))
     opened = open_model(Model(os.fspath(model), pretrained), temperature=math.nan, average=average)
     known = None if math.isnan(opened.temperature) else opened.temperature
     return Encoder(opened.model.to(place).eval(), known, opened.bias, place, precision, batch_size)
+
+
+def _apple_gpu() -> torch.device:
+    if not torch.backends.mps.is_available():
+        raise ValueError("--device mps: PyTorch sees no Apple GPU here; use --device cpu.")
+    return torch.device("mps")

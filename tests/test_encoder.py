@@ -118,6 +118,12 @@ def test_what_is_no_model_is_named(tmp_path):
         fb.load("runs/none")
 
 
+def test_an_apple_gpu_that_is_not_there_is_refused(run, monkeypatch):
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
+    with pytest.raises(ValueError, match="--device mps: PyTorch sees no Apple GPU here; use --device cpu"):
+        fb.load(run, device="mps")
+
+
 @pytest.mark.parametrize("size", [0, -1, 2.5])
 def test_a_batch_has_a_size(run, size):
     with pytest.raises(ValueError, match=f"batch_size must be a whole number of at least 1, got {size}"):

@@ -4,13 +4,18 @@ import importlib.util
 import inspect
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 from torch.nn.functional import normalize
+
+import fullbatch as fb
+from tests.training.small import small_config
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -108,7 +113,13 @@ def test_emoji_are_found_in_a_picture(tmp_path):
 METHODS_PAGE = (ROOT / "docs" / "reference" / "methods.md").read_text()
 
 
-@pytest.mark.parametrize("block", re.findall(r"```python\n(.*?)```", README + METHODS_PAGE, flags=re.DOTALL))
+def python_of(text, about):
+    """The blocks of a page that speak of something."""
+    blocks = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
+    return [block for block in blocks if about in block]
+
+
+@pytest.mark.parametrize("block", python_of(README + METHODS_PAGE, "objective"))
 def test_python_of_the_readme_and_the_page_of_methods(block):
     rows = normalize(torch.randn(16, 512), dim=-1)
     names = {
@@ -118,6 +129,25 @@ def test_python_of_the_readme_and_the_page_of_methods(block):
     }
     exec(compile(block, "page", "exec"), names)
     assert names["objective"] is not None
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/how-to/export.md", "docs/how-to/find.md"])
+def test_python_that_uses_a_model(page, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FULLBATCH_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "runs").mkdir()
+    fb.train(small_config(tmp_path / "runs", steps=4, name="NAME"))
+    (tmp_path / "photos").mkdir()
+    for name in ("cat.jpg", "dog.jpg"):
+        Image.new("RGB", (32, 24), "red" if name == "cat.jpg" else "blue").save(name)
+        shutil.copy(name, "photos")
+    (block,) = python_of((ROOT / page).read_text(), "fb.load(")
+    names = {}
+    exec(compile(block, page, "exec"), names)
+    if page == "docs/how-to/export.md":
+        torch.testing.assert_close(names["probabilities"].sum(dim=1), torch.ones(2))
+    else:
+        assert capsys.readouterr().out
 
 
 def test_commands_of_the_readme_and_the_docs_exist():

@@ -53,7 +53,7 @@ class _Find:
     static: Path | None = None  # an HTML file to write, which shows what was found
     index: Path | None = None  # the folder of the index; default: one in the cache folder
     pretrained: str | None = None  # an open_clip model's weights: a tag, or a checkpoint file
-    device: Literal["auto", "cpu", "cuda"] = "auto"  # where to embed
+    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"  # where to embed
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"  # of the model
     batch_size: int = 64  # pictures to embed at a time
     # what --serve reads for a search: the embeddings, or a copy in bf16, half as large; the answers are the same

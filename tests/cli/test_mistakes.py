@@ -21,7 +21,7 @@ WORDS = {  # what is typed, and what the one message must say
     "train --normalizer moving": "--normalizer must be one of",
     "train --resume {place}/bare": "{place}/bare is not a run folder: there is no config.yaml in it.",
     "train --resume {place}/bare --recipe emoji": "leave --recipe and --config out",
-    "export {place}/bare {place}/out": "{place}/bare is neither a run folder, nor a checkpoint, nor what `fullbatch export` wrote.",
+    "export {place}/bare {place}/out": "{place}/bare is neither a run folder, nor a checkpoint, nor what `fullb",
     "export {place}/absent {place}/out": "There is no run folder, checkpoint or exported model at '{place}/absent'.",
     "train --data a --data b": "--data is given 2 times; name all after one: --data A B.",
     "train --evaluate retrieval:a --evaluate retrieval:b": "--evaluate is given 2 times; name all after one",
