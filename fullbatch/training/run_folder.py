@@ -24,6 +24,7 @@ import torch
 from fullbatch.config.messages import without_password
 from fullbatch.config.run import RunConfig
 from fullbatch.config.tree import from_dict, read_yaml, to_dict, write_yaml
+from fullbatch.models.weights import require_extra
 from fullbatch.selection.periods import read_lines as read_lines
 from fullbatch.selection.periods import replace_file
 from fullbatch.training import checkpoint
@@ -359,10 +360,9 @@ def _not_of_tensorboard(failure: threading.ExceptHookArgs) -> None:
 
 
 def _wandb(config: RunConfig, name: str) -> Any:
-    try:
-        import wandb  # type: ignore[import-not-found, unused-ignore]
-    except ImportError:
-        raise ValueError("--wandb needs Weights & Biases: pip install wandb.") from None
+    require_extra("wandb", "wandb", "--wandb")
+    import wandb
+
     return wandb.init(project=config.run.wandb, name=name, id=name, resume="allow", config=to_dict(config))
 
 
