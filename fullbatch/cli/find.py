@@ -68,11 +68,10 @@ def find(arguments: list[str]) -> int:
     from fullbatch.cli.printing import print_lines
     from fullbatch.encoder import load
     from fullbatch.find.index import PictureIndex, require_folder
-    from fullbatch.find.nearest import Finder, terms_of
+    from fullbatch.find.nearest import Finder, query_of
     from fullbatch.training.display import progress_bar
 
     words = " ".join(options.query)
-    terms_of(words)  # mistakes are told before the work
     require_folder(options.folder)
     if options.static is not None and options.static.is_dir():
         inside = options.static / "found.html"
@@ -85,20 +84,20 @@ def find(arguments: list[str]) -> int:
         batch_size=options.batch_size,
     )
     likes = [] if options.like is None else [(1.0, encoder.encode_image(options.like))]
+    query_D = query_of(encoder, words, likes)  # mistakes are told before the work
     index = PictureIndex(options.folder, encoder, options.index)
     with progress_bar("indexing") as watch:
         changes = index.update(watch)
-    asked = bool(words or likes)
-    is_all = not asked and options.serve is None and options.static is None
+    is_all = query_D is None and options.serve is None and options.static is None
     if is_all or changes.embedded or changes.known or changes.gone:
         for line in _changed(index, changes):
             print(line, file=sys.stdout if is_all else sys.stderr)
     if is_all:
         return 0
     finder = Finder(index, options.rows)
-    if asked or options.static is not None:
-        hits = finder.find(finder.query(words, likes), options.top)
-        if asked:
+    if query_D is not None or options.static is not None:
+        hits = finder.find(query_D, options.top)
+        if query_D is not None:
             print_lines(f"{hit.score:6.3f}  {options.folder / hit.entry.path}" for hit in hits)
         if options.static is not None:
             _write(finder, hits, words or (f"like {options.like.name}" if options.like else ""), options.static)

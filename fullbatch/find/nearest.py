@@ -14,6 +14,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from fullbatch.encoder import Encoder
 from fullbatch.find.index import IndexedFile, PictureIndex
 
 Copy = Literal["fp32", "bf16"]
@@ -51,6 +52,14 @@ def combined(parts: Iterable[tuple[float, Tensor]]) -> Tensor:
     if length < _NOTHING:
         raise ValueError("The parts of the query cancel each other; leave one out.")
     return (sum_D / length).float()
+
+
+def query_of(encoder: Encoder, words: str, likes: Sequence[tuple[float, Tensor]] = ()) -> Tensor | None:
+    """Words and embeddings of pictures, added and subtracted, (D,); None where nothing is asked for."""
+    asked = terms_of(words)
+    units = encoder.encode_text([text for _, text in asked])
+    parts = [*((sign, unit_D) for (sign, _), unit_D in zip(asked, units, strict=True)), *likes]
+    return combined(parts) if parts else None
 
 
 # -- the nearest rows --------------------------------------------------------------------------------------------------
@@ -143,11 +152,7 @@ class Finder:
         return self.search.rows_RD[int(self.search.row_of_P[number])]
 
     def query(self, words: str, likes: Sequence[tuple[float, Tensor]] = ()) -> Tensor | None:
-        """Words and embeddings of pictures, added and subtracted; None where nothing is asked for."""
-        asked = terms_of(words)
-        units_D = self.index.encoder.encode_text([text for _, text in asked])
-        parts = [*((sign, unit_D) for (sign, _), unit_D in zip(asked, units_D, strict=True)), *likes]
-        return combined(parts) if parts else None
+        return query_of(self.index.encoder, words, likes)
 
     def find(self, query_D: Tensor | None, most: int, within: str = "") -> list[Hit]:
         """The nearest of the pictures in the folder ``within``; without a query the first ones, by path."""

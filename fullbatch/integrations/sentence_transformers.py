@@ -93,9 +93,8 @@ class PairLoss(nn.Module):
 
 
 def _sentence_embedding(model: nn.Module, features: Features) -> Tensor:
-    embedding: Tensor = model(dict(features))[
-        "sentence_embedding"
-    ]  # a copy: modules add to the features they are given
+    copied = dict(features)  # modules add to the features they are given
+    embedding: Tensor = model(copied)["sentence_embedding"]
     return embedding
 
 
