@@ -13,13 +13,11 @@ import io
 from collections.abc import Sequence
 from pathlib import Path
 
-import torch
 from PIL import Image, ImageDraw, ImageFont
 
+import fullbatch as fb
 from fullbatch.config.data import Source
 from fullbatch.data.sources import open_source
-from fullbatch.evaluation.embed import Embedder
-from fullbatch.loading import load_trained
 
 SHOWN, CELL, TEXT = 6, 72, 220
 SOURCE = Source("emoji", split="new_style")
@@ -39,10 +37,9 @@ def parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 def main() -> None:
     options = parsed()
-    model = load_trained(options.run).model
-    embedder = Embedder(model, model.tokenize, model.image_size, torch.device("cpu"))
-    images = embedder.images(SOURCE)
-    found = (embedder.captions(options.captions) @ images.image_ND.T).topk(SHOWN, dim=1).indices
+    model = fb.load(options.run, device="cpu")
+    images = model.embedder.images(SOURCE)
+    found = model.similarity(model.encode_text(options.captions), images.image_ND).topk(SHOWN, dim=1).indices
     samples = open_source(SOURCE)
 
     sheet = Image.new("RGB", (TEXT + SHOWN * CELL, len(options.captions) * CELL), "white")
