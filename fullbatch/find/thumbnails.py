@@ -6,8 +6,7 @@ import io
 from contextlib import suppress
 from dataclasses import dataclass
 
-from PIL import Image
-from PIL.Image import Transpose
+from PIL import Image, ImageOps
 from PIL.JpegImagePlugin import JpegImageFile
 
 from fullbatch.data.images import load_rgb, open_image
@@ -18,26 +17,20 @@ from fullbatch.find.index import THUMBNAILS, IndexedFile, PictureIndex, digest_o
 
 SMALL, LARGE = 256, 1600  # pixels of the longer side
 _QUALITY = 82
-_ORIENTATION = 0x0112  # in EXIF data: how the camera was held
-_UPRIGHT = {
-    2: Transpose.FLIP_LEFT_RIGHT, 3: Transpose.ROTATE_180, 4: Transpose.FLIP_TOP_BOTTOM, 5: Transpose.TRANSPOSE,
-    6: Transpose.ROTATE_270, 7: Transpose.TRANSVERSE, 8: Transpose.ROTATE_90,
-}  # fmt: skip
 
 
 def jpeg_of(raw: bytes, name: str, side: int) -> bytes:
     """At most ``side`` pixels long, and upright; BadSample where the bytes are no picture."""
     image = open_image(raw, name, MAX_PIXELS)
-    turn = None
-    with suppress(Exception):  # EXIF data are others' bytes, and may be anything
-        turn = _UPRIGHT.get(image.getexif().get(_ORIENTATION, 1))
     if isinstance(image, JpegImageFile):
         image.draft("RGB", (2 * side, 2 * side))  # a large one is decoded at 1/2, 1/4 or 1/8
+    with suppress(Exception):  # EXIF data are others' bytes, and may be anything
+        ImageOps.exif_transpose(image, in_place=True)
     picture = load_rgb(image, name)
     picture.info.clear()  # Pillow would write a comment into the new file
     picture.thumbnail((side, side), Image.Resampling.LANCZOS)
     written = io.BytesIO()
-    (picture if turn is None else picture.transpose(turn)).save(written, "jpeg", quality=_QUALITY)
+    picture.save(written, "jpeg", quality=_QUALITY)
     return written.getvalue()
 
 
