@@ -312,7 +312,10 @@ class Trainer:
         data = self.config.data
         other = "" if data.in_memory else ", or --in-memory for a data set that fits"
         log.warning(
-            "training waits for data %.0f %% of the time: try more --workers (now %d)%s", 100 * share, data.workers, other
+            "training waits for data %.0f %% of the time: try more --workers (now %d)%s",
+            100 * share,
+            data.workers,
+            other,
         )
 
     def save_if_due(self, interruption: Interruption) -> bool:
