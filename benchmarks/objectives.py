@@ -150,7 +150,10 @@ def main() -> None:
     records = []
     for name in args.methods:
         for chunk in args.chunks:
-            objective = fb.make_objective(name, width=args.width, num_samples=args.samples, chunk=chunk or None)
+            settings = {"prototypes": max(2 * args.batch, 4096)} if name in ("rolling", "queue") else {}
+            objective = fb.make_objective(
+                name, width=args.width, num_samples=args.samples, chunk=chunk or None, **settings
+            )
             objective.to(args.device)
             if args.recorded:
                 objective.record()

@@ -168,5 +168,7 @@ def test_the_tables_are_those_of_the_kept_runs():
     for arm, rates in json.loads((STUDY / "chosen.json").read_text()).items():
         for size, rate in rates.items():
             assert best[arm, int(size)] == rate and f"{arm} at B {size}" not in edges
-    for line in figures.race_table(figures.read_races(STUDY)).splitlines()[2:]:
-        assert line in text
+    cells = figures.read_race(STUDY / "race")
+    for made in (figures.race_table, figures.differences_table, figures.matches_table, figures.error_table):
+        for line in made(cells).splitlines()[2:]:
+            assert line in text and line in page

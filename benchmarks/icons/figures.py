@@ -101,21 +101,12 @@ Cells = dict[tuple[str, int], dict[int, Run]]
 
 
 def read_race(folder: Path) -> Cells:
+    """By batch size."""
     cells: Cells = defaultdict(dict)
     for run in json.loads((folder / "comparison.json").read_text())["runs"]:
         if run["status"] == "done":
             cells[run["method"], run["batch_size"]][run["seed"]] = _read_run(run, folder / "runs" / run["name"])
-    return cells
-
-
-def read_races(folder: Path) -> Cells:
-    """The sound runs of the race that was compiled, and in their place those of the one that is not, where there are
-    any."""
-    cells: Cells = {}
-    for name in ("race-compiled", "race"):
-        if (folder / name / "comparison.json").is_file():
-            cells |= read_race(folder / name)
-    return cells
+    return dict(sorted(cells.items(), key=lambda cell: cell[0][1]))
 
 
 def _read_run(run: Mapping[str, Any], folder: Path) -> Run:
@@ -303,8 +294,8 @@ def main() -> None:
         for arm, sizes in grids.items()
     }
     title = "R@1 among the 5,295 icons of the tuning shard, %, 1.25 M samples seen, one seed"
-    cells = read_races(folder)
-    if cells:
+    if (folder / "race").is_dir():
+        cells = read_race(folder / "race")
         parts += [
             ("R@1", race_table(cells)),
             ("Differences", differences_table(cells)),

@@ -50,7 +50,7 @@ class Tiles(NamedTuple):
 # by the most pairs of a block they are meant for: the fastest of those tried on an H200, D 512
 REDUCE_TILES = {2**22: Tiles(128, 64, 64, 4, 3), math.inf: Tiles(128, 128, 64, 4, 3)}
 WEIGHT_TILES = {2**22: Tiles(128, 64, 64, 8, 3), math.inf: Tiles(64, 128, 64, 4, 3, 168)}
-SIGMOID_TILES = {math.inf: Tiles(64, 128, 64, 8, 3)}  # its sums have more numbers at hand
+SIGMOID_TILES = {math.inf: Tiles(64, 64, 64, 4, 3)}  # its sums have more numbers at hand
 PROGRAMS = 528  # that a forward pass is divided into at least, where there are as many tiles: four a processor of 132
 GROUP = 8  # tiles of rows that share their columns while these are in the cache
 PIECE = 8192  # rows, and columns, of a piece of G: 128 MiB, and long enough sums for fast products

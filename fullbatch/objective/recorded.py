@@ -21,7 +21,7 @@ from fullbatch import distributed
 if TYPE_CHECKING:
     from fullbatch.objective.advice import SampleIds
     from fullbatch.objective.loss import Metrics
-    from fullbatch.objective.objective import Objective
+    from fullbatch.objective.objective import Objective, Output
 
 log = logging.getLogger("fullbatch")
 T = TypeVar("T")
@@ -88,6 +88,7 @@ class Recordings(Generic[T]):
         graph = torch.cuda.CUDAGraph()
         with (
             torch.cuda.device(self.device),
+            torch.cuda.stream(torch.cuda.current_stream(self.device)),  # comes back also where recording breaks off
             torch.cuda.graph(graph, self.pool, self.stream, capture_error_mode="thread_local"),
         ):
             result = step()
@@ -165,7 +166,7 @@ class Replayer:
         learns = [t.requires_grad for t in given]
         epoch = float(objective.epoch)
         try:
-            found = self.recordings.replay((*key, shape), partial(_whole_step, objective, inputs, learns, parameters))
+            found = self.recordings.replay((*key, shape), partial(_whole_step, objective, inputs, learns))
         except (CannotRecord, torch.OutOfMemoryError) as reason:
             log.warning("the loss's steps are not recorded: %s", str(reason).partition("\n")[0])
             self.off, self.recordings = True, None
@@ -192,16 +193,29 @@ def is_on_gpu(tensor: Tensor) -> bool:
     return tensor.is_cuda
 
 
-def _whole_step(
-    objective: Objective, inputs: Sequence[Tensor], learns: Sequence[bool], parameters: Sequence[Tensor]
-) -> _Step:
-    """Forward and backward pass; embeddings in full precision, so that 16 bits are a matter of who hands them over."""
+class _Plain(torch.nn.Module):
+    """An objective that computes kernel by kernel, as ``functional_call`` wants it."""
+
+    def __init__(self, objective: Objective) -> None:
+        super().__init__()
+        self.objective = objective
+
+    def forward(self, *given: Any) -> Output:
+        return self.objective.plain_step(*given)
+
+
+def _whole_step(objective: Objective, inputs: Sequence[Tensor], learns: Sequence[bool]) -> _Step:
+    """Forward and backward pass; embeddings in full precision, so that 16 bits are a matter of who hands them over.
+    Parameters by a name of this step's own: a loss that is still held ties theirs to the stream it was computed on."""
+    plain = _Plain(objective)
+    parameters = {name: p.detach().requires_grad_() for name, p in plain.named_parameters() if p.requires_grad}
     rows = [t.to(torch.promote_types(t.dtype, torch.float32)).detach() for t in inputs[:2]]
     leaves = [row.requires_grad_() for row, learn in zip(rows, learns, strict=False) if learn]
     image, text, ids = *rows, inputs[2:]
     with torch.autocast(rows[0].device.type, enabled=False):
-        output = objective.plain_step(image, text, (ids[0], ids[-1]) if ids else None)
-        gradients = torch.autograd.grad(output.loss, [*leaves, *parameters], allow_unused=True)
+        given = image, text, (ids[0], ids[-1]) if ids else None
+        output: Output = torch.func.functional_call(plain, parameters, given)
+        gradients = torch.autograd.grad(output.loss, [*leaves, *parameters.values()], allow_unused=True)
     numbers = {name: value for name, value in output.metrics.items() if isinstance(value, Tensor)}
     others = {name: value for name, value in output.metrics.items() if name not in numbers}
     stacked = torch.stack([value.to(output.loss.dtype) for value in numbers.values()])

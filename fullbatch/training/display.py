@@ -14,6 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from fullbatch.config.messages import message, plain
 
 LINE_EVERY = 10.0  # seconds
+MARKS = 10  # log lines that a pace is measured over
 
 
 def words_of(line: dict[str, Any]) -> str:
@@ -50,7 +51,7 @@ class Display:
         self._task = TaskID(0)
         self._measuring: TaskID | None = None
         self._total = 0
-        self._marks: list[tuple[float, int, int]] = []  # time, steps, samples
+        self._marks: list[tuple[float, int, int, float]] = []  # time, steps, samples, seconds waited for data
         self._shown = 0.0
 
     def say(self, text: str) -> None:
@@ -79,7 +80,7 @@ class Display:
 
     @contextmanager
     def running(self, step: int, total: int, samples: int = 0) -> Iterator[None]:
-        self._total, self._marks = total, [(time.monotonic(), step, samples)]
+        self._total, self._marks = total, [(time.monotonic(), step, samples, 0.0)]
         with self.bars():
             if self._progress is not None:
                 self._task = self._progress.add_task("training", total=total, completed=step, words="")
@@ -103,19 +104,26 @@ class Display:
         if self._progress is not None:
             self._progress.update(self._task, completed=step)
 
-    def speed(self, step: int, samples: int) -> float:
-        """Samples a second since the log lines of up to ten ago; ``samples`` is how many the run has read so far."""
+    def pace(self, step: int, samples: int, waited: float) -> tuple[float, float]:
+        """Since the log lines of up to ten ago: samples a second, and the share of the time spent waiting for them.
+        ``samples`` is how many the run has read so far, ``waited`` the seconds it has waited."""
         now = time.monotonic()
-        self._marks = [*self._marks[-10:], (now, step, samples)]
-        then, _, before = self._marks[0]
-        return (samples - before) / max(now - then, 1e-9)
+        self._marks = [*self._marks[-MARKS:], (now, step, samples, waited)]
+        then, _, read, idle = self._marks[0]
+        seconds = max(now - then, 1e-9)
+        return (samples - read) / seconds, (waited - idle) / seconds
+
+    @property
+    def is_steady(self) -> bool:
+        """Whether the start of the run no longer counts in its pace."""
+        return len(self._marks) > MARKS and self._marks[-1][0] - self._marks[0][0] > LINE_EVERY
 
     def show(self, line: dict[str, Any]) -> None:
         if self._progress is not None:
             self._progress.update(self._task, words=words_of(line))
         elif self.first and (time.monotonic() - self._shown > LINE_EVERY or line["step"] == self._total):
             self._shown = time.monotonic()
-            then, before, _ = self._marks[0]
+            then, before, *_ = self._marks[0]
             rate = (line["step"] - before) / max(time.monotonic() - then, 1e-9)
             left = (self._total - line["step"]) / rate if rate else 0.0
             self.say(f"step {line['step']}/{self._total}  {words_of(line)}  {left / 60:.1f} min left")

@@ -39,6 +39,7 @@ log = logging.getLogger("fullbatch")
 
 AGREE_EVERY = 8  # steps between questions to all ranks whether one was told to stop, or a save is due by the clock
 FEWEST_FOR_SHARE = 200  # pairs read before the share of bad ones says anything
+LONG_WAIT = 0.25  # of the time, for data
 DIVERGED = 10.0  # times the size of the first loss
 
 
@@ -93,6 +94,8 @@ class Trainer:
         self.saved_at = time.monotonic()
         self.saved_step = -1
         self.stopwatch = Stopwatch(self.metrics.seconds, self.device)
+        self.waited = 0.0  # seconds, for batches
+        self.waits_too_long = False
         self.unreported: list[str] = []  # bad samples this rank met since the ranks last counted
         self.first_rank = distributed.world().rank == 0
         self.graphs = self._make_graphs()
@@ -118,7 +121,7 @@ class Trainer:
             selector = self.hooks.selector  # of a plan's batches each comes when the plan is there
             batches = self.stages.stream(*source) if selector is None else self.stages.stream(*source, selector.ranges)
             try:
-                for batch in batches:
+                for batch in self._waited_for(batches):
                     line = self.train_step(batch)
                     if line is not None:
                         self.log(line)
@@ -138,6 +141,15 @@ class Trainer:
                 if selector is not None:
                     selector.close()
                 self.writer.finish_quietly()
+
+    def _waited_for(self, batches: Iterator[LoadedBatch]) -> Iterator[LoadedBatch]:
+        while True:
+            start = time.monotonic()
+            batch = next(batches, None)
+            self.waited += time.monotonic() - start
+            if batch is None:
+                return
+            yield batch
 
     @property
     def go_on(self) -> str:
@@ -258,7 +270,8 @@ class Trainer:
             position.first_loss = line["loss"]
         line["bad_samples"] = self._check_bad_share()
         line["seconds"] = self.stopwatch.seconds
-        line["samples_per_second"] = self.display.speed(position.step, self._samples_read)
+        line["samples_per_second"], line["waiting"] = self.display.pace(position.step, self._samples_read, self.waited)
+        self._check_waiting(line["waiting"])
         if self.device.type == "cuda":
             line["gpu_gib"] = torch.cuda.max_memory_allocated(self.device) / 2**30
         self.metrics.write(line)
@@ -290,6 +303,20 @@ class Trainer:
                 f"{self.folder.log} names them. Repair the data, or allow more."
             )
         return bad
+
+    def _check_waiting(self, share: float) -> None:
+        """Say once that reading is what training waits for.  What a plan of batches costs is in the log by itself."""
+        if self.waits_too_long or share < LONG_WAIT or not self.display.is_steady or self.hooks.selector is not None:
+            return
+        self.waits_too_long = True
+        data = self.config.data
+        other = "" if data.in_memory else ", or --in-memory for a data set that fits"
+        log.warning(
+            "training waits for data %.0f %% of the time: try more --workers (now %d)%s",
+            100 * share,
+            data.workers,
+            other,
+        )
 
     def save_if_due(self, interruption: Interruption) -> bool:
         """Save by step, by the clock or on a signal; whether to stop."""

@@ -146,11 +146,27 @@ def test_replayed_steps_are_the_steps(method, device, replays):
 
 @pytest.mark.parametrize(("dtype", "factor"), [(torch.float16, 65536.0), (torch.bfloat16, 0.3), (torch.float32, 0.3)])
 def test_losses_that_are_weighed(dtype, factor, device, replays):
-    """As a gradient scaler does, or one who adds losses; rows of 16 bits get gradients of 16 bits, once."""
+    """As a gradient scaler does, or one who adds losses; rows of 16 bits get gradients of 16 bits, once.  On a GPU the
+    gradient to a similarity is rounded to 11 bits: in the one case before it is weighed, in the other after."""
     plain, replayed = pair("openclip", device)
-    want, got = (steps(each, device, 20, dtype, lambda loss: factor * loss) for each in (plain, replayed))
-    assert len(replays) > 5 and got[0][-1][1].dtype == dtype
-    assert_same(got, want, rtol=2 * torch.finfo(dtype).eps + 1e-3, atol=1e-6 * max(factor, 1.0))
+    want, got = (steps(each, device, 20, dtype, lambda loss: factor * loss)[0] for each in (plain, replayed))
+    assert len(replays) > 5 and got[-1][1].dtype == dtype
+    rounding = torch.finfo(dtype).eps + (2**-11 if device == "cuda" else 0.0)
+    for (loss, *rows, _), (loss_2, *rows_2, _) in zip(got, want, strict=True):
+        torch.testing.assert_close(loss, loss_2)
+        for row, row_2 in zip(rows, rows_2, strict=True):
+            assert (row.double() - row_2.double()).norm() <= 2 * rounding * row_2.double().norm()
+
+
+def test_a_loss_that_is_still_held(device, replays):
+    """It keeps the graph of its step alive, and with it the place where gradients to tau are added up."""
+    objective, held = made("openclip", device), []
+    objective.record()
+    for step in range(20):
+        held.append(objective(*rows_of(step, device)).loss)
+        held[-1].backward()
+    assert len(replays) > 5
+    assert device == "cpu" or torch.cuda.current_stream() == torch.cuda.default_stream()
 
 
 def test_under_autocast(device, replays):

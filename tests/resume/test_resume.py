@@ -16,7 +16,7 @@ from tests.tiers import first
 from tests.training.small import differences, renamed, saved_state, small_config
 
 pytestmark = pytest.mark.filterwarnings("ignore:rho=")
-TIMES = ("seconds", "samples_per_second")
+TIMES = ("seconds", "samples_per_second", "waiting")
 
 # Beside the named methods: the choices that none of them makes.
 OTHERS = {

@@ -34,7 +34,7 @@ from tests.training.linear import LinearBatches, LinearTowers
 from tests.training.small import differences, renamed, saved_state, small_config
 
 pytestmark = pytest.mark.filterwarnings("ignore:rho=")
-COSTS = ("seconds", "samples_per_second", "selection_stall", "selection_seconds")
+COSTS = ("seconds", "samples_per_second", "waiting", "selection_stall", "selection_seconds")
 
 SPECTRAL = Selection(batches="spectral", planners=0)
 ORDERED = Selection(batches="ordered", drawn_batches=9, kept_batches=3, planners=0)

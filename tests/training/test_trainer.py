@@ -19,11 +19,12 @@ from fullbatch.config.model import Model
 from fullbatch.config.optimization import Optimizer
 from fullbatch.config.training import Evaluation
 from fullbatch.config.tree import write_yaml
+from fullbatch.data.loader import TrainingBatches
 from fullbatch.loading import load_trained
 from fullbatch.models.saved import export
 from fullbatch.report.collect import read_run
 from fullbatch.report.curves import run_charts
-from fullbatch.training import checkpoint
+from fullbatch.training import checkpoint, display
 from fullbatch.training.optimizer import WeightAverage
 from fullbatch.training.run_folder import Folder
 from fullbatch.training.trainer import Diverged
@@ -45,6 +46,17 @@ def test_what_a_run_leaves_behind(tmp_path):
     line = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
     assert {"step", "epoch", "samples", "loss", "lr", "tau", "gradient_norm", "samples_per_second"} <= set(line)
     assert json.loads((run / "environment.json").read_text())["versions"]["torch"]
+
+
+def test_slow_data_is_said_once(tmp_path, monkeypatch, caplog):
+    read = TrainingBatches.__getitem__
+    monkeypatch.setattr(TrainingBatches, "__getitem__", lambda *given: time.sleep(0.05) or read(*given))
+    monkeypatch.setattr(display, "LINE_EVERY", 0.1)  # seconds after which a pace says something
+    run = train(small_config(tmp_path, "openclip")).folder
+    lines = [json.loads(text) for text in (run / "metrics.jsonl").read_text().splitlines()]
+    assert all(0.25 < line["waiting"] <= 1.0 for line in lines[-5:])
+    said = [record.getMessage() for record in caplog.records if "waits for data" in record.getMessage()]
+    assert len(said) == 1 and "--workers (now 0), or --in-memory" in said[0]
 
 
 @pytest.mark.slow
