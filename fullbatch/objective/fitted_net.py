@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.nn.utils import get_total_norm
+from torch.optim.adam import adam
 
-_BETAS = (0.9, 0.999)  # Adam's
+from fullbatch.objective.chunked import tf32_products
 
 
 def build_seeded(build: Callable[[], nn.Module], seed: int) -> nn.Module:
@@ -21,16 +23,23 @@ def build_seeded(build: Callable[[], nn.Module], seed: int) -> nn.Module:
 
 
 class FittedNet(nn.Module):
-    """``net(x_ND) -> value_N``, with ``fit`` taking Adam or AdaGrad steps on a loss of those values."""
+    """``net(x_ND) -> value_N``, with ``fit`` taking Adam or AdaGrad steps on a loss of those values.  ``operands`` are
+    those of the loss: where a GPU has float16 for its products, the net's are in TF32, which errs as much."""
 
     counters = ("steps",)
-    clock: Tensor
+    clock_W: Tensor
 
     def __init__(
-        self, build: Callable[[], nn.Module], rule: Literal["adam", "adagrad"], lr: float, clip: float | None = None
+        self,
+        build: Callable[[], nn.Module],
+        rule: Literal["adam", "adagrad"],
+        lr: float,
+        operands: str,
+        clip: float | None = None,
     ) -> None:
         super().__init__()
         self.build, self.rule, self.lr, self.clip = build, rule, lr, clip
+        self.products = tf32_products if operands == "float16" else nullcontext
         self.net = build_seeded(build, 0)
         for module in self.net.modules():
             for name, parameter in list(module.named_parameters(recurse=False)):
@@ -40,31 +49,31 @@ class FittedNet(nn.Module):
             self.register_buffer(f"first_{index}", torch.zeros_like(weight))
             self.register_buffer(f"second_{index}", torch.zeros_like(weight))
         self.steps = 0
-        self.register_buffer("clock", torch.zeros((), dtype=torch.int64), persistent=False)  # the steps, on the device
+        # the steps, on the device, one a weight, as torch's Adam counts them
+        self.register_buffer("clock_W", torch.zeros(len(self.weights)), persistent=False)
 
     def get_extra_state(self) -> Tensor:
         return torch.tensor(self.steps)
 
     def set_extra_state(self, state: Tensor) -> None:
         self.steps = int(state)
-        self.clock.fill_(self.steps)
+        self.clock_W.fill_(self.steps)
 
     @property
     def weights(self) -> dict[str, Tensor]:
         return dict(self.net.named_buffers())
 
-    def moments(self, index: int) -> tuple[Tensor, Tensor]:
-        return self.get_buffer(f"first_{index}"), self.get_buffer(f"second_{index}")
+    def moments(self, which: Literal["first", "second"]) -> list[Tensor]:
+        return [self.get_buffer(f"{which}_{index}") for index in range(len(self.weights))]
 
     def restart(self, seed: int) -> None:
         """New weights, no memory of the optimizer."""
         fresh = build_seeded(self.build, seed).state_dict()
-        for index, (name, weight) in enumerate(self.weights.items()):
+        for name, weight in self.weights.items():
             weight.copy_(fresh[name], non_blocking=True)
-            for moment in self.moments(index):
-                moment.zero_()
+        for moment in (*self.moments("first"), *self.moments("second"), self.clock_W):
+            moment.zero_()
         self.steps = 0
-        self.clock.zero_()
 
     def follow(self, leader: FittedNet, keep: float) -> None:
         """weights <- keep * own + (1 - keep) * leader's."""
@@ -72,38 +81,39 @@ class FittedNet(nn.Module):
             weight.lerp_(leader.weights[name], 1.0 - keep)
 
     def forward(self, x_ND: Tensor) -> Tensor:
-        weights = {name: weight.to(x_ND.dtype) for name, weight in self.weights.items()}
-        value_N: Tensor = functional_call(self.net, weights, x_ND).squeeze(-1)
+        with self.products(x_ND):
+            value_N: Tensor = functional_call(self.net, self._weights_as(x_ND.dtype), x_ND).squeeze(-1)
         return value_N
+
+    def _weights_as(self, dtype: torch.dtype) -> dict[str, Tensor]:
+        return {name: weight.detach().to(dtype) for name, weight in self.weights.items()}
 
     def fit(self, x_ND: Tensor, loss_of: Callable[[Tensor], Tensor], updates: int) -> None:
         for _ in range(updates):
-            leaves = {name: weight.detach().to(x_ND.dtype).requires_grad_() for name, weight in self.weights.items()}
-            with torch.enable_grad():
+            leaves = {name: weight.requires_grad_() for name, weight in self._weights_as(x_ND.dtype).items()}
+            with torch.enable_grad(), self.products(x_ND):
                 loss = loss_of(functional_call(self.net, leaves, x_ND).squeeze(-1))
-                gradients = list(torch.autograd.grad(loss, list(leaves.values())))
-            self._step(gradients)
+                gradients = torch.autograd.grad(loss, list(leaves.values()))
+            self._step(list(gradients))
 
     @torch.no_grad()
     def _step(self, gradients: list[Tensor]) -> None:
         if self.clip is not None:
-            norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(g) for g in gradients]))
-            shrink = (self.clip / (norm + 1e-6)).clamp(max=1.0)
-            gradients = [gradient * shrink for gradient in gradients]
+            shrink = (self.clip / (get_total_norm(gradients) + 1e-6)).clamp(max=1.0)
+            gradients = list(torch._foreach_mul(gradients, shrink))
         self.steps += 1
-        self.clock.add_(1)
-        for index, (weight, gradient) in enumerate(zip(self.weights.values(), gradients, strict=True)):
-            first, second = self.moments(index)
-            if self.rule == "adagrad":
-                second.add_(gradient.square())
-                direction = gradient / (second.sqrt() + 1e-10)  # epsilon as in torch
-            else:
-                first.lerp_(gradient.to(first.dtype), 1.0 - _BETAS[0])
-                second.lerp_(gradient.to(second.dtype).square(), 1.0 - _BETAS[1])
-                # what is left of the start, beta ** steps
-                left_first, left_second = (torch.exp(self.clock.double() * math.log(beta)) for beta in _BETAS)
-                direction = first / (1.0 - left_first) / ((second / (1.0 - left_second)).sqrt() + 1e-8)
-            weight.sub_(direction.to(weight.dtype), alpha=self.lr)
+        weights, seconds = list(self.weights.values()), self.moments("second")
+        gradients = [gradient.to(weight.dtype) for gradient, weight in zip(gradients, weights, strict=True)]
+        if self.rule == "adagrad":
+            torch._foreach_addcmul_(seconds, gradients, gradients)
+            scale = torch._foreach_sqrt(seconds)
+            torch._foreach_add_(scale, 1e-10)  # epsilon as in torch
+            torch._foreach_addcdiv_(weights, gradients, scale, value=-self.lr)
+        else:
+            adam(
+                weights, gradients, self.moments("first"), seconds, [], list(self.clock_W.unbind()), fused=True,
+                lr=self.lr, beta1=0.9, beta2=0.999, eps=1e-8, weight_decay=0.0, amsgrad=False, maximize=False,
+            )  # fmt: skip
 
 
 class LambdaNet(nn.Module):

@@ -198,11 +198,11 @@ class AmortizedNormalizer(nn.Module):
 
     counters = ("steps",)
 
-    def __init__(self, config: Amortized, width: int, name: str) -> None:
+    def __init__(self, config: Amortized, width: int, name: str, operands: str) -> None:
         super().__init__()
         self.config, self.tag = config, 0 if name == "image" else 1
         self.net, self.average, self.previous = (
-            FittedNet(partial(LambdaNet, width), "adam", config.net_lr, config.net_clip) for _ in range(3)
+            FittedNet(partial(LambdaNet, width), "adam", config.net_lr, operands, config.net_clip) for _ in range(3)
         )
         self.epoch, self.steps = -1, 0
 

@@ -108,9 +108,9 @@ def _make_normalizer(method: Method, context: Context, name: str) -> nn.Module:
         case axes.Rolling() as config:
             return normalizers.RollingNormalizer(config, method.pairwise, width, context.products)
         case axes.Mlp() as config:
-            return MlpNormalizer(config, method.pairwise, width, name)
+            return MlpNormalizer(config, method.pairwise, width, name, context.operands)
         case axes.Amortized() as config:
-            return normalizers.AmortizedNormalizer(config, width, name)
+            return normalizers.AmortizedNormalizer(config, width, name, context.operands)
         case axes.NoNormalizer():
             raise AssertionError("nothing to make")
         case _ as unknown:

@@ -241,11 +241,11 @@ class MlpNormalizer(nn.Module):
 
     counters = ("steps",)
 
-    def __init__(self, config: Mlp, pairwise: Pairwise, width: int, name: str) -> None:
+    def __init__(self, config: Mlp, pairwise: Pairwise, width: int, name: str, operands: str) -> None:
         super().__init__()
         self.config, self.tag = config, 0 if name == "image" else 1
         self.linear_part = not isinstance(pairwise, SquaredHinge)
-        self.net = FittedNet(partial(LambdaNet, width), "adagrad", config.prototype_lr)
+        self.net = FittedNet(partial(LambdaNet, width), "adagrad", config.prototype_lr, operands)
         self.steps = 0
 
     def get_extra_state(self) -> Tensor:
