@@ -111,6 +111,11 @@ def test_a_port_is_a_port(port, run_folder, folder, capsys):
     assert status == 2 and ("whole number in [0, 65535]" in plain(err) or "-1" in plain(err))
 
 
+def listen_to_signals():
+    """Where the tests run in the background of a shell, SIGINT is ignored, also by what they start."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 @pytest.mark.parametrize("number", first([signal.SIGINT], of=[signal.SIGINT, signal.SIGTERM]))
 def test_it_serves_until_it_is_stopped(number, run_folder, folder):
     command = [
@@ -125,16 +130,20 @@ def test_it_serves_until_it_is_stopped(number, run_folder, folder):
         "1",
         "--serve",
     ]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
-        lines = [running.stdout.readline() for _ in range(3)]
-        assert re.fullmatch(r"http://127\.0\.0\.1:\d+/[\w-]{22}/\?q=a\+cat\n", lines[1]), lines
-        url, port = lines[1].split("?")[0], lines[1].split(":")[2].split("/")[0]
-        with urllib.request.urlopen(url + "about", timeout=20) as response:
-            assert b'"pictures": 22' in response.read()
-        other = subprocess.run([*command, port], capture_output=True, text=True)
-        assert other.returncode == 1 and f"--serve {port}: 127.0.0.1:{port} cannot be used" in other.stderr
-        running.send_signal(number)
-        assert running.wait(30) == 0 and "Traceback" not in running.stderr.read()
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, preexec_fn=listen_to_signals, **pipes) as running:
+        try:
+            lines = [running.stdout.readline() for _ in range(3)]
+            assert re.fullmatch(r"http://127\.0\.0\.1:\d+/[\w-]{22}/\?q=a\+cat\n", lines[1]), lines
+            url, port = lines[1].split("?")[0], lines[1].split(":")[2].split("/")[0]
+            with urllib.request.urlopen(url + "about", timeout=20) as response:
+                assert b'"pictures": 22' in response.read()
+            other = subprocess.run([*command, port], capture_output=True, text=True)
+            assert other.returncode == 1 and f"--serve {port}: 127.0.0.1:{port} cannot be used" in other.stderr
+            running.send_signal(number)
+            assert running.wait(30) == 0 and "Traceback" not in running.stderr.read()
+        finally:
+            running.kill()
 
 
 def test_ctrl_c_keeps_what_is_done(run_folder, folder, place, capsys, monkeypatch):
