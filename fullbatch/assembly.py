@@ -34,6 +34,7 @@ from fullbatch.objective.parts import Context
 from fullbatch.selection.periods import Periods, Plans
 from fullbatch.selection.planning import Planners
 from fullbatch.selection.selector import EmbeddingTable, Selector, mean_temperature
+from fullbatch.selection.spectral import require_packages, thread_pools
 from fullbatch.training import checkpoint
 from fullbatch.training.optimizer import WeightAverage, make_optimizer, make_temperature_optimizer, phases
 from fullbatch.training.run_folder import Folder
@@ -91,6 +92,12 @@ def periods_of(config: RunConfig, batches: Batches) -> Periods:
             f"--kept-batches {selection.kept_batches} is more than the {whole} batches of an epoch; keep fewer."
         )
     return Periods(selection, whole)
+
+
+def check_packages(config: RunConfig) -> None:
+    """Is there what the run's batches are chosen with?  Asked before data are read or a model is built."""
+    if config.selection.batches == "spectral":
+        require_packages("--batches spectral")
 
 
 def pick_device(config: RunConfig) -> torch.device:
@@ -245,7 +252,8 @@ def make_embedder(
 
 def make_selector(config: RunConfig, parts: Parts, folder: Folder, embedder: Embedder) -> Selector | None:
     """None where batches are uniform."""
-    if config.selection.batches == "uniform":
+    selection = config.selection
+    if selection.batches == "uniform":
         return None
     batches, stages, table = parts.batches, parts.stages, parts.state.table
 
@@ -257,7 +265,7 @@ def make_selector(config: RunConfig, parts: Parts, folder: Folder, embedder: Emb
     return Selector(
         plans=Plans(folder.batches, periods_of(config, batches), batches.batch_size),
         order=batches.order,
-        planners=Planners(config.selection.planners),
+        planners=Planners(selection.planners, thread_pools if selection.batches == "spectral" else int),
         embeddings=embeddings,
         temperature=partial(mean_temperature, parts.state.objective),
         oldest=oldest,

@@ -12,7 +12,16 @@ from pathlib import Path
 from typing import Any
 
 from fullbatch import distributed
-from fullbatch.assembly import Parts, assemble, build_objective, changed, make_embedder, make_selector, pick_device
+from fullbatch.assembly import (
+    Parts,
+    assemble,
+    build_objective,
+    changed,
+    check_packages,
+    make_embedder,
+    make_selector,
+    pick_device,
+)
 from fullbatch.audit.probe import Probe, plan_audits
 from fullbatch.config.messages import MessageFormatter
 from fullbatch.config.run import RunConfig
@@ -72,6 +81,7 @@ def train(
 
     >>> trained = train(RunConfig.of(data=["cc3m/{00000..00331}.tar"], batch_size=256))  # doctest: +SKIP
     """
+    check_packages(config)
     device = pick_device(config)
     with distributed.ranks(device) as world, _run_log() as write_log_to, ExitStack() as held:
         first = world.rank == 0

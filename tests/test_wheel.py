@@ -19,8 +19,8 @@ PACKAGE = ROOT / "fullbatch"
 pytestmark = pytest.mark.slow
 
 
-def run(command, folder, **environment):
-    done = subprocess.run(
+def attempt(command, folder, **environment):
+    return subprocess.run(
         list(map(str, command)),
         cwd=folder,
         env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | environment,
@@ -29,6 +29,10 @@ def run(command, folder, **environment):
         timeout=600,
         check=False,
     )
+
+
+def run(command, folder, **environment):
+    done = attempt(command, folder, **environment)
     assert done.returncode == 0, f"{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
     return done.stdout
 
@@ -78,9 +82,10 @@ def test_the_wheel_holds_the_package_and_nothing_else(wheel):
     assert (about["Name"], about["Version"]) == ("fullbatch", fb.__version__)
     assert {"LICENSE", "ATTRIBUTION.md"} <= set(notes)
     assert "fullbatch = fullbatch.cli:run" in commands
-    assert {"onnx", "text", "lora", "dev"} <= set(about.get_all("Provides-Extra"))
+    assert {"onnx", "text", "lora", "spectral", "corruptions", "dev"} <= set(about.get_all("Provides-Extra"))
     needed = [line for line in about.get_all("Requires-Dist") if "extra ==" not in line]
-    assert not [line for line in needed if line.startswith(("pytest", "transformers", "onnx", "ruff", "playwright"))]
+    extras = ("pytest", "transformers", "onnx", "ruff", "playwright", "scipy", "scikit-learn", "threadpoolctl")
+    assert not [line for line in needed if line.startswith(extras)]
 
 
 def test_it_works_away_from_the_repository(installed, tmp_path):
@@ -101,3 +106,48 @@ def test_a_model_is_trained_shown_and_exported_with_it(installed, tmp_path):
     assert (tmp_path / "runs" / "short" / "report.html").is_file()
     run([fullbatch, "export", "runs/short", "out", "--format", "huggingface"], tmp_path, **cache)
     assert "retrieval:emoji" in (tmp_path / "out" / "README.md").read_text()
+
+
+WITHOUT = """
+import sys
+from importlib.machinery import PathFinder
+
+class Without(PathFinder):
+    @classmethod
+    def find_spec(cls, name, *others):
+        hidden = name.partition(".")[0] in ("scipy", "sklearn", "threadpoolctl")
+        return None if hidden else super().find_spec(name, *others)
+
+sys.meta_path[sys.meta_path.index(PathFinder)] = Without
+"""
+IMPORT_ALL = """
+import pkgutil, fullbatch
+for module in pkgutil.walk_packages(fullbatch.__path__, "fullbatch."):
+    if not module.name.startswith(("fullbatch.integrations.", "fullbatch.__main__")):
+        __import__(module.name)
+print("imported")
+import scipy
+"""
+
+
+def test_without_scipy_only_what_needs_it_is_refused(installed, tmp_path):
+    """Python runs a sitecustomize at every start, so the processes that a command starts lack the packages too."""
+    (tmp_path / "sitecustomize.py").write_text(WITHOUT)
+    settings = {"FULLBATCH_CACHE": str(tmp_path / "cache"), "PYTHONPATH": str(tmp_path)}
+    imported = attempt([installed / "bin" / "python", "-c", IMPORT_ALL], tmp_path, **settings)
+    assert imported.stdout == "imported\n"
+    assert imported.stderr.endswith("ModuleNotFoundError: No module named 'scipy'\n")
+
+    fullbatch = installed / "bin" / "fullbatch"
+    short = ["--samples", "256", "--workers", "0", "--quiet"]
+    measured = [*short, "--evaluate", "retrieval:emoji?split=new_concept"]
+    ordered = ["--batch-size", "64", "--batches", "ordered", "--drawn-batches", "4", "--kept-batches", "2"]
+    run([fullbatch, "train", *measured, "--name", "uniform"], tmp_path, **settings)
+    run([fullbatch, "train", *short, *ordered, "--name", "ordered"], tmp_path, **settings)
+    run([fullbatch, "report", "runs/uniform"], tmp_path, **settings)
+    assert (tmp_path / "runs" / "uniform" / "report.html").is_file()
+    run([fullbatch, "compare", *measured, "--methods", "openclip", "sogclr", "--name", "two"], tmp_path, **settings)
+    assert (tmp_path / "comparisons" / "two" / "report.html").is_file()
+    refused = attempt([fullbatch, "train", *short, "--batches", "spectral"], tmp_path, **settings)
+    needs = "--batches spectral needs the package scipy; install it with: pip install 'fullbatch[spectral]'."
+    assert (refused.returncode, refused.stderr) == (1, f"fullbatch: {needs}\n")

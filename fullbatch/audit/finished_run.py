@@ -28,7 +28,7 @@ from fullbatch.models.build import rebuild_model
 from fullbatch.objective.objective import Objective
 from fullbatch.selection.ordered import losses_at
 from fullbatch.selection.selector import loss_histograms
-from fullbatch.selection.spectral import spectral_order
+from fullbatch.selection.spectral import require_packages, spectral_order
 from fullbatch.training import checkpoint
 from fullbatch.training.run_folder import Folder, finite, replace_text
 
@@ -47,6 +47,8 @@ def audit_run(run: Path, options: Options = Options(), say: Callable[[str], None
     for name, least in (("anchors", 1), ("seed", 0)):
         if getattr(options, name) < least:
             raise ValueError(f"--{name} must be at least {least}, got {getattr(options, name)}.")
+    if options.batch_losses:
+        require_packages("--batch-losses")
     folder, chosen = _chosen(run, options.checkpoint)
     before = folder.read_config()
     config = changed(

@@ -115,6 +115,7 @@ def train(arguments: list[str]) -> int:
         return 0
     config, resume = train_config(arguments)
     from fullbatch import training_run
+    from fullbatch.assembly import check_packages
     from fullbatch.cli.printing import print_lines, result_lines
     from fullbatch.finetuning.record import FILE
     from fullbatch.training.display import Display
@@ -122,6 +123,7 @@ def train(arguments: list[str]) -> int:
     if resume is not None and (Path(resume) / FILE).is_file():
         raise ValueError(f"{resume} fine-tunes a model; go on with `fullbatch finetune --resume {resume}`.")
     first = int(os.environ.get("RANK", "0")) == 0
+    check_packages(config)  # before the data are opened
     if resume is None:
         notes: list[str] = []
         split = holding_out(config, notes.append)

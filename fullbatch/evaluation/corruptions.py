@@ -20,7 +20,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import scipy  # ndimage is loaded when it is first used: few runs need it
 from PIL import Image
 
 from fullbatch.data.order import key_of
@@ -29,6 +28,12 @@ Floats = npt.NDArray[np.float32]
 Pixels = npt.NDArray[np.uint8]
 
 _FAINT = 1e-4  # of the strongest: what a streak fades to before it is cut, a hundredth of a grey level
+
+
+def _ndimage() -> Any:
+    import scipy.ndimage  # here, since few runs need it, and it is an extra
+
+    return scipy.ndimage
 
 
 @dataclass(frozen=True)
@@ -130,16 +135,16 @@ def snow(x_NHWC: Floats, draws: Draws) -> Floats:
 def spatter(x_NHWC: Floats, draws: Draws) -> Floats:
     """Drops of pale turquoise, lit from one side: the embossed distance from their rims."""
     size = x_NHWC.shape[1]
-    liquid = scipy.ndimage.gaussian_filter(draws.normal(0.62, 0.1, size, size), (0, 0.7, 0.7), mode="nearest")
+    liquid = _ndimage().gaussian_filter(draws.normal(0.62, 0.1, size, size), (0, 0.7, 0.7), mode="nearest")
     drops = liquid >= 0.7
-    across = scipy.ndimage.generate_binary_structure(3, 1)
+    across = _ndimage().generate_binary_structure(3, 1)
     across[0, 1, 1] = across[2, 1, 1] = False  # within an image
-    rims = drops & ~scipy.ndimage.binary_erosion(drops, across, border_value=1)
+    rims = drops & ~_ndimage().binary_erosion(drops, across, border_value=1)
     # images lie 1000 apart, so that none sees another's rims
-    distance = scipy.ndimage.distance_transform_edt(~rims, sampling=(1000.0, 1.0, 1.0))
+    distance = _ndimage().distance_transform_edt(~rims, sampling=(1000.0, 1.0, 1.0))
     relief = np.floor(_blurred(np.minimum(distance, 20.0).astype(np.float32)))
     emboss = np.array([[[-2, -1, 0], [-1, 1, 1], [0, 1, 2]]], np.float32)
-    lit = scipy.ndimage.correlate(_equalized(relief), emboss, mode="mirror").clip(0.0, 255.0)
+    lit = _ndimage().correlate(_equalized(relief), emboss, mode="mirror").clip(0.0, 255.0)
     water = np.where(drops, np.floor(liquid * 255.0), 0.0) * _blurred(lit)
     water = water / np.maximum(water.max(axis=(1, 2), keepdims=True), 1e-12)
     turquoise = np.array([175, 238, 238], np.float32) / 255.0
@@ -147,7 +152,7 @@ def spatter(x_NHWC: Floats, draws: Draws) -> Floats:
 
 
 def _blurred(field_NSS: Floats) -> Floats:
-    return np.asarray(scipy.ndimage.uniform_filter(field_NSS, (0, 3, 3), mode="mirror"), np.float32)
+    return np.asarray(_ndimage().uniform_filter(field_NSS, (0, 3, 3), mode="mirror"), np.float32)
 
 
 def _equalized(level_NSS: Floats) -> Floats:
@@ -172,7 +177,7 @@ def defocus_blur(x_NHWC: Floats, draws: Draws) -> Floats:
     side = np.exp(-1.0 / (2.0 * 0.4**2))
     kernel = np.array([side, 1.0, side]) / (1.0 + 2.0 * side)
     for axis in (1, 2):
-        x_NHWC = scipy.ndimage.correlate1d(x_NHWC, kernel, axis=axis, mode="mirror")
+        x_NHWC = _ndimage().correlate1d(x_NHWC, kernel, axis=axis, mode="mirror")
     return x_NHWC
 
 
@@ -199,7 +204,7 @@ def zoom_blur(x_NHWC: Floats, draws: Draws) -> Floats:
 
 
 def _gaussian(x_NHWC: Floats, sigma: float) -> Floats:
-    return np.asarray(scipy.ndimage.gaussian_filter(x_NHWC, (0, sigma, sigma, 0), mode="nearest"), np.float32)
+    return np.asarray(_ndimage().gaussian_filter(x_NHWC, (0, sigma, sigma, 0), mode="nearest"), np.float32)
 
 
 def _enlarging(size: int, factor: float) -> Floats:
@@ -233,7 +238,7 @@ def elastic_transform(x_NHWC: Floats, draws: Draws) -> Floats:
         back_33 = np.eye(3)  # of row, column and channel
         back_33[:2, :2] = back_32[1::-1, ::-1].T
         start = (back_32[2, 1], back_32[2, 0], 0.0)
-        moved.append(scipy.ndimage.affine_transform(image_HWC, back_33, start, order=1, mode="mirror"))
+        moved.append(_ndimage().affine_transform(image_HWC, back_33, start, order=1, mode="mirror"))
     return np.stack(moved).astype(np.float32)
 
 

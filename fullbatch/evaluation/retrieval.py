@@ -1,7 +1,8 @@
 """Retrieval: for each image the rank of the best of its captions among all captions, and the other way round."""
 
-# N: images   T: captions   S: different things said   D: width
+# N: images   T: captions   D: width
 # A: anchors   C: anchors at a time   B: gallery   U: its different rows   P: right pairs of anchors and gallery rows
+# E: things said, row by row   e: those of some rows
 
 from __future__ import annotations
 
@@ -9,14 +10,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
-from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from fullbatch import distributed
 
+Ints = npt.NDArray[np.int64]
 _ENTRIES = 1 << 24  # similarities held at a time
 
 
@@ -44,36 +46,54 @@ class Gallery:
 
 
 @dataclass(frozen=True)
-class Answers:
-    """Which captions are right for which images, without an N x T matrix: sparse tables of what each of them says."""
+class Sayings:
+    """Who says what, as numbers; a row says a thing once."""
 
-    said_NS: Any
-    said_TS: Any
-    saying_SN = cached_property(lambda self: self.said_NS.T.tocsr())
-    saying_ST = cached_property(lambda self: self.said_TS.T.tocsr())
+    row_E: Ints
+    said_E: Ints
+
+    @cached_property
+    def by_thing(self) -> Sayings:
+        """The same sorted by what is said; of the rows that say the same, the last first."""
+        order_E = np.lexsort((-self.row_E, self.said_E))
+        return Sayings(self.row_E[order_E], self.said_E[order_E])
+
+    def heard(self, said_e: Ints) -> tuple[Ints, Ints]:
+        """Where in ``by_thing`` the rows that say each of these things end, and how many they are."""
+        begin_e, end_e = (np.searchsorted(self.by_thing.said_E, said_e, side) for side in ("left", "right"))
+        return end_e, end_e - begin_e
+
+
+@dataclass(frozen=True)
+class Answers:
+    """Which captions are right for which images, without an N x T matrix: those that say the same."""
+
+    images: Sayings
+    captions: Sayings
+    count: int  # of images
 
     @classmethod
     def of(cls, said_by_images: Sequence[Sequence[int]], said_T: Sequence[int]) -> Answers:
-        from scipy.sparse import csr_array  # here, since not every run retrieves
-
-        def table(rows: Sequence[Sequence[int]]) -> Any:
-            ends = np.cumsum([0, *map(len, rows)])
-            return csr_array((np.ones(ends[-1], np.int64), list(chain(*rows)), ends), (len(rows), max(said_T) + 1))
-
-        return cls(table(said_by_images), table([[said] for said in said_T]))
+        said = [sorted(set(of_image), reverse=True) for of_image in said_by_images]
+        row_E = np.repeat(np.arange(len(said)), [len(of_image) for of_image in said])
+        images = Sayings(row_E, np.fromiter(chain.from_iterable(said), np.int64, len(row_E)))
+        return cls(images, Sayings(np.arange(len(said_T)), np.array(said_T, np.int64)), len(said))
 
     def of_images(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
         """Every right pair of these images: the image, counted from start, and the caption."""
-        return _pairs(self.said_NS[start:stop] @ self.saying_ST)
+        return _pairs(self.images, self.captions, start, stop)
 
     def of_captions(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
         """Every right pair of these captions: the caption, counted from start, and the image."""
-        return _pairs(self.said_TS[start:stop] @ self.saying_SN)
+        return _pairs(self.captions, self.images, start, stop)
 
 
-def _pairs(right: Any) -> tuple[Tensor, Tensor]:
-    rows, columns = (torch.from_numpy(numbers.astype(np.int64)) for numbers in right.nonzero())
-    return rows, columns
+def _pairs(asking: Sayings, answering: Sayings, start: int, stop: int) -> tuple[Tensor, Tensor]:
+    here = slice(*np.searchsorted(asking.row_E, (start, stop)))
+    end_e, count_e = answering.heard(asking.said_E[here])
+    row_P = np.repeat(asking.row_E[here] - start, count_e)
+    place_P = np.arange(len(row_P)) + np.repeat(end_e - count_e.cumsum(), count_e)
+    return torch.from_numpy(row_P), torch.from_numpy(answering.by_thing.row_E[place_P])
 
 
 def own_captions(counts: Sequence[int]) -> Answers:
@@ -86,7 +106,7 @@ def equal_captions(captions: Sequence[Sequence[str]]) -> Answers:
     """Right for an image is every caption that says what one of its own does."""
     numbers: dict[str, int] = {}
     sayings = [[numbers.setdefault(caption, len(numbers)) for caption in of_image] for of_image in captions]
-    return Answers.of([sorted(set(of_image)) for of_image in sayings], list(chain(*sayings)))
+    return Answers.of(sayings, list(chain(*sayings)))
 
 
 @dataclass(frozen=True)
@@ -158,5 +178,5 @@ def recalls(
 
 def chance_of_first(answers: Answers) -> float:
     """What mean_r1 is when all similarities are equal, in either direction: the share of pairs that are right."""
-    right = answers.said_NS @ answers.said_TS.sum(axis=0)
-    return int(right.sum()) / (len(right) * int(answers.said_TS.shape[0]))
+    _, right_E = answers.captions.heard(answers.images.said_E)
+    return int(right_E.sum()) / (answers.count * len(answers.captions.row_E))

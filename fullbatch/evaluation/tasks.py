@@ -9,6 +9,7 @@ from pathlib import Path
 
 from fullbatch import distributed
 from fullbatch.config.data import BUILTIN, Source
+from fullbatch.config.extras import require_extra
 from fullbatch.config.run import RunConfig
 from fullbatch.config.tasks import PROBES, parse_task
 from fullbatch.data.sample import ImageFolder, Samples, images_below
@@ -57,6 +58,8 @@ def check_tasks(tasks: Sequence[str], read: bool = True) -> None:
             case "corrupted_views" if published_corruptions(task.source.path):
                 pass
             case kind:
+                if kind == "corrupted_views":
+                    require_extra("scipy", "corruptions", f"The task {text!r}")
                 least = 1 if kind in ("views", "corrupted_views") else 2
                 samples = _require(text, task.source, least * read, kind == "retrieval")
                 if task.test is not None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fullbatch import distributed
-from fullbatch.assembly import pick_device
+from fullbatch.assembly import check_packages, pick_device
 from fullbatch.config.messages import listed
 from fullbatch.config.model import DEFAULT_MODEL, Model
 from fullbatch.config.run import RunConfig
@@ -57,6 +57,7 @@ def finetune(
         check_tolerance(tolerance)
     if resume is not None:
         read_record(Path(resume))  # is it a run of this kind at all?
+    check_packages(config)
     config = measuring(config)
     tasks = config.evaluation.evaluate or ()
     with distributed.ranks(pick_device(config)) as world, ExitStack() as held:

@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from fullbatch import distributed
+from fullbatch.config.extras import require_extra
 from fullbatch.config.messages import listed, message, nearest
 from fullbatch.config.methods import METHODS
 from fullbatch.data.order import key_of
@@ -38,7 +39,6 @@ from fullbatch.integrations.open_clip_data import (
     without_end_marks,
 )
 from fullbatch.integrations.state import carry_state, check_carried, freeze_temperature, write_temperature
-from fullbatch.models.weights import require_extra
 from fullbatch.objective.objective import Objective, make_objective
 from fullbatch.training.optimizer import TEMPERATURE_SHARE
 

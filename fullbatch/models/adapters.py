@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fullbatch.config.extras import require_extra
 from fullbatch.config.model import Model
 from fullbatch.models.attention import Packing, attend, is_plain
-from fullbatch.models.weights import require_extra
 
 _LISTS = (nn.ModuleList, nn.Sequential)
 _BASE, _DOWN, _UP = ".base_layer.", ".lora_A.default.weight", ".lora_B.default.weight"  # in peft's names

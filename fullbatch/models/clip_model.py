@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fullbatch.config.extras import require_extra
 from fullbatch.models.design import OPENAI_MEAN, OPENAI_STD, OpenClipDesign, ViewsDesign
 from fullbatch.models.tokenizers import CLIP_VOCABULARY, Tokenizer
 from fullbatch.models.two_towers import TwoTowers
-from fullbatch.models.weights import require_extra
 
 # Fields of an open_clip config that CLIPModel has too, or that change nothing in a trained model.
 _VISION = ("layers", "width", "head_width", "mlp_ratio", "patch_size", "image_size", "patch_dropout")

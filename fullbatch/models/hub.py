@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from fullbatch.config.extras import require_extra
 from fullbatch.models.saved import OPEN_CLIP_CONFIG
-from fullbatch.models.weights import first_line, require_extra
+from fullbatch.models.weights import first_line
 
 
 def check_repository(repository: str) -> None:

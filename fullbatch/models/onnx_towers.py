@@ -25,12 +25,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fullbatch.config.extras import require_extra
 from fullbatch.config.messages import local_name
 from fullbatch.models.clip_model import cleaning_steps, write_tokenizer
 from fullbatch.models.timm_towers import TwoViews
 from fullbatch.models.tokenizers import Tokenizer
 from fullbatch.models.two_towers import TwoTowers
-from fullbatch.models.weights import PICKLED, first_line, require_extra
+from fullbatch.models.weights import PICKLED, first_line
 
 IMAGE, TEXT, SMALL_TEXT = "image.onnx", "text.onnx", "text.int8.onnx"
 PREPROCESS = "preprocess.json"

@@ -14,13 +14,14 @@ from typing import Any, Literal, TypeVar
 import torch
 from torch import Tensor, nn
 
+from fullbatch.config.extras import require_extra
 from fullbatch.config.messages import listed, nearest
 from fullbatch.config.model import DEFAULT_PAIR_WIDTH, Model
 from fullbatch.data.loader import TextSize
 from fullbatch.models.design import PairDesign, ViewsDesign
 from fullbatch.models.tokenizers import Tokenizer
 from fullbatch.models.two_towers import TwoTowers
-from fullbatch.models.weights import fetched, load_weights, read_weights, require_extra
+from fullbatch.models.weights import fetched, load_weights, read_weights
 
 AnyTimm = TypeVar("AnyTimm", PairDesign, ViewsDesign)
 DEFAULT_CONTEXT = 77

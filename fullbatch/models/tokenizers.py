@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fullbatch.models.weights import fetched, require_extra
+from fullbatch.config.extras import require_extra
+from fullbatch.models.weights import fetched
 
 CLIP_VOCABULARY = 49408
 

@@ -3,7 +3,6 @@ from a model hub; where they cannot, one sentence says so."""
 
 from __future__ import annotations
 
-import importlib.util
 import pickle
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -22,12 +21,6 @@ def fetched(what: str, advice: str) -> Iterator[None]:
     except Exception as error:  # hub clients raise errors of many families
         stop = "" if advice.endswith("?") else "."
         raise ValueError(f"{what} could not be loaded ({first_line(error)}); {advice}{stop}") from None
-
-
-def require_extra(package: str, extra: str, wish: str) -> None:
-    """Some packages are extras of this one; say so before an import fails."""
-    if importlib.util.find_spec(package) is None:
-        raise ValueError(f"{wish} needs the package {package}; install it with: pip install 'fullbatch[{extra}]'.")
 
 
 def first_line(error: BaseException, limit: int = 160) -> str:

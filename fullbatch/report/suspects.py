@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import torch
-from scipy.cluster.hierarchy import DisjointSet
 from torch import Tensor
 
 from fullbatch.audit.exact import exact_log_normalizers
@@ -144,16 +143,35 @@ def copies(embedded: Embedded) -> dict[Kind, list[Suspect]]:
         cosine = float(embedded.image_ND[first] @ embedded.image_ND[other])
         reason = f"{equal_how(first, other)}; the pictures' embeddings have similarity {cosine:.2f}"
         texts.append(Suspect(first, other, cosine, reason))
-    chains = DisjointSet(range(len(captions)))
+    chains = _Chains(len(captions))
     duplicates = _unchained(duplicates, chains)
     pictures, texts = (_unchained(suspects, deepcopy(chains)) for suspects in (pictures, texts))
     texts.sort(key=lambda suspect: -suspect.score)
     return {"duplicate": duplicates, "same_picture": pictures, "same_caption": texts}
 
 
-def _unchained(suspects: Sequence[Suspect], chains: DisjointSet) -> list[Suspect]:
+class _Chains:
+    """Rows that pairs have joined, directly or by way of others (union-find)."""
+
+    def __init__(self, rows: int) -> None:
+        self._next = list(range(rows))  # towards the end of the chain, which is its own next
+
+    def _end(self, row: int) -> int:
+        while (following := self._next[row]) != row:
+            self._next[row] = row = self._next[following]  # half as far the next time
+        return row
+
+    def join(self, first: int, other: int) -> bool:
+        """Whether they were apart."""
+        first, other = self._end(first), self._end(other)
+        self._next[first] = other
+        return first != other
+
+
+def _unchained(suspects: Sequence[Suspect], chains: _Chains) -> list[Suspect]:
     """Those that join rows which no pair before has joined: of g copies g - 1 pairs are told, not g squared."""
-    return [suspect for suspect in suspects if chains.merge(suspect.first, suspect.other)]
+    pairs = ((suspect, suspect.other) for suspect in suspects)
+    return [suspect for suspect, other in pairs if other is not None and chains.join(suspect.first, other)]
 
 
 def same_pictures(embedded: Embedded) -> dict[tuple[int, int], tuple[float, str]]:

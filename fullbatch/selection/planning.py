@@ -28,7 +28,7 @@ from fullbatch.config.training import Selection
 from fullbatch.data.order import Ints, Order, key_of
 from fullbatch.selection.ordered import batches_of_partition, drawn_batches, hardest, losses_at
 from fullbatch.selection.periods import Period, Periods
-from fullbatch.selection.spectral import blocks, one_thread, order_of_block
+from fullbatch.selection.spectral import blocks, order_of_block
 
 Floats = npt.NDArray[np.float64]
 _PURPOSE = 6  # tells a planner's draws from those of orders and crops
@@ -103,10 +103,11 @@ def planned(task: Task) -> Piece:
 
 
 class Planners:
-    """``count`` processes that make pieces of plans; 0: this one, when a plan is asked for."""
+    """``count`` processes that make pieces of plans; 0: this one, when a plan is asked for.  ``load`` is called in each
+    process at its start, to import what the plans need."""
 
-    def __init__(self, count: int) -> None:
-        self.count = count
+    def __init__(self, count: int, load: Callable[[], object] = int) -> None:
+        self.count, self.load = count, load
         self._pool: ProcessPoolExecutor | None = None
 
     def start_processes(self) -> None:
@@ -114,7 +115,7 @@ class Planners:
         if self.count and self._pool is None:
             # started afresh rather than forked: a fork would take the locks of this process's threads with it
             spawn = multiprocessing.get_context("spawn")
-            self._pool = ProcessPoolExecutor(self.count, mp_context=spawn, initializer=_start_planner)
+            self._pool = ProcessPoolExecutor(self.count, spawn, _start_planner, (self.load,))
             for _ in range(self.count):  # each task that finds no idle process has one started
                 self._pool.submit(int)
 
@@ -138,7 +139,7 @@ class Planners:
             self._pool.shutdown(cancel_futures=True)  # and wait, for a piece at most: else a child process may hang
 
 
-def _start_planner() -> None:
+def _start_planner(load: Callable[[], object]) -> None:
     """One thread, at a low priority: data workers come first.  Whether to stop on a signal is the training process's
     decision, and a planner ends when that is gone, however it went."""
     torch.set_num_threads(1)
@@ -148,5 +149,4 @@ def _start_planner() -> None:
     parent = multiprocessing.parent_process()
     assert parent is not None
     threading.Thread(target=lambda: wait([parent.sentinel]) and os._exit(1), daemon=True).start()
-    with one_thread():  # which loads what a plan needs
-        pass
+    load()

@@ -40,9 +40,17 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
+from fullbatch.config.extras import require_extra
+
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 _LINEAR_FROM = 40.0  # log(1 + e^x) is x within 4e-18 there, finer than float64
+
+
+def require_packages(wish: str) -> None:
+    """What is imported below, where it is needed, is an extra."""
+    for package in ("scipy", "sklearn", "threadpoolctl"):
+        require_extra(package, "spectral", wish)
 
 
 def pair_weights(image_ND: Tensor, text_ND: Tensor, tau: float, batch_size: int) -> Tensor:
@@ -135,7 +143,7 @@ def spectral_order(
 
 
 @functools.cache
-def _thread_pools() -> Any:
+def thread_pools() -> Any:
     import sklearn.cluster  # noqa: F401  # what it loads must be there to be limited
     from threadpoolctl import ThreadpoolController
 
@@ -148,7 +156,7 @@ def one_thread() -> Iterator[None]:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        with _thread_pools().limit(limits=1):
+        with thread_pools().limit(limits=1):
             yield
     finally:
         torch.set_num_threads(threads)

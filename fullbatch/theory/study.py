@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from torch import Tensor
 
+from fullbatch.selection.spectral import require_packages
 from fullbatch.theory import minimizers
 from fullbatch.theory.embeddings import all_batches
 from fullbatch.theory.minimizers import AS_PUBLISHED, AS_WRITTEN, NEAR, Descent, Race, RacingMethod, Reading, Unproven
@@ -90,6 +91,8 @@ class Study:
 
 def study(parts: tuple[Part, ...], extent: Extent, say: Callable[[str], None]) -> Study:
     """Run the parts; ``say`` hears of each step that takes seconds."""
+    if "convergence" in parts:
+        require_packages("The part 'convergence', a race with spectral batches,")
     return Study(
         extent,
         minima=tuple(_minima(extent, say)) if "optimum" in parts else (),

@@ -21,10 +21,10 @@ from typing import Any, NoReturn, TextIO
 
 import torch
 
+from fullbatch.config.extras import require_extra
 from fullbatch.config.messages import without_password
 from fullbatch.config.run import RunConfig
 from fullbatch.config.tree import from_dict, read_yaml, to_dict, write_yaml
-from fullbatch.models.weights import require_extra
 from fullbatch.selection.periods import read_lines as read_lines
 from fullbatch.selection.periods import replace_file
 from fullbatch.training import checkpoint

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from fullbatch.assembly import pick_device
+from fullbatch.assembly import check_packages, pick_device
 from fullbatch.config.model import Model
 from fullbatch.config.run import RunConfig
 from fullbatch.config.tree import to_dict
@@ -51,6 +51,7 @@ class _Opened:
 
     def stages(self, config: RunConfig, with_model: bool = False) -> Stages:
         """The run's steps; ValueError where there are no data, tasks, device or model for it, or too few of them."""
+        check_packages(config)
         epoch_size = self._epoch_size(config.data)
         if with_model and config.model.view_tower is not None:
             check_captions_unneeded(tasks_of(config))

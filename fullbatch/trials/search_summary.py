@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from fullbatch.config.checks import is_number
+from fullbatch.config.extras import require_extra
 from fullbatch.config.messages import cell
 from fullbatch.config.run import RunConfig
 from fullbatch.config.tree import write_yaml
@@ -160,6 +161,10 @@ def importance_of(ended: Sequence[Ended], log_scaled: Collection[str]) -> dict[s
     columns = {name: column for name, column in columns.items() if len(set(column)) > 1}
     if not columns:
         return "no setting that all trials have takes more than one value"
+    try:
+        require_extra("sklearn", "importance", "the forest")
+    except ValueError as missing:
+        return str(missing).rstrip(".")
     left_out = [name for name in every if name not in shared]
     shares = _shares(columns, [value for _, value in trials])
     return {**shares, "trials": len(trials), "pruned": pruned, "left_out": left_out}

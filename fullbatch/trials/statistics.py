@@ -12,9 +12,8 @@ import re
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
-
-from scipy.special import stdtrit
 
 from fullbatch.evaluation.metric_names import Metric
 from fullbatch.trials.phases import Ended, costs_of, fronts
@@ -27,7 +26,28 @@ _ORIGIN = re.compile(r"(choices|grid|fine) (\d+)")
 
 def half_interval(spread: float, count: int) -> float:
     """Half the width of the 95 % interval of a mean over so many seeds, by Student's t."""
-    return float(stdtrit(count - 1, 0.975)) * spread / math.sqrt(count)
+    return student_t(count - 1, 0.95) * spread / math.sqrt(count)
+
+
+@cache
+def student_t(degrees: int, share: float) -> float:
+    """The t within which, on both sides of zero, this share of Student's distribution lies; by bisection."""
+    assert degrees >= 1 and 0.0 < share < 1.0
+    low, high = 0.0, math.pi / 2.0
+    while low < (middle := (low + high) / 2.0) < high:
+        low, high = (middle, high) if _share_within(middle, degrees) < share else (low, middle)
+    return math.sqrt(degrees) * math.tan(low)
+
+
+def _share_within(theta: float, degrees: int) -> float:
+    """P(|t| < sqrt(degrees) tan theta).  Abramowitz and Stegun, 26.7.3 for odd degrees and 26.7.4 for even ones."""
+    odd, cosine = degrees % 2, math.cos(theta)
+    term, total = cosine**odd, 0.0
+    for power in range(odd, degrees - 1, 2):
+        total += term
+        term *= cosine**2 * (power + 1) / (power + 2)
+    total *= math.sin(theta)
+    return (theta + total) * 2.0 / math.pi if odd else total
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from typing import Literal
 
 import torch
 
-from fullbatch.assembly import pick_device
+from fullbatch.assembly import check_packages, pick_device
 from fullbatch.config.run import RunConfig
 from fullbatch.config.tree import to_dict
 from fullbatch.data.loader import open_pool
@@ -336,6 +336,7 @@ def _unseen(config: RunConfig) -> str:
     """Which of the things that every trial needs this machine does not have, though it had when the search began."""
     model = config.model
     try:
+        check_packages(config)
         pick_device(config)
         open_pool(replace(config.data, data_share=1.0))
         check_tasks(tasks_of(config))

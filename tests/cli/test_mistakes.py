@@ -1,5 +1,6 @@
 """What a user's mistake is answered with."""
 
+import importlib.util
 import shutil
 
 import pytest
@@ -123,6 +124,27 @@ def test_mistakes_in_what_a_run_needs(typed, place, capsys):
     assert STARTS[typed].replace("{place}", str(place)).replace("{{}}", "{}") in said[0]
     assert "Traceback" not in err
     shutil.rmtree(place / "tried", ignore_errors=True)
+
+
+SPECTRAL, CORRUPTIONS = (f"pip install 'fullbatch[{extra}]'." for extra in ("spectral", "corruptions"))
+EXTRAS = {  # before anything is read: what they name is not there
+    "train --batches spectral --data {place}/absent.tar": ("--batches spectral needs the package sklearn", SPECTRAL),
+    "finetune --data {place}/absent.tar --batches spectral": ("--batches spectral needs the package", SPECTRAL),
+    "compare --data {place}/absent.tar --batches spectral": ("--batches spectral needs the package", SPECTRAL),
+    "audit {place}/absent --batch-losses": ("--batch-losses needs the package sklearn", SPECTRAL),
+    "theory --part convergence --output {place}/theory": ("'convergence', a race with spectral batches,", SPECTRAL),
+    "train --evaluate corrupted_views:{place}/absent": ("corrupted_views:{place}/absent' needs", CORRUPTIONS),
+}
+
+
+@pytest.mark.parametrize("typed", EXTRAS)
+def test_an_extra_that_is_not_installed_is_named(typed, place, capsys, monkeypatch):
+    hidden, find = "scipy" if "corrupted" in typed else "sklearn", importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *_: None if name == hidden else find(name))
+    status, out, err = answer(capsys, *typed.format(place=place).split())
+    assert (status, out) == (1, "")
+    wish, advice = EXTRAS[typed]
+    assert wish.format(place=place) in err and err.endswith(f"{advice}\n") and err.count("\n") == 1
 
 
 def test_a_gpu_that_is_not_there(place, capsys):

@@ -1,12 +1,24 @@
 """Retrieval numbers against loops, with several captions, ties and equal captions."""
 
 import itertools
+import random
 
+import numpy as np
 import pytest
 import torch
+from scipy.sparse import csr_array
 
 from fullbatch.evaluation import retrieval
-from fullbatch.evaluation.retrieval import Gallery, Ranks, chance_of_first, equal_captions, own_captions, ranks, recalls
+from fullbatch.evaluation.retrieval import (
+    Answers,
+    Gallery,
+    Ranks,
+    chance_of_first,
+    equal_captions,
+    own_captions,
+    ranks,
+    recalls,
+)
 from tests.conftest import unit_rows
 
 PAIRS = [[f"caption {i // 2}"] for i in range(30)]  # captions come in equal pairs
@@ -51,6 +63,37 @@ def test_recalls_against_a_loop(captions, by_text):
         assert found[f"{name}_median_rank"] == 1 + (low + high) / 2
     assert found["mean_r1"] == pytest.approx((found["image_to_text_r1"] + found["text_to_image_r1"]) / 2)
     assert chance_of_first(answers) == pytest.approx(right.double().mean().item())
+
+
+def sparse_table(rows, things):
+    ends = np.cumsum([0, *map(len, rows)])
+    return csr_array((np.ones(ends[-1], np.int64), list(itertools.chain(*rows)), ends), (len(rows), things))
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_right_pairs_are_the_entries_of_a_sparse_product(seed):
+    """In its order too: of an anchor's right rows the last first."""
+    draw = random.Random(seed)
+    images, things = draw.randint(1, 30), draw.choice((1, 3, 40))
+    captions = [[f"{draw.randrange(things)}" for _ in range(draw.randint(0, 4))] for _ in range(images)] + [["0", "0"]]
+    number = {text: number for number, text in enumerate(dict.fromkeys(itertools.chain(*captions)))}
+    said = [sorted(number[text] for text in of_image) for of_image in captions]
+    said_N = sparse_table(said, len(number))
+    said_T = sparse_table([[number[text]] for text in itertools.chain(*captions)], len(number))
+    answers, right_NT = equal_captions(captions), (said_N @ said_T.T).toarray() > 0
+    for asked, table, other in ((answers.of_images, said_N, said_T), (answers.of_captions, said_T, said_N)):
+        rows = table.shape[0]
+        for start, stop in ((0, rows), (rows // 3, rows // 2 + 1), (rows // 2, rows // 2), (rows, rows)):
+            product = (table[start:stop] @ other.T.tocsr()).nonzero()
+            assert [numbers.tolist() for numbers in asked(start, stop)] == [numbers.tolist() for numbers in product]
+    assert chance_of_first(answers) == pytest.approx(right_NT.mean())
+
+
+def test_what_no_caption_says_is_right_for_none():
+    answers = Answers.of([[7, 0], [], [3]], [0, 5, 0])
+    assert [numbers.tolist() for numbers in answers.of_images(0, 3)] == [[0, 0], [2, 0]]
+    assert [numbers.tolist() for numbers in answers.of_captions(0, 3)] == [[0, 2], [0, 0]]
+    assert chance_of_first(answers) == 2 / 9
 
 
 def test_chunks_change_nothing():

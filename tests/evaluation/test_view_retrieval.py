@@ -127,6 +127,15 @@ def test_published_folders_are_measured_as_images_corrupted_here(tmp_path, layou
     assert (found.chance, found.size, found.counts) == (own.chance, own.size, own.counts)
 
 
+def test_only_what_is_corrupted_here_needs_scipy(tmp_path, folder, monkeypatch):
+    for name in CORRUPTION_NAMES[:2]:
+        np.save(tmp_path / f"{name}.npy", np.zeros((10, 8, 8, 3), np.uint8))
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    check_tasks([f"views:{folder}", f"corrupted_views:{tmp_path}"])
+    with pytest.raises(ValueError, match=r"needs the package scipy.*fullbatch\[corruptions\]"):
+        check_tasks([f"corrupted_views:{folder}"])
+
+
 def test_published_folders_that_are_not_whole_are_refused(tmp_path):
     np.save(tmp_path / "fog.npy", np.zeros((10, 8, 8, 3), np.uint8))
     with pytest.raises(ValueError, match="has one corruption"):

@@ -2,9 +2,11 @@
 
 import csv
 import math
+import random
 
 import pytest
 import torch
+from scipy.cluster.hierarchy import DisjointSet
 from torch.nn.functional import normalize
 
 from fullbatch.config.data import Source
@@ -20,6 +22,7 @@ from fullbatch.report.embedded import (
 )
 from fullbatch.report.suspects import (
     Memory,
+    _Chains,
     copies,
     extreme_temperatures,
     find_suspects,
@@ -181,3 +184,12 @@ def test_the_table_is_safe_to_open(found, tmp_path):
     assert (first["id"], first["other_id"]) == ("25", "30")
     assert first["name"].endswith("hostile.tar:000000025")
     assert not any(cell.startswith(("=", "+", "-", "@")) for row in rows for key, cell in row.items() if key != "score")
+
+
+def test_chains_join_what_disjoint_sets_merge():
+    draw = random.Random(0)
+    for rows in (1, 2, 50):
+        chains, sets = _Chains(rows), DisjointSet(range(rows))
+        for _ in range(3 * rows):
+            pair = draw.randrange(rows), draw.randrange(rows)
+            assert chains.join(*pair) == sets.merge(*pair)

@@ -53,6 +53,11 @@ def test_why_there_is_none():
     assert "more than one value" in importance_of(alike, ())
 
 
+def test_without_scikit_learn_its_extra_is_named(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert "pip install 'fullbatch[importance]'" in importance_of(trials(12, lambda p: p["lr"]), ())
+
+
 def test_which_trials_and_settings_count():
     ended = trials(20, lambda p: p["lr"])
     ended[0] = Ended(Slot(0), "pruned", ended[0].params, (9.0,))

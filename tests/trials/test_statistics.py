@@ -3,10 +3,11 @@
 import math
 
 import pytest
+from scipy.special import stdtrit
 
 from fullbatch.evaluation.metric_names import named_numbers
 from fullbatch.trials.comparison import guessing_of
-from fullbatch.trials.statistics import Guessing, Spread, match, paired
+from fullbatch.trials.statistics import Guessing, Spread, half_interval, match, paired, student_t
 
 # Means 4, 6, 8 at 64, 128, 512, each with the standard deviation sqrt(0.02).
 BASELINE = {size: Spread((mean - 0.1, mean + 0.1)) for size, mean in ((64, 4.0), (128, 6.0), (512, 8.0))}
@@ -20,6 +21,13 @@ def test_mean_and_spread():
     assert Spread((1.0, 2.0, 6.0)).mean == 3.0
     assert Spread((1.0, 2.0, 6.0)).sd == pytest.approx(math.sqrt((4 + 1 + 9) / 2))
     assert Spread((1.0,)).sd is None
+
+
+def test_the_interval_of_a_mean_is_by_students_t():
+    for degrees in range(1, 201):
+        assert student_t(degrees, 0.95) == pytest.approx(stdtrit(degrees, 0.975), rel=1e-9, abs=1e-9), degrees
+    assert student_t(1, 0.5) == pytest.approx(1.0)
+    assert half_interval(2.0, 4) == pytest.approx(stdtrit(3, 0.975))
 
 
 def test_differences_are_seed_by_seed():
