@@ -27,8 +27,8 @@ test-all: test          ## and the slow ones
 	$(RUN) -m pytest -m slow --numprocesses 2 --dist loadfile
 
 demo: $(INSTALLED)      ## train a tiny CLIP on the built-in emoji with NeuCLIP, and show what it learned
-	$(RUN) -m fullbatch train
-	$(RUN) -m fullbatch report
+	$(RUN) -m fullbatch train $(if $(wildcard runs/demo/config.yaml),--resume runs/demo,--name demo)
+	$(RUN) -m fullbatch report runs/demo
 
 lint: $(READY)
 	$(RUN) -m ruff check .

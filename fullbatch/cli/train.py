@@ -128,17 +128,18 @@ def train(arguments: list[str]) -> int:
         notes: list[str] = []
         split = holding_out(config, notes.append)
         for note in notes if split != config else ():
-            Display(first, quiet=True).say(f"{note}; --evaluate names other tasks, or none")
+            Display(first, quiet=True).say(f"{note}; name other tasks with --evaluate, or none at all")
         config = split
     trained = training_run.train(config, resume)
     if first:
         print_lines(
             [
                 *result_lines(trained),
-                "Measure it on other tasks, look at it, or write it for open_clip or transformers, with",
+                "Measure it on other tasks, look at it, search pictures with it, or write it for other programs, with",
                 f"  fullbatch evaluate {trained.folder} --tasks TASK ...",
                 f"  fullbatch report {trained.folder}",
-                f"  fullbatch export {trained.folder} FOLDER --format open_clip",
+                f"  fullbatch find {trained.folder} FOLDER_OF_PICTURES --serve",
+                f"  fullbatch export {trained.folder} FOLDER",
             ]
         )
     return 0

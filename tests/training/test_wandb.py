@@ -20,8 +20,10 @@ fb.train(replace(config, run=replace(config.run, wandb="pairs")))
 """
 
 
+@pytest.mark.slow
 def test_what_is_logged_offline(tmp_path):
-    away = {**os.environ, "WANDB_MODE": "offline", "WANDB_DIR": str(tmp_path), "WANDB_SILENT": "true"}
+    wandb = {"WANDB_MODE": "offline", "WANDB_DIR": str(tmp_path), "WANDB_SILENT": "true"}
+    away = {**os.environ, **wandb, "TMPDIR": str(tmp_path)}
     subprocess.run([sys.executable, "-c", TRAINING, str(tmp_path)], env=away, check=True, timeout=300)
     (written,) = tmp_path.glob("wandb/offline-run-*/run-run.wandb")
     raw = written.read_bytes()
