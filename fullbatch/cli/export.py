@@ -46,7 +46,7 @@ def export(arguments: list[str]) -> int:
             f"tower {small.mean_cosine:.4f}, the lowest of {small.captions} captions {small.lowest_cosine:.4f}"
         )
     if output.is_dir():
-        card = model_card(opened, options.format, origin, options.license, options.push)
+        card = model_card(opened, options.format, origin, options.license, options.push, output)
         if not write_card(output, card):
             print(f"note: {output / 'README.md'} is not of fullbatch and stays as it is", file=sys.stderr)
     print(output)

@@ -92,6 +92,7 @@ def _about(model: TwoTowers, temperature: float, bias: float | None) -> dict[str
             "input": PIXELS,
             "type": "uint8",
             "layout": "BCHW, RGB",
+            "transparency": "white",  # what shows through
             "size": model.image_size,
             "resize": "shortest side to size",
             "interpolation": "bicubic",

@@ -19,6 +19,7 @@ from fullbatch.loading import Opened
 from fullbatch.models.design import OpenClipDesign, PairDesign, ViewsDesign
 from fullbatch.models.onnx_towers import PREPROCESS, SMALL_TEXT
 from fullbatch.models.saved import Format
+from fullbatch.models.tokenizers import Tokenizer
 from fullbatch.models.two_towers import TwoTowers
 from fullbatch.report import wording as say
 from fullbatch.report.collect import Fields, RunData, fields_of, read_run, records_of
@@ -115,9 +116,15 @@ def write_card(folder: Path, card: str) -> bool:
 
 
 def model_card(
-    opened: Opened, format: Format, origin: Origin | None, license: str | None = None, repository: str | None = None
+    opened: Opened,
+    format: Format,
+    origin: Origin | None,
+    license: str | None = None,
+    repository: str | None = None,
+    folder: Path | None = None,
 ) -> str:
-    """``repository`` is where the folder will lie on a hub; without it, the card says FOLDER."""
+    """``repository`` is where the folder will lie on a hub; without it, the card says FOLDER.  ``folder`` is where the
+    export lies here."""
     run = local_name(opened.model.design.name).removesuffix(".json") if origin is None else origin.run.name
     name = _title(repository.rsplit("/", 1)[-1] if repository else run)
     model, scores = opened.model, () if origin is None else origin.scores
@@ -125,7 +132,7 @@ def model_card(
         f"# {name}".replace("_", r"\_"),
         _lead(model),
         "## Load it",
-        *_loading(model, format, repository),
+        *_loading(model, format, repository, folder),
         "## How it was trained",
         _training(opened, origin),
         "## Results",
@@ -228,21 +235,46 @@ from PIL import Image, ImageOps
 folder = Path({place})
 wanted = json.loads((folder / "preprocess.json").read_text())
 size = wanted["image"]["size"]
-square = ImageOps.fit(Image.open("picture.jpg").convert("RGB"), (size, size), Image.Resampling.BICUBIC)
+picture = Image.open("picture.jpg").convert("RGBA")
+picture = Image.alpha_composite(Image.new("RGBA", picture.size, "white"), picture).convert("RGB")
+square = ImageOps.fit(picture, (size, size), Image.Resampling.BICUBIC)
 pixels = np.asarray(square).transpose(2, 0, 1)[None]  # uint8; the file itself normalises
 image = onnxruntime.InferenceSession(folder / "image.onnx").run(None, {{"pixels": pixels}})[0]"""
 
-_ONNX_TEXT = """
+_ONNX_TOKENS = """
 
 from tokenizers import Tokenizer
 
 tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-tokens = np.array([row.ids for row in tokenizer.encode_batch(["a photo of a cat", "a photo of a dog"])])
-texts = onnxruntime.InferenceSession(folder / "text.onnx").run(None, {{"tokens": tokens}})[0]
+tokens = np.array([row.ids for row in tokenizer.encode_batch(["a photo of a cat", "a photo of a dog"])])"""
+
+_ONNX_OPEN_CLIP_TOKENS = """
+
+from open_clip.tokenizer import {kind}
+
+tokenizer = {kind}({arguments})
+tokens = tokenizer(["a photo of a cat", "a photo of a dog"]).numpy()"""
+
+_ONNX_TEXT = """
+texts = onnxruntime.InferenceSession(folder / "text.onnx").run(None, {"tokens": tokens})[0]
 similarities = image @ texts.T"""
 
 
-def _loading(model: TwoTowers, format: Format, repository: str | None) -> list[str]:
+def _onnx_text(model: TwoTowers, folder: Path | None) -> str:
+    """By tokenizer.json, unless the export says that it cannot do what the model's tokenizer does."""
+    text = {} if folder is None else fields_of(_read(folder / PREPROCESS), "text")
+    if not isinstance(model.tokenize, Tokenizer):
+        return ""
+    if text.get("tokenizer_file", True) is not None:
+        return _ONNX_TOKENS + _ONNX_TEXT
+    own = model.tokenize.hugging_face is None
+    options = {"context_length": model.context_length, **model.tokenize.options}
+    arguments = ["str(folder)"] * (not own) + [f"{name}={value!r}" for name, value in options.items()]
+    kind = "SimpleTokenizer" if own else "HFTokenizer"
+    return _ONNX_OPEN_CLIP_TOKENS.format(kind=kind, arguments=", ".join(arguments)) + _ONNX_TEXT
+
+
+def _loading(model: TwoTowers, format: Format, repository: str | None, folder: Path | None) -> list[str]:
     """A block of code for each program that reads the folder."""
     by_open_clip = f"hf-hub:{repository}" if repository else "local-dir:FOLDER"
     here = f'snapshot_download("{repository}")' if repository else '"FOLDER"'
@@ -250,8 +282,8 @@ def _loading(model: TwoTowers, format: Format, repository: str | None) -> list[s
     views = isinstance(model.design, ViewsDesign)
     blocks = []
     if format == "onnx":
-        code = _ONNX_IMAGE + ("" if views else _ONNX_TEXT)
-        blocks.append(("onnxruntime", (download + code).format(place=here)))
+        code = download + _ONNX_IMAGE.format(place=here) + _onnx_text(model, folder)
+        blocks.append(("onnxruntime", code))
     if format == "huggingface":
         blocks.append(("transformers", _TRANSFORMERS.format(place=repository or "FOLDER")))
     if format in ("huggingface", "open_clip"):

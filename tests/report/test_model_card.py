@@ -10,14 +10,19 @@ import torch
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from PIL import Image
 
 from fullbatch.cli import main
 from fullbatch.config.messages import local_name
+from fullbatch.config.model import Model as ModelConfig
 from fullbatch.encoder import load
+from fullbatch.loading import Opened
+from fullbatch.models.build import build_model
 from fullbatch.report.model_card import TaskValue, check_license, model_card, origin_of, origin_of_tuned
 from fullbatch.report.wording import NOTHING, TIMES
 from tests.cli.making import MODEL, answer, small
 from tests.data.making import captioned, picture, write_shard
+from tests.models.conftest import text_folder  # noqa: F401
 
 HOSTILE = "</td><script>alert(1)</script>[x](javascript:y) `|| **b** ![i](http://evil/i.png)\n# big"
 RESULTS = [
@@ -196,7 +201,7 @@ CODE = re.compile(r"^With (\w+):\n\n```python\n(.*?)\n```", re.DOTALL | re.MULTI
         ("huggingface", ["transformers", "open_clip", "fullbatch"]),
         ("open_clip", ["open_clip", "fullbatch"]),
         ("safetensors", ["fullbatch"]),
-        ("onnx", ["onnxruntime"]),
+        pytest.param("onnx", ["onnxruntime"], marks=pytest.mark.slow),
     ],
 )
 def test_its_code_runs(run, opened, tmp_path, monkeypatch, capsys, format, libraries):
@@ -210,7 +215,11 @@ def test_its_code_runs(run, opened, tmp_path, monkeypatch, capsys, format, libra
     blocks = CODE.findall(card)
     assert [library for library, _ in blocks] == libraries
     monkeypatch.chdir(tmp_path)
-    picture((16, 16)).save("picture.jpg")  # of the model's size, for resizing differs by a grey level
+    seen = picture((16, 16))  # of the model's size, for resizing differs by a grey level
+    if format == "onnx":
+        assert json.loads((folder / "preprocess.json").read_text())["image"]["transparency"] == "white"
+        seen.putalpha(Image.linear_gradient("L").resize(seen.size))
+    seen.save("picture.jpg", format="PNG" if format == "onnx" else "JPEG")
     model = load(run)
     for library, code in blocks:
         names = {}
@@ -221,6 +230,34 @@ def test_its_code_runs(run, opened, tmp_path, monkeypatch, capsys, format, libra
         if library == "transformers":
             got, wanted = names["probabilities"], (wanted / opened.temperature).softmax(-1)
         torch.testing.assert_close(torch.as_tensor(got).detach().reshape(-1), wanted, atol=2e-4, rtol=0)
+        if format == "onnx":
+            embedding = torch.from_numpy(names["image"])[0]
+            torch.testing.assert_close(embedding, model.encode_image("picture.jpg"), atol=2e-4, rtol=0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["SimpleTokenizer", "HFTokenizer"])
+def test_its_code_runs_without_a_tokenizer_json(tmp_path, monkeypatch, request, kind):
+    """With tokenizers that do what the file cannot say: cut a caption elsewhere, blank its end."""
+    pytest.importorskip("onnxruntime")
+    own = kind == "SimpleTokenizer"
+    options = {"reduction_mask": "simple"} if own else {"strip_sep_token": True}
+    text = {**MODEL["text_cfg"], "pool_type": "argmax" if own else "last", "tokenizer_kwargs": options}
+    (tmp_path / "model.json").write_text(json.dumps({**MODEL, "text_cfg": text}))
+    tokenizer = None if own else request.getfixturevalue("text_folder")
+    model = build_model(ModelConfig(str(tmp_path / "model.json"), tokenizer=tokenizer)).eval()
+    opened = Opened(model, 0.05, None)
+    folder = opened.export(tmp_path / "onnx", "onnx")
+    assert json.loads((folder / "preprocess.json").read_text())["text"]["tokenizer_file"] is None
+    ((_, code),) = CODE.findall(model_card(opened, "onnx", None, folder=folder))
+    assert f"tokenizer = {kind}(" in code
+    monkeypatch.chdir(tmp_path)
+    picture((16, 16)).save("picture.jpg")
+    names = {}
+    exec(compile(code.replace("FOLDER", str(folder)), "card", "exec"), names)
+    with torch.no_grad():
+        wanted = model.encode_text(model.tokenize(["a photo of a cat", "a photo of a dog"]))
+    torch.testing.assert_close(torch.from_numpy(names["texts"]), wanted, atol=2e-4, rtol=0)
 
 
 def test_a_hubs_widget_runs_it(run, tmp_path, capsys):
