@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -61,24 +61,31 @@ def check_license(license: str | None) -> None:
 
 
 def origin_of(path: Path, step: int, average: bool) -> Origin:
-    """Of a run folder or one of its checkpoints.  Only numbers of these very weights count: of this step, and of the
-    average where the run kept one."""
+    """Of a run folder or one of its checkpoints.  Only numbers of these very weights count: of this step, and where the
+    run kept an average, of it or of what it averages."""
     run = read_run(path if (path / "config.yaml").is_file() else path.absolute().parent.parent)
-    measured = average or run.setting("training", "ema") is None
-    return Origin(run, step, tuple(_measured_at(run.path, step)) if measured else ())
+    kept = run.setting("training", "ema") is not None
+    return Origin(run, step, tuple(_measured_at(run.path, step, average if kept else None)))
 
 
-def _measured_at(folder: Path, step: int) -> Iterator[TaskValue]:
-    """The run's own numbers, then those of `fullbatch evaluate`; of a task that was measured twice, the later."""
-    scores = {}
-    for path in (folder / "results.json", *sorted(folder.glob("evaluation*.json"))):
+def _measured_at(folder: Path, step: int, average: bool | None) -> Iterable[TaskValue]:
+    """The run's own numbers and those of `fullbatch evaluate`; of a task that was measured twice, the later.
+    ``average`` is None where the run kept none."""
+    own, measured = folder / "results.json", []
+    for path in (own, *sorted(folder.glob("evaluation*.json"))):
         content = _read(path)
-        for result in records_of(content, "results") if content.get("step") == step else ():
+        # a run measures its average, where it keeps one
+        of_average = content.get("average") if path != own or average is None else True
+        if content.get("step") != step or of_average is not average:
+            continue
+        times = fields_of(content, "times")
+        for result in records_of(content, "results"):
             task, main = str(result.get("task")), str(result.get("main"))
-            value = result.get(main)
+            value, at = result.get(main), times.get(task)
             if say.is_number(value):
-                scores[task] = TaskValue(task, main, float(value), result.get("chance"), result.get("size"))
-    yield from scores.values()
+                score = TaskValue(task, main, float(value), result.get("chance"), result.get("size"))
+                measured.append((at if say.is_number(at) else path.stat().st_mtime, score))
+    return {score.task: score for _, score in sorted(measured, key=lambda pair: pair[0])}.values()
 
 
 def origin_of_tuned(path: Path) -> Origin | None:

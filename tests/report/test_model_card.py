@@ -1,6 +1,7 @@
 """The card of an exported model: what a hub reads, what a reader sees, and that its code runs."""
 
 import json
+import os
 import re
 import shutil
 from dataclasses import replace
@@ -117,13 +118,37 @@ def test_numbers_of_other_weights_do_not_count(run, opened, tmp_path):
     copy = shutil.copytree(run, tmp_path / "run")
     (copy / "config.yaml").write_text((copy / "config.yaml").read_text().replace("ema: null", "ema: 0.9"))
     assert len(origin_of(copy, 4, True).scores) == 3 and not origin_of(copy, 4, False).scores
-    later = {"task": RESULTS[1]["task"], "main": "accuracy", "accuracy": 0.75, "chance": 0.001}
-    (copy / "evaluation.json").write_text(json.dumps({"step": 4, "results": [later]}))
-    (copy / "evaluation-step-000000002.json").write_text(json.dumps({"step": 2, "results": [later]}))
-    scores = origin_of(copy / "checkpoints" / "step-000000004", 4, True).scores
-    assert [score.value for score in scores] == [0.25, 0.75, 0.5]
+    plain = {"task": RESULTS[1]["task"], "main": "accuracy", "accuracy": 0.75, "chance": 0.001}
+    of_step = {"step": 4, "results": [plain]}
+    (copy / "evaluation.json").write_text(json.dumps({**of_step, "average": False}))
+    (copy / "evaluation-of-old.json").write_text(json.dumps(of_step))  # of which weights, nobody wrote down
+    assert [score.value for score in origin_of(copy, 4, True).scores] == [0.25, 0.125, 0.5]
+    assert [score.value for score in origin_of(copy, 4, False).scores] == [0.75]
+
+
+def test_of_two_measurements_the_later_counts(run, tmp_path):
+    copy = shutil.copytree(run, tmp_path / "run")
+
+    def write(name, value, time=None, step=4):
+        task = RESULTS[1]["task"]
+        times = {} if time is None else {"times": {task: time}}
+        result = {"task": task, "main": "accuracy", "accuracy": value}
+        (copy / name).write_text(json.dumps({"step": step, "results": [result], **times}))
+
+    def values():
+        return {score.value for score in origin_of(copy / "checkpoints" / "step-000000004", 4, True).scores}
+
+    os.utime(copy / "results.json", (50.0, 50.0))
+    write("evaluation-step-000000002.json", 0.875, 300.0, step=2)
+    write("evaluation-step-000000004.json", 0.625, 100.0)
+    assert values() == {0.25, 0.625, 0.5}
+    write("evaluation.json", 0.75, 200.0)
+    assert values() == {0.25, 0.75, 0.5}
+    write("evaluation.json", 0.75)
+    os.utime(copy / "evaluation.json", (80.0, 80.0))
+    assert values() == {0.25, 0.625, 0.5}
     (copy / "results.json").write_text("{")
-    assert [score.value for score in origin_of(copy, 4, True).scores] == [0.75]
+    assert values() == {0.625}
 
 
 def test_a_model_without_its_run_says_so(opened):
