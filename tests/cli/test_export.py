@@ -5,7 +5,10 @@ import shutil
 
 import pytest
 
+from fullbatch.config.model import Model
 from fullbatch.models import hub
+from fullbatch.models.build import build_model
+from fullbatch.models.saved import export
 from tests.cli.making import answer
 
 
@@ -113,6 +116,15 @@ def test_mistakes_before_the_work(typed, run_folder, tmp_path, capsys, pushed):
     status, out, err = answer(capsys, "export", str(run_folder), str(tmp_path / "out"), *typed.split())
     assert (status, out) == (1, "") and WORDS[typed] in err and err.count("\n") == 1
     assert not (tmp_path / "out").exists() and not pushed.asked
+
+
+def test_no_text_tower_to_quantize_is_said_before_the_work(tmp_path, capsys):
+    pytest.importorskip("onnxruntime")
+    model = build_model(Model(view_tower="test_vit", projection=(8,)))
+    views = export(model, tmp_path / "views.safetensors", "safetensors", temperature=0.1, bias=None)
+    status, out, err = answer(capsys, "export", str(views), str(tmp_path / "out"), "--format", "onnx", "--quantize")
+    assert (status, out) == (1, "") and "has no text tower for --quantize to make smaller; leave it out." in err
+    assert [*tmp_path.iterdir()] == [views]
 
 
 def test_only_what_was_exported_is_pushed(run_folder, tmp_path, capsys, pushed):

@@ -186,13 +186,17 @@ def test_large_weights_lie_beside_their_file(make, tmp_path, monkeypatch):
     assert not [*elsewhere.glob("*.onnx*")]
 
 
-def test_towers_that_differ_are_refused_and_leave_nothing(make, tmp_path, monkeypatch):
+def test_towers_that_differ_are_refused_and_change_nothing(make, tmp_path, monkeypatch):
     monkeypatch.setattr(onnx_towers, "TOLERANCE", 1e-12)
+    (tmp_path / "onnx").mkdir()
+    for name in ("image.onnx", "preprocess.json", "fullbatch.safetensors"):
+        (tmp_path / "onnx" / name).write_text("old")
     with pytest.raises(
         ValueError, match=r"image.onnx: onnxruntime's embeddings differ from torch's by up to \d.\de-0\d"
     ):
-        export(make("vit"), tmp_path / "onnx", "onnx", temperature=0.05, bias=None)
-    assert not (tmp_path / "onnx").exists() and not [*tmp_path.glob(".onnx*")]
+        export(make("vit"), tmp_path / "onnx", "onnx", temperature=0.05, bias=None, overwrite=True)
+    assert {path.read_text() for path in (tmp_path / "onnx").iterdir()} == {"old"}
+    assert len([*(tmp_path / "onnx").iterdir()]) == 3 and not [*tmp_path.glob(".onnx*")]
 
 
 def test_what_torch_cannot_record_is_one_sentence(make, tmp_path, monkeypatch):
