@@ -61,7 +61,7 @@ def make(write_config, request, tmp_path):
         pair = {"text_tower": text_folder, "embed_dim": 20, "context_length": 16}
         match kind:
             case "vit":
-                named = Model(write_config(), checkpoint_activations=True)
+                named = Model(write_config({"layers": 1}, {"layers": 1}), checkpoint_activations=True)
             case "custom_text":
                 named = Model(write_config(custom_text=True))
             case "quick_gelu":
@@ -186,6 +186,7 @@ def test_towers_that_differ_are_refused_and_change_nothing(make, tmp_path, monke
     assert len([*(tmp_path / "onnx").iterdir()]) == 3 and not [*tmp_path.glob(".onnx*")]
 
 
+@pytest.mark.slow
 def test_what_torch_cannot_record_is_one_sentence(make, tmp_path, monkeypatch):
     """A tower that decides by its numbers, which a graph cannot."""
     model = make("vit")
