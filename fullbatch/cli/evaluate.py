@@ -108,6 +108,7 @@ def evaluate(arguments: list[str]) -> int:
     if not first:
         return 0
     numbers = {**opened.name, "precision": precision, **measured.as_dict()}
+    numbers["times"] = dict.fromkeys((result.task for result in measured.results), time.time())
     unwritten: OSError | None = None
     if output is not None:  # first of all: the terminal may be a pipe that closes
         try:
@@ -127,7 +128,9 @@ def _with_earlier(output: Path, numbers: dict[str, Any]) -> dict[str, Any]:
     """What was measured now, and of the same weights before: a task asked for today does not cost yesterday's."""
     try:
         before = json.loads(output.read_text(encoding="utf-8"))
-        same = all(before.get(key) == numbers.get(key) for key in ("model", "step", "pretrained", "precision"))
+        weights = ("model", "step", "average", "pretrained", "precision")
+        same = all(before.get(key) == numbers.get(key) for key in weights)
+        times = dict(before.get("times", {}))
         results, gaps = list(before["results"]), list(before.get("gaps", []))
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return numbers
@@ -141,6 +144,7 @@ def _with_earlier(output: Path, numbers: dict[str, Any]) -> dict[str, Any]:
         "results": [*kept, *numbers["results"]],
         "gaps": [*(gap for gap in gaps if gap["task"] not in answered), *numbers["gaps"]],
         "averages": numbers["averages"] or before.get("averages", []),
+        "times": times | numbers["times"],
     }
 
 
@@ -171,7 +175,8 @@ def _open(options: _Evaluate) -> _Opened:
         output = path / "evaluation.json"
         if (path / checkpoint.MANIFEST).is_file():
             output = path.absolute().parent.parent / f"evaluation-{path.name}.json"
-        return _Opened(opened.model, {**name, "step": opened.step}, opened.config, output)
+        kept = {"average": options.average} if opened.config.training.ema is not None else {}
+        return _Opened(opened.model, {**name, "step": opened.step, **kept}, opened.config, output)
     if options.pretrained is not None:
         name["pretrained"] = options.pretrained
     return _Opened(opened.model, name, RunConfig.of(evaluate=()), None)

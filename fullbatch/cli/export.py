@@ -32,12 +32,14 @@ class _Export:
 def export(arguments: list[str]) -> int:
     options = tyro.cli(_Export, args=arguments, prog="fullbatch export")
     from fullbatch.models.hub import push_folder
-    from fullbatch.models.onnx_towers import quantize_text
+    from fullbatch.models.onnx_towers import check_quantizable, quantize_text
     from fullbatch.report.model_card import check_license, model_card, write_card
 
     check_license(options.license)
     _check(options)
     opened, origin = _open(options)
+    if options.quantize:
+        check_quantizable(opened.model)
     output = opened.export(options.output, options.format, options.overwrite)
     if options.quantize:
         small = quantize_text(opened.model, output)
@@ -46,7 +48,7 @@ def export(arguments: list[str]) -> int:
             f"tower {small.mean_cosine:.4f}, the lowest of {small.captions} captions {small.lowest_cosine:.4f}"
         )
     if output.is_dir():
-        card = model_card(opened, options.format, origin, options.license, options.push)
+        card = model_card(opened, options.format, origin, options.license, options.push, output)
         if not write_card(output, card):
             print(f"note: {output / 'README.md'} is not of fullbatch and stays as it is", file=sys.stderr)
     print(output)

@@ -67,8 +67,6 @@ def write_clip_model(model: TwoTowers, folder: Path, temperature: float, bias: f
             f"{model.design.name} cannot become a transformers CLIPModel, for {reason}; "
             "export it with --format safetensors."
         )
-    if folder.suffix == ".safetensors" or folder.is_file():
-        raise ValueError(f"{folder} must be a folder: a CLIPModel is several files.")
     if bias is not None:
         warnings.warn(f"CLIPModel has no bias: the bias {bias:g} of the logits is left out.", stacklevel=3)
     folder.mkdir(parents=True, exist_ok=True)

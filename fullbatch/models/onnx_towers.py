@@ -9,9 +9,7 @@ import copy
 import json
 import logging
 import re
-import shutil
 import string
-import tempfile
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -31,7 +29,7 @@ from fullbatch.models.clip_model import cleaning_steps, write_tokenizer
 from fullbatch.models.timm_towers import TwoViews
 from fullbatch.models.tokenizers import Tokenizer
 from fullbatch.models.two_towers import TwoTowers
-from fullbatch.models.weights import PICKLED, first_line
+from fullbatch.models.weights import first_line
 
 IMAGE, TEXT, SMALL_TEXT = "image.onnx", "text.onnx", "text.int8.onnx"
 PREPROCESS = "preprocess.json"
@@ -55,22 +53,15 @@ CAPTIONS = tuple(wording.format(thing) for wording in _WORDINGS for thing in _TH
 def write_onnx(model: TwoTowers, folder: Path, temperature: float, bias: float | None) -> None:
     """``image.onnx`` and ``text.onnx``, with what they want as input in their metadata and in ``preprocess.json``, and
     the tokenizer's files.  A model without a text tower has the first alone."""
-    if folder.suffix in (".onnx", ".safetensors", *PICKLED) or folder.is_file():
-        raise ValueError(f"{folder} must be a folder: an export to ONNX is several files.")
     plain = _plain(model)
     about = _about(model, temperature, bias)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as place:
-        new = Path(place)
-        about["image"]["largest_difference"] = _write_tower(_ImageTower(plain), _noise(model), new / IMAGE, about)
-        if isinstance(model.tokenize, Tokenizer):
-            about["text"]["tokenizer_file"] = _write_tokenizer(model, new)
-            rows_BL = model.tokenize([" ".join(CAPTIONS), "", *CAPTIONS[::25]])
-            about["text"]["largest_difference"] = _write_tower(_TextTower(plain), rows_BL, new / TEXT, about)
-        _write_json(new / PREPROCESS, about)
-        folder.mkdir(parents=True, exist_ok=True)
-        for path in sorted(new.iterdir()):
-            shutil.move(path, folder / path.name)
+    folder.mkdir(parents=True, exist_ok=True)
+    about["image"]["largest_difference"] = _write_tower(_ImageTower(plain), _noise(model), folder / IMAGE, about)
+    if isinstance(model.tokenize, Tokenizer):
+        about["text"]["tokenizer_file"] = _write_tokenizer(model, folder)
+        rows_BL = model.tokenize([" ".join(CAPTIONS), "", *CAPTIONS[::25]])
+        about["text"]["largest_difference"] = _write_tower(_TextTower(plain), rows_BL, folder / TEXT, about)
+    _write_json(folder / PREPROCESS, about)
 
 
 def require_onnx(wish: str) -> None:
@@ -92,6 +83,7 @@ def _about(model: TwoTowers, temperature: float, bias: float | None) -> dict[str
             "input": PIXELS,
             "type": "uint8",
             "layout": "BCHW, RGB",
+            "transparency": "white",  # what shows through
             "size": model.image_size,
             "resize": "shortest side to size",
             "interpolation": "bicubic",
@@ -302,12 +294,16 @@ class Quantized:
     float_bytes: int
 
 
-def quantize_text(model: TwoTowers, folder: Path) -> Quantized:
-    """Beside ``text.onnx``, the same tower with its large matrices in 8 bits; what that costs is measured on some
-    captions and written into ``preprocess.json``."""
+def check_quantizable(model: TwoTowers) -> None:
     require_onnx("--quantize")
     if not isinstance(model.tokenize, Tokenizer):
         raise ValueError(f"{model.design.name} has no text tower for --quantize to make smaller; leave it out.")
+
+
+def quantize_text(model: TwoTowers, folder: Path) -> Quantized:
+    """Beside ``text.onnx``, the same tower with its large matrices in 8 bits; what that costs is measured on some
+    captions and written into ``preprocess.json``."""
+    check_quantizable(model)
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
     whole, small = folder / TEXT, folder / SMALL_TEXT
@@ -316,6 +312,7 @@ def quantize_text(model: TwoTowers, folder: Path) -> Quantized:
         # of weights 7 bits: with 8, sums of two products overflow on processors without VNNI
         options = {"per_channel": True, "reduce_range": True, "use_external_data_format": apart}
         quantize_dynamic(whole, small, weight_type=QuantType.QInt8, **options)
+    assert isinstance(model.tokenize, Tokenizer)
     tokens_BL = model.tokenize(CAPTIONS).numpy()
     float_BD, int8_BD = Session(whole)(tokens_BL)[0], Session(small)(tokens_BL)[0]
     cosines_B = (float_BD * int8_BD).sum(1)

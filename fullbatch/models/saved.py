@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -153,30 +154,49 @@ def export(
     if not (math.isfinite(temperature) and temperature > 0.0):
         raise ValueError(f"export needs a positive temperature, got {temperature}.")
     if format == "onnx":
-        require_onnx("An export to ONNX")  # before anything gives way to it
+        require_onnx("An export to ONNX")
     path, bias = Path(path), model.initial_bias if bias is None else bias
-    _make_room(path, overwrite)
-    match format:
-        case "open_clip":
-            _export_open_clip(model, path, temperature, bias)
-        case "huggingface":
-            write_clip_model(model, path, temperature, bias)
-            _export_open_clip(model, path, temperature, bias)
-        case "safetensors":
-            _export_safetensors(model, path, temperature, bias)
-        case "onnx":
-            write_onnx(model, path, temperature, bias)
-        case _:
-            assert_never(format)
+    _check_place(path, format, overwrite)
+    whole = path.resolve()  # not "..", nor a link that would itself be replaced
+    whole.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{whole.name}.", dir=whole.parent) as place:
+        new = Path(place) / (whole.stem + path.suffix)
+        match format:
+            case "open_clip":
+                _export_open_clip(model, new, temperature, bias)
+            case "huggingface":
+                write_clip_model(model, new, temperature, bias)
+                _export_open_clip(model, new, temperature, bias)
+            case "safetensors":
+                _export_safetensors(model, new, temperature, bias)
+            case "onnx":
+                write_onnx(model, new, temperature, bias)
+            case _:
+                assert_never(format)
+        _put(new, whole)
     return path
 
 
-def _make_room(path: Path, overwrite: bool) -> None:
+def _check_place(path: Path, format: Format, overwrite: bool) -> None:
+    own = {"open_clip": PICKLED, "safetensors": (".safetensors",)}.get(format, ())
+    if path.suffix not in own and (path.suffix in (*PICKLED, ".safetensors", ".onnx") or path.is_file()):
+        raise ValueError(f"{path} must be a folder for this format, or end in the suffix of a file that it has.")
     if not overwrite and (path.is_file() or (path.is_dir() and any(path.iterdir()))):
         what = "exists already" if path.is_file() else "is not empty"
         raise ValueError(f"{path} {what}; name another file or folder, or give --overwrite.")
+
+
+def _put(new: Path, path: Path) -> None:
+    """In place of an earlier export, which gives way only now that the new one is whole."""
+    if new.is_file():
+        new.replace(path)
+        return
     for name in EXPORTS if path.is_dir() else ():  # else a reader might take the old one for the new
         (path / name).unlink(missing_ok=True)
+    for file in [file for file in new.rglob("*") if file.is_file()]:
+        place = path / file.relative_to(new)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        file.replace(place)
 
 
 def _export_open_clip(model: TwoTowers, path: Path, temperature: float, bias: float | None) -> None:
@@ -194,10 +214,9 @@ def _export_open_clip(model: TwoTowers, path: Path, temperature: float, bias: fl
                 f"open_clip knows no config by which to load {path.name} ({model.design.name!r} is not one of its own, "
                 "or its size or bias was changed); give a folder, which takes the config along."
             )
-        path.parent.mkdir(parents=True, exist_ok=True)
         torch.save(state, path)
         return
-    _require_folder(path)
+    path.mkdir(exist_ok=True)
     _save_safetensors(state, path / OPEN_CLIP_WEIGHTS[0], {})
     images: dict[str, Any] = {"size": model.image_size, "mean": list(design.mean), "std": list(design.std)}
     images |= {"mode": "RGB", "interpolation": "bicubic", "resize_mode": "shortest"}
@@ -212,10 +231,8 @@ def _export_safetensors(model: TwoTowers, path: Path, temperature: float, bias: 
         bias = float(state["logit_bias"]) if "logit_bias" in state else None
     else:
         state = model.plain_weights()
-    if path.suffix == ".safetensors":
-        path.parent.mkdir(parents=True, exist_ok=True)
-    else:
-        _require_folder(path)
+    if path.suffix != ".safetensors":
+        path.mkdir(exist_ok=True)
         if model.tokenize.hugging_face is not None:
             model.tokenize.hugging_face.save_pretrained(path)
         path = path / EXPORTED
@@ -267,9 +284,3 @@ def _save_safetensors(state: dict[str, Tensor], path: Path, metadata: dict[str, 
     from safetensors.torch import save_file
 
     save_file({k: v.detach().cpu().contiguous() for k, v in state.items()}, path, {"format": "pt", **metadata})
-
-
-def _require_folder(path: Path) -> None:
-    if path.suffix in (*PICKLED, ".safetensors") or path.is_file():
-        raise ValueError(f"{path} must be a folder for this format, or end in the suffix of a file that it has.")
-    path.mkdir(parents=True, exist_ok=True)

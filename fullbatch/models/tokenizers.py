@@ -29,6 +29,7 @@ class Tokenizer:
     vocabulary: int  # how many ids it may give
     padding: int  # the id that fills short captions
     given: str | None = None  # what the user named instead of the model's own; None: it is the model's own
+    options: dict[str, Any] = dataclasses.field(default_factory=dict, compare=False)  # with which the encoder was made
 
     def __call__(self, captions: Sequence[str]) -> Tensor:
         if not captions:
@@ -70,7 +71,7 @@ def clip_tokenizer(context_length: int, options: dict[str, Any] | None = None) -
     from open_clip.tokenizer import SimpleTokenizer
 
     encoder = SimpleTokenizer(context_length=context_length, **(options or {}))
-    return Tokenizer(encoder, "CLIP", context_length, encoder.vocab_size, 0)
+    return Tokenizer(encoder, "CLIP", context_length, encoder.vocab_size, 0, options=options or {})
 
 
 def hugging_face_tokenizer(
@@ -88,7 +89,7 @@ def hugging_face_tokenizer(
         raise ValueError(f"The tokenizer {source!r} of the model {model!r} has no vocabulary; {advice}.")
     if inner.pad_token_id is None:
         raise ValueError(f"The tokenizer {source!r} of the model {model!r} has no padding token; {advice}.")
-    return Tokenizer(encoder, source, context_length, len(inner), inner.pad_token_id)
+    return Tokenizer(encoder, source, context_length, len(inner), inner.pad_token_id, options=options or {})
 
 
 def tokenizer_of_config(text_config: dict[str, Any], given: str | None, model: str) -> Tokenizer:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from fullbatch.loading import Opened
 from fullbatch.models.design import OpenClipDesign, PairDesign, ViewsDesign
 from fullbatch.models.onnx_towers import PREPROCESS, SMALL_TEXT
 from fullbatch.models.saved import Format
+from fullbatch.models.tokenizers import Tokenizer
 from fullbatch.models.two_towers import TwoTowers
 from fullbatch.report import wording as say
 from fullbatch.report.collect import Fields, RunData, fields_of, read_run, records_of
@@ -60,24 +61,31 @@ def check_license(license: str | None) -> None:
 
 
 def origin_of(path: Path, step: int, average: bool) -> Origin:
-    """Of a run folder or one of its checkpoints.  Only numbers of these very weights count: of this step, and of the
-    average where the run kept one."""
+    """Of a run folder or one of its checkpoints.  Only numbers of these very weights count: of this step, and where the
+    run kept an average, of it or of what it averages."""
     run = read_run(path if (path / "config.yaml").is_file() else path.absolute().parent.parent)
-    measured = average or run.setting("training", "ema") is None
-    return Origin(run, step, tuple(_measured_at(run.path, step)) if measured else ())
+    kept = run.setting("training", "ema") is not None
+    return Origin(run, step, tuple(_measured_at(run.path, step, average if kept else None)))
 
 
-def _measured_at(folder: Path, step: int) -> Iterator[TaskValue]:
-    """The run's own numbers, then those of `fullbatch evaluate`; of a task that was measured twice, the later."""
-    scores = {}
-    for path in (folder / "results.json", *sorted(folder.glob("evaluation*.json"))):
+def _measured_at(folder: Path, step: int, average: bool | None) -> Iterable[TaskValue]:
+    """The run's own numbers and those of `fullbatch evaluate`; of a task that was measured twice, the later.
+    ``average`` is None where the run kept none."""
+    own, measured = folder / "results.json", []
+    for path in (own, *sorted(folder.glob("evaluation*.json"))):
         content = _read(path)
-        for result in records_of(content, "results") if content.get("step") == step else ():
+        # a run measures its average, where it keeps one
+        of_average = content.get("average") if path != own or average is None else True
+        if content.get("step") != step or of_average is not average:
+            continue
+        times = fields_of(content, "times")
+        for result in records_of(content, "results"):
             task, main = str(result.get("task")), str(result.get("main"))
-            value = result.get(main)
+            value, at = result.get(main), times.get(task)
             if say.is_number(value):
-                scores[task] = TaskValue(task, main, float(value), result.get("chance"), result.get("size"))
-    yield from scores.values()
+                score = TaskValue(task, main, float(value), result.get("chance"), result.get("size"))
+                measured.append((at if say.is_number(at) else path.stat().st_mtime, score))
+    return {score.task: score for _, score in sorted(measured, key=lambda pair: pair[0])}.values()
 
 
 def origin_of_tuned(path: Path) -> Origin | None:
@@ -115,9 +123,15 @@ def write_card(folder: Path, card: str) -> bool:
 
 
 def model_card(
-    opened: Opened, format: Format, origin: Origin | None, license: str | None = None, repository: str | None = None
+    opened: Opened,
+    format: Format,
+    origin: Origin | None,
+    license: str | None = None,
+    repository: str | None = None,
+    folder: Path | None = None,
 ) -> str:
-    """``repository`` is where the folder will lie on a hub; without it, the card says FOLDER."""
+    """``repository`` is where the folder will lie on a hub; without it, the card says FOLDER.  ``folder`` is where the
+    export lies here."""
     run = local_name(opened.model.design.name).removesuffix(".json") if origin is None else origin.run.name
     name = _title(repository.rsplit("/", 1)[-1] if repository else run)
     model, scores = opened.model, () if origin is None else origin.scores
@@ -125,7 +139,7 @@ def model_card(
         f"# {name}".replace("_", r"\_"),
         _lead(model),
         "## Load it",
-        *_loading(model, format, repository),
+        *_loading(model, format, repository, folder),
         "## How it was trained",
         _training(opened, origin),
         "## Results",
@@ -228,21 +242,46 @@ from PIL import Image, ImageOps
 folder = Path({place})
 wanted = json.loads((folder / "preprocess.json").read_text())
 size = wanted["image"]["size"]
-square = ImageOps.fit(Image.open("picture.jpg").convert("RGB"), (size, size), Image.Resampling.BICUBIC)
+picture = Image.open("picture.jpg").convert("RGBA")
+picture = Image.alpha_composite(Image.new("RGBA", picture.size, "white"), picture).convert("RGB")
+square = ImageOps.fit(picture, (size, size), Image.Resampling.BICUBIC)
 pixels = np.asarray(square).transpose(2, 0, 1)[None]  # uint8; the file itself normalises
 image = onnxruntime.InferenceSession(folder / "image.onnx").run(None, {{"pixels": pixels}})[0]"""
 
-_ONNX_TEXT = """
+_ONNX_TOKENS = """
 
 from tokenizers import Tokenizer
 
 tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-tokens = np.array([row.ids for row in tokenizer.encode_batch(["a photo of a cat", "a photo of a dog"])])
-texts = onnxruntime.InferenceSession(folder / "text.onnx").run(None, {{"tokens": tokens}})[0]
+tokens = np.array([row.ids for row in tokenizer.encode_batch(["a photo of a cat", "a photo of a dog"])])"""
+
+_ONNX_OPEN_CLIP_TOKENS = """
+
+from open_clip.tokenizer import {kind}
+
+tokenizer = {kind}({arguments})
+tokens = tokenizer(["a photo of a cat", "a photo of a dog"]).numpy()"""
+
+_ONNX_TEXT = """
+texts = onnxruntime.InferenceSession(folder / "text.onnx").run(None, {"tokens": tokens})[0]
 similarities = image @ texts.T"""
 
 
-def _loading(model: TwoTowers, format: Format, repository: str | None) -> list[str]:
+def _onnx_text(model: TwoTowers, folder: Path | None) -> str:
+    """By tokenizer.json, unless the export says that it cannot do what the model's tokenizer does."""
+    text = {} if folder is None else fields_of(_read(folder / PREPROCESS), "text")
+    if not isinstance(model.tokenize, Tokenizer):
+        return ""
+    if text.get("tokenizer_file", True) is not None:
+        return _ONNX_TOKENS + _ONNX_TEXT
+    own = model.tokenize.hugging_face is None
+    options = {"context_length": model.context_length, **model.tokenize.options}
+    arguments = ["str(folder)"] * (not own) + [f"{name}={value!r}" for name, value in options.items()]
+    kind = "SimpleTokenizer" if own else "HFTokenizer"
+    return _ONNX_OPEN_CLIP_TOKENS.format(kind=kind, arguments=", ".join(arguments)) + _ONNX_TEXT
+
+
+def _loading(model: TwoTowers, format: Format, repository: str | None, folder: Path | None) -> list[str]:
     """A block of code for each program that reads the folder."""
     by_open_clip = f"hf-hub:{repository}" if repository else "local-dir:FOLDER"
     here = f'snapshot_download("{repository}")' if repository else '"FOLDER"'
@@ -250,8 +289,8 @@ def _loading(model: TwoTowers, format: Format, repository: str | None) -> list[s
     views = isinstance(model.design, ViewsDesign)
     blocks = []
     if format == "onnx":
-        code = _ONNX_IMAGE + ("" if views else _ONNX_TEXT)
-        blocks.append(("onnxruntime", (download + code).format(place=here)))
+        code = download + _ONNX_IMAGE.format(place=here) + _onnx_text(model, folder)
+        blocks.append(("onnxruntime", code))
     if format == "huggingface":
         blocks.append(("transformers", _TRANSFORMERS.format(place=repository or "FOLDER")))
     if format in ("huggingface", "open_clip"):

@@ -2,10 +2,19 @@
 
 import json
 import shutil
+from contextlib import redirect_stdout
+from io import StringIO
 
 import pytest
+import torch
 
+from fullbatch.cli import main
+from fullbatch.config.model import Model
+from fullbatch.loading import load_trained
 from fullbatch.models import hub
+from fullbatch.models.build import build_model
+from fullbatch.models.onnx_towers import CAPTIONS, Session
+from fullbatch.models.saved import export
 from tests.cli.making import answer
 
 
@@ -56,16 +65,38 @@ def test_a_card_of_the_user_stays(run_folder, tmp_path, capsys):
     assert card.read_text() == "mine"
 
 
-def test_towers_for_onnxruntime_and_a_small_one(run_folder, tmp_path, capsys):
+@pytest.fixture(scope="module")
+def onnx(run_folder, tmp_path_factory):
+    """A folder with both towers and a small one, and what was printed."""
     pytest.importorskip("onnxruntime")
-    folder = tmp_path / "onnx"
-    status, out, err = answer(capsys, "export", str(run_folder), str(folder), "--format", "onnx", "--quantize")
-    assert status == 0, err
-    said, written = out.splitlines()
+    folder = tmp_path_factory.mktemp("onnx") / "onnx"
+    with redirect_stdout(StringIO()) as printed:
+        assert main(["export", str(run_folder), str(folder), "--format", "onnx", "--quantize"]) == 0
+    return folder, printed.getvalue()
+
+
+def test_towers_for_onnxruntime_and_a_small_one(onnx, capsys):
+    folder, printed = onnx
+    said, written = printed.splitlines()
     cosines = json.loads((folder / "preprocess.json").read_text())["text"]["int8"]
     assert written == str(folder) and f"cosine to the float tower {cosines['mean_cosine']:.4f}" in said
     status, _, err = answer(capsys, "evaluate", str(folder), "--tasks", "retrieval:emoji")
     assert status == 1 and "is an export to ONNX, whose weights can only be run" in err
+
+
+def test_a_small_text_tower_is_near_the_float_one(onnx, run_folder):
+    folder, _ = onnx
+    model = load_trained(run_folder).model
+    tokens = model.tokenize(CAPTIONS)
+    small = torch.from_numpy(Session(folder / "text.int8.onnx")(tokens.numpy())[0])
+    with torch.no_grad():
+        cosines = (small * model.encode_text(tokens)).sum(1)
+    noted = json.loads((folder / "preprocess.json").read_text())["text"]["int8"]
+    assert noted["mean_cosine"] == pytest.approx(cosines.mean().item(), abs=1e-4)
+    assert noted["lowest_cosine"] == pytest.approx(cosines.min().item(), abs=1e-4)
+    assert noted["lowest_cosine"] > 0.98
+    assert (folder / "text.int8.onnx").stat().st_size < 0.3 * (folder / "text.onnx").stat().st_size
+    assert noted["captions"] == len(CAPTIONS) == len(set(CAPTIONS))
 
 
 def test_a_folder_is_pushed(run_folder, tmp_path, capsys, pushed):
@@ -113,6 +144,15 @@ def test_mistakes_before_the_work(typed, run_folder, tmp_path, capsys, pushed):
     status, out, err = answer(capsys, "export", str(run_folder), str(tmp_path / "out"), *typed.split())
     assert (status, out) == (1, "") and WORDS[typed] in err and err.count("\n") == 1
     assert not (tmp_path / "out").exists() and not pushed.asked
+
+
+def test_no_text_tower_to_quantize_is_said_before_the_work(tmp_path, capsys):
+    pytest.importorskip("onnxruntime")
+    model = build_model(Model(view_tower="test_vit", projection=(8,)))
+    views = export(model, tmp_path / "views.safetensors", "safetensors", temperature=0.1, bias=None)
+    status, out, err = answer(capsys, "export", str(views), str(tmp_path / "out"), "--format", "onnx", "--quantize")
+    assert (status, out) == (1, "") and "has no text tower for --quantize to make smaller; leave it out." in err
+    assert [*tmp_path.iterdir()] == [views]
 
 
 def test_only_what_was_exported_is_pushed(run_folder, tmp_path, capsys, pushed):

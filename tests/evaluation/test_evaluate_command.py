@@ -216,6 +216,8 @@ def test_the_command_on_two_ranks(trained, tmp_path):
         done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=300, check=False)
         assert done.returncode == 0, done.stderr
     one, two, cached = (json.loads((tmp_path / name).read_text()) for name in ("one.json", "two.json", "cached.json"))
+    for numbers in (one, two, cached):
+        assert len(numbers.pop("times")) == len(numbers["results"])
     assert one == two == cached
 
 
@@ -229,6 +231,19 @@ def test_earlier_numbers_of_the_same_weights_are_kept(tmp_path, capsys):
     kept = json.loads((run / "evaluation.json").read_text())
     assert [result["task"] for result in kept["results"]] == [f"retrieval:{shard}", f"retrieval:{other}"]
     assert [gap["task"] for gap in kept["gaps"]] == [f"retrieval:{one_class}"]
+    assert kept["times"][f"retrieval:{shard}"] < kept["times"][f"retrieval:{other}"]
+    assert "average" not in kept
+
+
+def test_numbers_of_the_average_and_of_what_it_averages_do_not_mix(tmp_path, capsys):
+    config = small_config(tmp_path, "openclip")
+    run = fullbatch.training_run.train(replace(config, training=replace(config.training, ema=0.9))).folder
+    shard, other = str(tmp_path / "shard.tar"), str(write_shard(tmp_path / "other.tar", captioned(9, (20, 16))))
+    for tasks, words, average in (([shard], [], True), ([other], ["--no-average"], False)):
+        given = [f"retrieval:{task}" for task in tasks]
+        assert main(["evaluate", str(run), "--tasks", *given, "--cache", "none", *words]) == 0
+        written = json.loads((run / "evaluation.json").read_text())
+        assert written["average"] is average and [result["task"] for result in written["results"]] == given
 
 
 def test_a_row_a_caption_is_one_picture(tmp_path, capsys):

@@ -1,12 +1,15 @@
 """Exports: transformers' CLIPModel gives the same embeddings; what cannot be exported says why."""
 
 import json
+from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
 from safetensors import safe_open
 
 from fullbatch.config.model import Model
+from fullbatch.models import saved
 from fullbatch.models.build import build_model
 from fullbatch.models.saved import export
 from tests.models.conftest import CAPTIONS, some_images
@@ -159,6 +162,23 @@ def test_what_is_there_already_is_not_overwritten(write_config, tmp_path, format
     assert {path: path.read_bytes() for path in folder.iterdir()} == before
     export(model, folder, format, temperature=0.2, bias=None, overwrite=True)
     assert build_model(Model(pretrained=str(folder))).initial_temperature == pytest.approx(0.2)
+
+
+def test_an_export_that_fails_takes_nothing_away(write_config, tmp_path, monkeypatch):
+    model, folder = build_model(Model(write_config())), tmp_path / "folder"
+    export(model, folder, "safetensors", temperature=0.1, bias=None)
+    folder.chmod(0o700)
+    before = {path: path.read_bytes() for path in folder.iterdir()}
+    with monkeypatch.context() as patch:
+        patch.setattr(saved, "_with_tokenizer", Mock(side_effect=OSError("the disk is full")))  # after the weights
+        with pytest.raises(OSError, match="full"):
+            export(model, folder, "open_clip", temperature=0.2, bias=None, overwrite=True)
+    assert {path: path.read_bytes() for path in folder.iterdir()} == before
+    monkeypatch.chdir(folder)
+    export(model, Path("."), "open_clip", temperature=0.2, bias=None, overwrite=True)
+    assert {path.name for path in folder.iterdir()} == {"open_clip_config.json", "open_clip_model.safetensors"}
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert {path.name for path in tmp_path.iterdir()} == {"folder", "small.json"}
 
 
 def test_a_file_is_not_overwritten_and_an_old_format_gives_way(write_config, tmp_path):

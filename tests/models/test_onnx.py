@@ -10,7 +10,6 @@ import torch
 from fullbatch.config.model import Model
 from fullbatch.models import onnx_towers
 from fullbatch.models.build import build_model
-from fullbatch.models.onnx_towers import CAPTIONS as CHECKED
 from fullbatch.models.onnx_towers import quantize_text
 from fullbatch.models.saved import export
 from tests.models.conftest import CAPTIONS, some_images
@@ -56,12 +55,13 @@ def t5_folder(place):
 
 
 @pytest.fixture
-def make(write_config, text_folder, tmp_path):
+def make(write_config, request, tmp_path):
     def make(kind):
+        text_folder = request.getfixturevalue("text_folder") if "pair" in kind else ""
         pair = {"text_tower": text_folder, "embed_dim": 20, "context_length": 16}
         match kind:
             case "vit":
-                named = Model(write_config(), checkpoint_activations=True)
+                named = Model(write_config({"layers": 1}, {"layers": 1}), checkpoint_activations=True)
             case "custom_text":
                 named = Model(write_config(custom_text=True))
             case "quick_gelu":
@@ -118,7 +118,7 @@ def check_notes(model, folder):
     assert [row.ids for row in rows] == model.tokenize(captions).tolist()
 
 
-@pytest.mark.parametrize("kind", first(["vit", "siglip", "pair"], KINDS))
+@pytest.mark.parametrize("kind", first(["vit"], KINDS))
 def test_onnxruntime_gives_the_same_unit_embeddings(make, kind, tmp_path):
     model = make(kind)
     before = {name: value.clone() for name, value in model.state_dict().items()}
@@ -142,6 +142,7 @@ def test_onnxruntime_gives_the_same_unit_embeddings(make, kind, tmp_path):
         assert not [weight.name for weight in initializers if "lora" in weight.name]
 
 
+@pytest.mark.slow
 def test_an_encoder_of_two_views_has_its_features_too(tmp_path):
     model = stirred(build_model(Model(view_tower="resnet10t", projection=(32, 16))))
     folder = export(model, tmp_path / "onnx", "onnx", temperature=0.1, bias=None)
@@ -155,21 +156,7 @@ def test_an_encoder_of_two_views_has_its_features_too(tmp_path):
         quantize_text(model, folder)
 
 
-def test_a_small_text_tower_is_near_the_float_one(tmp_path):
-    model = stirred(build_model(Model()))
-    folder = export(model, tmp_path / "onnx", "onnx", temperature=0.05, bias=None)
-    quantized = quantize_text(model, folder)
-    tokens = model.tokenize(CHECKED)
-    with torch.no_grad():
-        cosines = (embedded(folder / "text.int8.onnx", tokens) * model.encode_text(tokens)).sum(1)
-    assert quantized.mean_cosine == pytest.approx(cosines.mean().item(), abs=1e-4)
-    assert quantized.lowest_cosine == pytest.approx(cosines.min().item(), abs=1e-4)
-    assert quantized.lowest_cosine > 0.98
-    assert (folder / "text.int8.onnx").stat().st_size < 0.3 * (folder / "text.onnx").stat().st_size
-    noted = json.loads((folder / "preprocess.json").read_text())["text"]["int8"]
-    assert noted["mean_cosine"] == quantized.mean_cosine and noted["captions"] == len(CHECKED) == len(set(CHECKED))
-
-
+@pytest.mark.slow
 def test_large_weights_lie_beside_their_file(make, tmp_path, monkeypatch):
     model = make("vit")
     monkeypatch.setattr(onnx_towers, "_MOST_BYTES", 1_000_000)
@@ -186,15 +173,20 @@ def test_large_weights_lie_beside_their_file(make, tmp_path, monkeypatch):
     assert not [*elsewhere.glob("*.onnx*")]
 
 
-def test_towers_that_differ_are_refused_and_leave_nothing(make, tmp_path, monkeypatch):
+def test_towers_that_differ_are_refused_and_change_nothing(make, tmp_path, monkeypatch):
     monkeypatch.setattr(onnx_towers, "TOLERANCE", 1e-12)
+    (tmp_path / "onnx").mkdir()
+    for name in ("image.onnx", "preprocess.json", "fullbatch.safetensors"):
+        (tmp_path / "onnx" / name).write_text("old")
     with pytest.raises(
         ValueError, match=r"image.onnx: onnxruntime's embeddings differ from torch's by up to \d.\de-0\d"
     ):
-        export(make("vit"), tmp_path / "onnx", "onnx", temperature=0.05, bias=None)
-    assert not (tmp_path / "onnx").exists() and not [*tmp_path.glob(".onnx*")]
+        export(make("vit"), tmp_path / "onnx", "onnx", temperature=0.05, bias=None, overwrite=True)
+    assert {path.read_text() for path in (tmp_path / "onnx").iterdir()} == {"old"}
+    assert len([*(tmp_path / "onnx").iterdir()]) == 3 and not [*tmp_path.glob(".onnx*")]
 
 
+@pytest.mark.slow
 def test_what_torch_cannot_record_is_one_sentence(make, tmp_path, monkeypatch):
     """A tower that decides by its numbers, which a graph cannot."""
     model = make("vit")

@@ -1,6 +1,7 @@
 """The card of an exported model: what a hub reads, what a reader sees, and that its code runs."""
 
 import json
+import os
 import re
 import shutil
 from dataclasses import replace
@@ -10,14 +11,19 @@ import torch
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from PIL import Image
 
 from fullbatch.cli import main
 from fullbatch.config.messages import local_name
+from fullbatch.config.model import Model as ModelConfig
 from fullbatch.encoder import load
+from fullbatch.loading import Opened
+from fullbatch.models.build import build_model
 from fullbatch.report.model_card import TaskValue, check_license, model_card, origin_of, origin_of_tuned
 from fullbatch.report.wording import NOTHING, TIMES
 from tests.cli.making import MODEL, answer, small
 from tests.data.making import captioned, picture, write_shard
+from tests.models.conftest import text_folder  # noqa: F401
 
 HOSTILE = "</td><script>alert(1)</script>[x](javascript:y) `|| **b** ![i](http://evil/i.png)\n# big"
 RESULTS = [
@@ -112,13 +118,37 @@ def test_numbers_of_other_weights_do_not_count(run, opened, tmp_path):
     copy = shutil.copytree(run, tmp_path / "run")
     (copy / "config.yaml").write_text((copy / "config.yaml").read_text().replace("ema: null", "ema: 0.9"))
     assert len(origin_of(copy, 4, True).scores) == 3 and not origin_of(copy, 4, False).scores
-    later = {"task": RESULTS[1]["task"], "main": "accuracy", "accuracy": 0.75, "chance": 0.001}
-    (copy / "evaluation.json").write_text(json.dumps({"step": 4, "results": [later]}))
-    (copy / "evaluation-step-000000002.json").write_text(json.dumps({"step": 2, "results": [later]}))
-    scores = origin_of(copy / "checkpoints" / "step-000000004", 4, True).scores
-    assert [score.value for score in scores] == [0.25, 0.75, 0.5]
+    plain = {"task": RESULTS[1]["task"], "main": "accuracy", "accuracy": 0.75, "chance": 0.001}
+    of_step = {"step": 4, "results": [plain]}
+    (copy / "evaluation.json").write_text(json.dumps({**of_step, "average": False}))
+    (copy / "evaluation-of-old.json").write_text(json.dumps(of_step))  # of which weights, nobody wrote down
+    assert [score.value for score in origin_of(copy, 4, True).scores] == [0.25, 0.125, 0.5]
+    assert [score.value for score in origin_of(copy, 4, False).scores] == [0.75]
+
+
+def test_of_two_measurements_the_later_counts(run, tmp_path):
+    copy = shutil.copytree(run, tmp_path / "run")
+
+    def write(name, value, time=None, step=4):
+        task = RESULTS[1]["task"]
+        times = {} if time is None else {"times": {task: time}}
+        result = {"task": task, "main": "accuracy", "accuracy": value}
+        (copy / name).write_text(json.dumps({"step": step, "results": [result], **times}))
+
+    def values():
+        return {score.value for score in origin_of(copy / "checkpoints" / "step-000000004", 4, True).scores}
+
+    os.utime(copy / "results.json", (50.0, 50.0))
+    write("evaluation-step-000000002.json", 0.875, 300.0, step=2)
+    write("evaluation-step-000000004.json", 0.625, 100.0)
+    assert values() == {0.25, 0.625, 0.5}
+    write("evaluation.json", 0.75, 200.0)
+    assert values() == {0.25, 0.75, 0.5}
+    write("evaluation.json", 0.75)
+    os.utime(copy / "evaluation.json", (80.0, 80.0))
+    assert values() == {0.25, 0.625, 0.5}
     (copy / "results.json").write_text("{")
-    assert [score.value for score in origin_of(copy, 4, True).scores] == [0.75]
+    assert values() == {0.625}
 
 
 def test_a_model_without_its_run_says_so(opened):
@@ -196,7 +226,7 @@ CODE = re.compile(r"^With (\w+):\n\n```python\n(.*?)\n```", re.DOTALL | re.MULTI
         ("huggingface", ["transformers", "open_clip", "fullbatch"]),
         ("open_clip", ["open_clip", "fullbatch"]),
         ("safetensors", ["fullbatch"]),
-        ("onnx", ["onnxruntime"]),
+        pytest.param("onnx", ["onnxruntime"], marks=pytest.mark.slow),
     ],
 )
 def test_its_code_runs(run, opened, tmp_path, monkeypatch, capsys, format, libraries):
@@ -210,7 +240,11 @@ def test_its_code_runs(run, opened, tmp_path, monkeypatch, capsys, format, libra
     blocks = CODE.findall(card)
     assert [library for library, _ in blocks] == libraries
     monkeypatch.chdir(tmp_path)
-    picture((16, 16)).save("picture.jpg")  # of the model's size, for resizing differs by a grey level
+    seen = picture((16, 16))  # of the model's size, for resizing differs by a grey level
+    if format == "onnx":
+        assert json.loads((folder / "preprocess.json").read_text())["image"]["transparency"] == "white"
+        seen.putalpha(Image.linear_gradient("L").resize(seen.size))
+    seen.save("picture.jpg", format="PNG" if format == "onnx" else "JPEG")
     model = load(run)
     for library, code in blocks:
         names = {}
@@ -221,6 +255,34 @@ def test_its_code_runs(run, opened, tmp_path, monkeypatch, capsys, format, libra
         if library == "transformers":
             got, wanted = names["probabilities"], (wanted / opened.temperature).softmax(-1)
         torch.testing.assert_close(torch.as_tensor(got).detach().reshape(-1), wanted, atol=2e-4, rtol=0)
+        if format == "onnx":
+            embedding = torch.from_numpy(names["image"])[0]
+            torch.testing.assert_close(embedding, model.encode_image("picture.jpg"), atol=2e-4, rtol=0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["SimpleTokenizer", "HFTokenizer"])
+def test_its_code_runs_without_a_tokenizer_json(tmp_path, monkeypatch, request, kind):
+    """With tokenizers that do what the file cannot say: cut a caption elsewhere, blank its end."""
+    pytest.importorskip("onnxruntime")
+    own = kind == "SimpleTokenizer"
+    options = {"reduction_mask": "simple"} if own else {"strip_sep_token": True}
+    text = {**MODEL["text_cfg"], "pool_type": "argmax" if own else "last", "tokenizer_kwargs": options}
+    (tmp_path / "model.json").write_text(json.dumps({**MODEL, "text_cfg": text}))
+    tokenizer = None if own else request.getfixturevalue("text_folder")
+    model = build_model(ModelConfig(str(tmp_path / "model.json"), tokenizer=tokenizer)).eval()
+    opened = Opened(model, 0.05, None)
+    folder = opened.export(tmp_path / "onnx", "onnx")
+    assert json.loads((folder / "preprocess.json").read_text())["text"]["tokenizer_file"] is None
+    ((_, code),) = CODE.findall(model_card(opened, "onnx", None, folder=folder))
+    assert f"tokenizer = {kind}(" in code
+    monkeypatch.chdir(tmp_path)
+    picture((16, 16)).save("picture.jpg")
+    names = {}
+    exec(compile(code.replace("FOLDER", str(folder)), "card", "exec"), names)
+    with torch.no_grad():
+        wanted = model.encode_text(model.tokenize(["a photo of a cat", "a photo of a dog"]))
+    torch.testing.assert_close(torch.from_numpy(names["texts"]), wanted, atol=2e-4, rtol=0)
 
 
 def test_a_hubs_widget_runs_it(run, tmp_path, capsys):
