@@ -179,9 +179,11 @@ def read_run(path: Path) -> RunData:
 
 
 def _results(path: Path, gaps: list[str], cost: Fields) -> dict[str, Any]:
-    """What the run measured itself, then what `fullbatch evaluate` wrote of the same step or a later one."""
+    """What the run measured itself, then what `fullbatch evaluate` wrote of the same step or a later one, unless that
+    is of weights beside the average, which the run measures."""
     own, later = (_read_json(path / name, gaps) for name in ("results.json", "evaluation.json"))
-    files = [own] if later.get("step", 0) < own.get("step", 0) else [own, later]
+    is_other = later.get("step", 0) < own.get("step", 0) or later.get("average") is False
+    files = [own] if is_other else [own, later]
 
     def by(name: str, key: str) -> dict[str, Fields]:
         return {str(record.get(name)): record for file in files for record in records_of(file, key)}

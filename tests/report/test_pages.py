@@ -232,6 +232,8 @@ def test_what_evaluate_found_later_is_shown(runs, tmp_path):
     assert [result["task"] for result in data.results][-1] == "wds:food101" and len(data.results) == 2
     text = text_of(write_page([run], pictures=False))
     assert "20.0 (3 of 7 tasks)" in text and "wds:cars is missing: no such folder" in text and f"50.0{TIMES}" in text
+    (run / "evaluation.json").write_text(json.dumps({**found, "average": False}))
+    assert len(read_run(run).results) == 1, "of the weights beside the average"
 
 
 def test_the_page_stays_small_whatever_the_pictures():
