@@ -66,8 +66,9 @@ def find(arguments: list[str]) -> int:
         if getattr(options, name) < 1:
             raise ValueError(f"--{name.replace('_', '-')} must be at least 1, got {getattr(options, name)}.")
     from fullbatch.cli.printing import print_lines
+    from fullbatch.config.messages import message
     from fullbatch.encoder import load
-    from fullbatch.find.index import PictureIndex, require_folder
+    from fullbatch.find.index import NotWritable, PictureIndex, require_folder
     from fullbatch.find.nearest import Finder, query_of
     from fullbatch.training.display import progress_bar
 
@@ -86,12 +87,18 @@ def find(arguments: list[str]) -> int:
     likes = [] if options.like is None else [(1.0, encoder.encode_image(options.like))]
     query_D = query_of(encoder, words, likes)  # mistakes are told before the work
     index = PictureIndex(options.folder, encoder, options.index)
-    with progress_bar("indexing") as watch:
-        changes = index.update(watch)
     is_all = query_D is None and options.serve is None and options.static is None
-    if is_all or changes.embedded or changes.known or changes.gone:
-        for line in _changed(index, changes):
-            print(line, file=sys.stdout if is_all else sys.stderr)
+    try:
+        with progress_bar("indexing") as watch:
+            changes = index.update(watch)
+    except NotWritable as error:
+        if is_all or not index.pictures:
+            raise
+        print(message(f"{error}  Answers are from the {len(index.pictures):,} pictures in it now."), file=sys.stderr)
+    else:
+        if is_all or changes.embedded or changes.known or changes.gone:
+            for line in _changed(index, changes):
+                print(line, file=sys.stdout if is_all else sys.stderr)
     if is_all:
         return 0
     finder = Finder(index, options.rows)

@@ -13,15 +13,16 @@ Rows are on the disk before the lines that speak of them.  A later line about a 
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NoReturn
 
 import numpy as np
 import torch
@@ -41,7 +42,7 @@ from fullbatch.data.tar_shards import cache_folder
 from fullbatch.encoder import Encoder, batched, read_ahead
 from fullbatch.evaluation.embed import check_finite, fingerprint_of_model
 from fullbatch.training.checkpoint import sync, told_if_full
-from fullbatch.training.run_folder import alone_in, refuse, replace_text
+from fullbatch.training.run_folder import alone_in, replace_text
 
 HEAD, EMBEDDINGS, FILES = "index.json", "embeddings.f32", "files.jsonl"
 THUMBNAILS = ".thumbnails"  # hidden, lest an index within the folder finds its own thumbnails
@@ -78,6 +79,10 @@ class Changes:
     unchanged: int = 0  # not read
     gone: int = 0
     bad: tuple[IndexedFile, ...] = ()  # all that have no embedding, also those of earlier runs
+
+
+class NotWritable(ValueError):
+    """The index cannot be updated here and now; it may be searched as it is."""
 
 
 class PictureIndex:
@@ -161,9 +166,7 @@ class PictureIndex:
     def update(self, watch: Callable[[int, int], None] = lambda done, total: None) -> Changes:
         """Make it what the folder is now.  ``watch`` is told how many files are done, of how many that are read."""
         there = stamps_below(self.folder)
-        self.place.mkdir(parents=True, exist_ok=True)
-        busy = f"Another process is writing the index {self.place}; wait for it, or stop it."
-        with alone_in(self.place, partial(refuse, busy)):
+        with self._to_write():
             self._load()
             head = _Head(_VERSION, self.model, str(self.folder.resolve()))
             if self._head is None:
@@ -178,6 +181,20 @@ class PictureIndex:
         bad, looked_at = tuple(self.bad), set(fresh)
         known = len(fresh) - embedded - sum(entry.path in looked_at for entry in bad)
         return Changes(embedded, known, len(there) - len(fresh), len(gone), bad)
+
+    @contextmanager
+    def _to_write(self) -> Iterator[None]:
+        def busy() -> NoReturn:
+            raise NotWritable(f"Another process is writing the index {self.place}; wait for it, or stop it.")
+
+        try:
+            with alone_in(self.place, busy):
+                yield
+        except OSError as error:
+            if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
+                raise
+            reason = f"The index {self.place} cannot be written ({error.strerror}); name another with --index."
+            raise NotWritable(reason) from None
 
     def _write_head(self, head: _Head) -> None:
         replace_text(self.place / HEAD, json.dumps(asdict(head), indent=1))

@@ -1,5 +1,7 @@
 """`fullbatch find`: what it prints, and what a mistake is answered with."""
 
+import contextlib
+import errno
 import re
 import signal
 import subprocess
@@ -66,6 +68,32 @@ def test_a_static_page(run_folder, folder, place, capsys):
     assert len(lines) == 3 and f"3 pictures in {place / 'page' / 'found.html'}" in err
     text = (place / "page" / "found.html").read_text()
     assert text.count("<script>") == 1 and "Content-Security-Policy" in text and "onerror=alert(2)>" not in text
+
+
+@pytest.mark.parametrize("reason", ["Another process is writing the index", "cannot be written (Permission denied)"])
+def test_an_index_that_cannot_be_written_still_answers(reason, run_folder, folder, place, capsys, monkeypatch):
+    from fullbatch.find import index
+    from fullbatch.training import run_folder as locks
+
+    typed = (run_folder, folder, "--index", place / "shared")
+    find(capsys, *typed)
+    lines, _ = find(capsys, *typed, "a cat")
+    other = contextlib.nullcontext()
+    if "Another" in reason:
+        other = locks.alone_in(place / "shared")
+    else:
+        monkeypatch.setattr(index, "alone_in", denied)
+    with other:
+        answered, err = find(capsys, *typed, "a cat")
+        assert answered == lines
+        assert reason in err and err.endswith("Answers are from the 22 pictures in it now.\n") and err.count("\n") == 1
+        find(capsys, *typed, "--static", place / "shared.html")
+        status, out, err = answer(capsys, "find", *map(str, typed))
+        assert (status, out) == (1, "") and reason in err and "Answers" not in err and err.count("\n") == 1
+
+
+def denied(*_):
+    raise PermissionError(errno.EACCES, "Permission denied", ".lock")
 
 
 MISTAKES = {
