@@ -30,6 +30,7 @@ from fullbatch.data.images import EvalTransform
 from fullbatch.data.sample import MAX_IMAGE_BYTES, BadSample, read_file
 from fullbatch.evaluation.embed import Embedder
 from fullbatch.loading import open_model
+from fullbatch.models.tokenizers import NoText
 from fullbatch.models.two_towers import TwoTowers
 from fullbatch.training.display import progress_bar
 
@@ -56,6 +57,11 @@ class Encoder:
     def width(self) -> int:
         """Of an embedding."""
         return self.model.width
+
+    @property
+    def reads_text(self) -> bool:
+        """A model of two views does not."""
+        return not isinstance(self.model.tokenize, NoText)
 
     @property
     def embedder(self) -> Embedder:

@@ -5,6 +5,7 @@ import re
 import pytest
 
 from fullbatch.config.messages import plain
+from fullbatch.encoder import Encoder
 from fullbatch.find.gallery import write_static
 from tests.find.making import HOSTILE, picture, serving, write_hostile, write_pictures
 
@@ -176,8 +177,26 @@ def test_mistakes_in_a_query_are_told(browser, server):
         visit.page.press("#words", "Enter")
         visit.page.wait_for_selector("#told.wrong")
         assert visit.told == "The query 'a cat -' says nothing after a -."
+        assert visit.page.get_attribute("#grid", "aria-busy") == "false"
         visit.search("a cat")
         assert visit.page.locator("#told.wrong").count() == 0
+
+
+def test_the_box_is_reached_where_nothing_is_shown(browser, server):
+    with Visit(browser, f"{server.url}?like=d99") as visit:
+        visit.page.evaluate("document.activeElement.blur()")
+        visit.page.keyboard.press("/")
+        assert visit.page.evaluate("document.activeElement.id") == "words"
+
+
+def test_a_model_that_reads_no_words_has_no_box_for_them(browser, server, monkeypatch):
+    monkeypatch.setattr(Encoder, "reads_text", False)
+    with Visit(browser, server.url) as visit:
+        assert visit.page.locator("#words").is_hidden() and visit.page.locator("#choose").is_visible()
+        visit.page.locator(".tile .like").first.click()
+        visit.page.wait_for_selector("#likes li")
+        visit.ready("ms")
+        assert visit.wrong == []
 
 
 def test_filters_by_folder_and_score(browser, server, finder):
