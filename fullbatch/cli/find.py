@@ -117,7 +117,7 @@ def _changed(index: PictureIndex, changes: Changes) -> list[str]:
     from fullbatch.config.messages import message, plain
 
     counts = {"new": changes.embedded, "known by content": changes.known, "unchanged": changes.unchanged}
-    told = ", ".join(f"{count:,} {what}" for what, count in counts.items() if count)
+    told = ", ".join(f"{count:,} {what}" for what, count in counts.items() if count) or "nothing new"
     gone = f"; {changes.gone:,} gone" if changes.gone else ""
     lines = [message(f"{len(index.pictures):,} pictures of {index.folder} in the index {index.place}: {told}{gone}")]
     if changes.bad:

@@ -72,7 +72,7 @@ class _Head:
 
 @dataclass(frozen=True)
 class Changes:
-    """What an update did, in files."""
+    """What an update did, in pictures."""
 
     embedded: int = 0
     known: int = 0  # moved, copied or touched: their bytes had a row already
@@ -174,13 +174,15 @@ class PictureIndex:
             same_folder = self._head == head  # in another, equal size and time say nothing
             fresh = [path for path, stamp in there.items() if not (same_folder and self._is_as_it_was(path, stamp))]
             gone = [path for path in self.entries if path not in there]
+            lost = sum(self.entries[path].row is not None for path in gone)
             embedded = self._add({path: there[path] for path in fresh}, gone, watch)
             if not same_folder:
                 self._write_head(head)
         self._map()
         bad, looked_at = tuple(self.bad), set(fresh)
-        known = len(fresh) - embedded - sum(entry.path in looked_at for entry in bad)
-        return Changes(embedded, known, len(there) - len(fresh), len(gone), bad)
+        bad_now = sum(entry.path in looked_at for entry in bad)
+        unchanged = len(there) - len(fresh) - (len(bad) - bad_now)
+        return Changes(embedded, len(fresh) - embedded - bad_now, unchanged, lost, bad)
 
     @contextmanager
     def _to_write(self) -> Iterator[None]:
@@ -275,10 +277,18 @@ def require_folder(folder: Path) -> None:
 
 
 def stamps_below(folder: Path) -> dict[str, Stamp]:
-    """The size and time of change of every picture, in the order of their paths."""
+    """The size and time of change of every picture, in the order of their paths.  A folder that cannot be read is among
+    them, as a file that cannot."""
     require_folder(folder)
-    stamps = {}
-    for path in sorted(images_below(str(folder))):
+    stamps: dict[str, Stamp] = {}
+
+    def unread(error: OSError) -> None:
+        path = os.path.relpath(error.filename, folder)
+        if path == ".":
+            raise ValueError(f"The folder {folder} cannot be read ({error.strerror}).")
+        stamps[path] = (0, 0)
+
+    for path in sorted(images_below(str(folder), unread)):
         try:
             status = os.stat(folder / path)
         except OSError:  # a link that leads nowhere, or gone by now

@@ -35,7 +35,7 @@ def test_it_indexes_and_says_so(run_folder, folder, place, capsys):
     assert line == f"22 pictures of {folder} in the index {place / 'first'}: 22 new" and err == ""
     assert bad[0] == "1 cannot be used:" and "bad.png: not a JPEG" in bad[1]
     (line, *_), _ = find(capsys, run_folder, folder, "--index", place / "first")
-    assert line.endswith(": 23 unchanged")
+    assert line.endswith(": 22 unchanged")
 
 
 def test_it_prints_scores_and_paths(run_folder, folder, place, capsys):
@@ -191,4 +191,4 @@ def test_ctrl_c_keeps_what_is_done(run_folder, folder, place, capsys, monkeypatc
     assert status == 130 and "What is in the index is kept: the same command goes on." in err
     monkeypatch.undo()
     (line, *_), _ = find(capsys, *typed[1:])
-    assert line.endswith(": 14 new, 8 unchanged") or line.endswith(": 14 new, 9 unchanged")
+    assert line.endswith(": 14 new, 8 unchanged")
