@@ -23,7 +23,7 @@ def _port(words: list[str]) -> int:
     (0, 8000)
     """
     if words and not (words[0].isdecimal() and int(words[0]) < 65536):
-        raise ValueError(f"a port is a whole number in [0, 65535], got {words[0]}")
+        raise ValueError(f"a port is a whole number in [0, 65535], got {words[0]!r}; put the query before --serve")
     return int(words[0]) if words else 0
 
 
@@ -73,6 +73,8 @@ def find(arguments: list[str]) -> int:
     from fullbatch.training.display import progress_bar
 
     words = " ".join(options.query)
+    if options.query and not words.strip():
+        raise ValueError("The query is empty and says nothing; leave it out, or say what to find.")
     require_folder(options.folder)
     if options.static is not None and options.static.is_dir():
         inside = options.static / "found.html"
@@ -109,7 +111,7 @@ def find(arguments: list[str]) -> int:
         if options.static is not None:
             _write(finder, hits, words or (f"like {options.like.name}" if options.like else ""), options.static)
     if options.serve is not None:
-        _serve(finder, options.serve, words)
+        _serve(finder, options.serve, words, options.like)
     return 0
 
 
@@ -135,7 +137,7 @@ def _write(finder: Finder, hits: list[Hit], asked: str, output: Path) -> None:
     print(f"{count:,} pictures in {output}", file=sys.stderr)
 
 
-def _serve(finder: Finder, port: int, words: str) -> None:
+def _serve(finder: Finder, port: int, words: str, like: Path | None) -> None:
     from fullbatch.find.server import HOST, PageServer
 
     try:
@@ -143,7 +145,10 @@ def _serve(finder: Finder, port: int, words: str) -> None:
     except OSError as error:
         raise ValueError(f"--serve {port}: {HOST}:{port} cannot be used ({error.strerror}); name another.") from None
     with server:
-        print(f"{server.url}{'?' + urlencode({'q': words}) if words else ''}\nCtrl-C stops it.", flush=True)
+        asked = {"q": words} if words else {}
+        if like is not None:
+            asked["like"] = server.answers.remember(like.read_bytes(), str(like))
+        print(f"{server.url}{'?' + urlencode(asked) if asked else ''}\nCtrl-C stops it.", flush=True)
         try:
             server.serve_forever()
         except KeyboardInterrupt:

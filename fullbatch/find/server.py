@@ -133,12 +133,14 @@ class PageAnswers:
         return Answer.of({"hits": gallery.shown_hits(hits), "seconds": elapsed})
 
     def drop(self, raw: bytes) -> Answer:
+        return Answer.of({"name": self.remember(raw, "the dropped picture")})
+
+    def remember(self, raw: bytes, called: str) -> str:
         """A picture that is in no index: it is embedded, and from now on has a name to search by."""
         encoder = self.finder.index.encoder
         try:
             with self._few_at_a_time:
-                square = encoder.transform(raw, "the dropped picture")
-                small = jpeg_of(raw, "the dropped picture", SMALL)
+                square, small = encoder.transform(raw, called), jpeg_of(raw, called, SMALL)
         except BadSample as bad:
             raise ValueError(f"{clean(bad)}.") from None
         with self._one_at_a_time:
@@ -148,7 +150,7 @@ class PageAnswers:
             self._uploads[name] = row_D, small
             while len(self._uploads) > _UPLOADS:
                 self._uploads.popitem(last=False)
-        return Answer.of({"name": name})
+        return name
 
     def _number(self, text: str) -> int:
         if int(text) >= len(self.finder.pictures):
