@@ -191,7 +191,8 @@ def test_it_serves_until_it_is_stopped(number, run_folder, folder):
             with urllib.request.urlopen(lines[1].split("?")[0] + "about", timeout=20) as response:
                 assert b'"pictures": 22' in response.read()
             running.send_signal(number)
-            assert running.wait(30) == 0 and "Traceback" not in running.stderr.read()
+            stderr = running.communicate(timeout=30)[1]
+            assert running.returncode == 0 and "Traceback" not in stderr, stderr
         finally:
             running.kill()
 

@@ -283,7 +283,7 @@ for moment in map(float, moments):
 """
 
 
-@pytest.mark.parametrize("kills", [6, pytest.param(60, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kills", [2, pytest.param(60, marks=pytest.mark.slow)])
 def test_killed_at_random_moments(trained, encoder, opened, tmp_path, kills):
     folder = tmp_path / "pictures"
     write_pictures(folder, 50 * kills)
