@@ -30,12 +30,14 @@ from fullbatch.data.images import EvalTransform
 from fullbatch.data.sample import MAX_IMAGE_BYTES, BadSample, read_file
 from fullbatch.evaluation.embed import Embedder
 from fullbatch.loading import open_model
+from fullbatch.models.tokenizers import NoText
 from fullbatch.models.two_towers import TwoTowers
 from fullbatch.training.display import progress_bar
 
 # a file, or pixels: a PIL image, an array (H, W) or (H, W, 3), a tensor (3, H, W), of whole numbers from 0 to 255
 Picture: TypeAlias = str | os.PathLike[str] | Image.Image | npt.NDArray[Any] | Tensor
-MAX_PIXELS = 50_000_000  # of a picture; a larger one is refused
+MAX_PIXELS = 200_000_000  # of a picture; a larger one is refused
+_FULL_PIXELS = 50_000_000  # a larger JPEG is decoded at reduced size: in full, it would take 600 MB
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
@@ -58,6 +60,11 @@ class Encoder:
         return self.model.width
 
     @property
+    def reads_text(self) -> bool:
+        """A model of two views does not."""
+        return not isinstance(self.model.tokenize, NoText)
+
+    @property
     def embedder(self) -> Embedder:
         """What evaluation measures a model with."""
         model, settings = self.model, (self.device, self.precision, self.batch_size)
@@ -66,7 +73,7 @@ class Encoder:
     @property
     def transform(self) -> EvalTransform:
         """From a file's bytes to the square that the image tower takes, uint8, (3, S, S)."""
-        return EvalTransform(self.model.image_size, MAX_PIXELS)
+        return EvalTransform(self.model.image_size, MAX_PIXELS, _FULL_PIXELS)
 
     def encode_image(self, images: Picture | Sequence[Picture], progress: bool = False) -> Tensor:
         """Unit rows on the CPU, (N, D), in float32; of one picture, (D,).  ``.numpy()`` makes arrays of them.  Files

@@ -23,7 +23,7 @@ def _port(words: list[str]) -> int:
     (0, 8000)
     """
     if words and not (words[0].isdecimal() and int(words[0]) < 65536):
-        raise ValueError(f"a port is a whole number in [0, 65535], got {words[0]}")
+        raise ValueError(f"a port is a whole number in [0, 65535], got {words[0]!r}; put the query before --serve")
     return int(words[0]) if words else 0
 
 
@@ -66,12 +66,15 @@ def find(arguments: list[str]) -> int:
         if getattr(options, name) < 1:
             raise ValueError(f"--{name.replace('_', '-')} must be at least 1, got {getattr(options, name)}.")
     from fullbatch.cli.printing import print_lines
+    from fullbatch.config.messages import message
     from fullbatch.encoder import load
-    from fullbatch.find.index import PictureIndex, require_folder
+    from fullbatch.find.index import NotWritable, PictureIndex, require_folder
     from fullbatch.find.nearest import Finder, query_of
     from fullbatch.training.display import progress_bar
 
     words = " ".join(options.query)
+    if options.query and not words.strip():
+        raise ValueError("The query is empty and says nothing; leave it out, or say what to find.")
     require_folder(options.folder)
     if options.static is not None and options.static.is_dir():
         inside = options.static / "found.html"
@@ -86,12 +89,18 @@ def find(arguments: list[str]) -> int:
     likes = [] if options.like is None else [(1.0, encoder.encode_image(options.like))]
     query_D = query_of(encoder, words, likes)  # mistakes are told before the work
     index = PictureIndex(options.folder, encoder, options.index)
-    with progress_bar("indexing") as watch:
-        changes = index.update(watch)
     is_all = query_D is None and options.serve is None and options.static is None
-    if is_all or changes.embedded or changes.known or changes.gone:
-        for line in _changed(index, changes):
-            print(line, file=sys.stdout if is_all else sys.stderr)
+    try:
+        with progress_bar("indexing") as watch:
+            changes = index.update(watch)
+    except NotWritable as error:
+        if is_all or not index.pictures:
+            raise
+        print(message(f"{error}  Answers are from the {len(index.pictures):,} pictures in it now."), file=sys.stderr)
+    else:
+        if is_all or changes.embedded or changes.known or changes.gone:
+            for line in _changed(index, changes):
+                print(line, file=sys.stdout if is_all else sys.stderr)
     if is_all:
         return 0
     finder = Finder(index, options.rows)
@@ -102,7 +111,7 @@ def find(arguments: list[str]) -> int:
         if options.static is not None:
             _write(finder, hits, words or (f"like {options.like.name}" if options.like else ""), options.static)
     if options.serve is not None:
-        _serve(finder, options.serve, words)
+        _serve(finder, options.serve, words, options.like)
     return 0
 
 
@@ -110,7 +119,7 @@ def _changed(index: PictureIndex, changes: Changes) -> list[str]:
     from fullbatch.config.messages import message, plain
 
     counts = {"new": changes.embedded, "known by content": changes.known, "unchanged": changes.unchanged}
-    told = ", ".join(f"{count:,} {what}" for what, count in counts.items() if count)
+    told = ", ".join(f"{count:,} {what}" for what, count in counts.items() if count) or "nothing new"
     gone = f"; {changes.gone:,} gone" if changes.gone else ""
     lines = [message(f"{len(index.pictures):,} pictures of {index.folder} in the index {index.place}: {told}{gone}")]
     if changes.bad:
@@ -128,7 +137,7 @@ def _write(finder: Finder, hits: list[Hit], asked: str, output: Path) -> None:
     print(f"{count:,} pictures in {output}", file=sys.stderr)
 
 
-def _serve(finder: Finder, port: int, words: str) -> None:
+def _serve(finder: Finder, port: int, words: str, like: Path | None) -> None:
     from fullbatch.find.server import HOST, PageServer
 
     try:
@@ -136,7 +145,10 @@ def _serve(finder: Finder, port: int, words: str) -> None:
     except OSError as error:
         raise ValueError(f"--serve {port}: {HOST}:{port} cannot be used ({error.strerror}); name another.") from None
     with server:
-        print(f"{server.url}{'?' + urlencode({'q': words}) if words else ''}\nCtrl-C stops it.", flush=True)
+        asked = {"q": words} if words else {}
+        if like is not None:
+            asked["like"] = server.answers.remember(like.read_bytes(), str(like))
+        print(f"{server.url}{'?' + urlencode(asked) if asked else ''}\nCtrl-C stops it.", flush=True)
         try:
             server.serve_forever()
         except KeyboardInterrupt:

@@ -84,7 +84,7 @@ def open_image(raw: bytes, name: str, max_pixels: int) -> Image.Image:
         image = reader(io.BytesIO(raw))  # type: ignore[call-arg]
         width, height = image.size
         if width * height > max_pixels:
-            raise BadSample(name, f"the image has {width} x {height} pixels, more than max_pixels={max_pixels:,}")
+            raise BadSample(name, f"the image has {width} x {height} pixels, more than the limit of {max_pixels:,}")
         if width < 1 or height < 1:
             raise BadSample(name, f"the image has {width} x {height} pixels")
         return image
@@ -192,16 +192,22 @@ class TrainTransform:
 @dataclass(frozen=True)
 class EvalTransform:
     """open_clip's evaluation transform, with nothing random: the shorter side resized to ``size``, then the middle
-    square; views are cut from it too.  JPEGs are decoded in full, so that published numbers can be had again."""
+    square; views are cut from it too.  JPEGs are decoded in full, so that published numbers can be had again; only one
+    of more than ``full_pixels`` is decoded at 1/2, 1/4 or 1/8."""
 
     size: int
     max_pixels: int = 50_000_000
+    full_pixels: int | None = None
 
     def __call__(self, raw: bytes, name: str, rng: random.Random | None = None) -> Tensor:
         return self.picture(open_image(raw, name, self.max_pixels), name, raw)
 
     def picture(self, image: Image.Image, name: str, raw: bytes = b"") -> Tensor:
         """The same of an image that is open; its bytes, where they are known, may be decoded faster."""
+        factor = min(image.size) // (_FINER * self.size)
+        is_large = self.full_pixels is not None and math.prod(image.size) > self.full_pixels
+        if raw and is_large and factor >= 2:  # without its bytes the image is somebody else's
+            image.draft(None, (image.width // factor, image.height // factor))  # of other formats it changes nothing
         width, height = image.size
         short = min(width, height)
         new_width, new_height = self.size * width // short, self.size * height // short

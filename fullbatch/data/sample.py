@@ -7,7 +7,7 @@ import json
 import os
 import stat
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice, pairwise
 from typing import Any
@@ -223,11 +223,12 @@ def _kind(relative: str) -> str:
     return os.path.basename(os.path.dirname(relative)).replace("_", " ").replace("-", " ")
 
 
-def images_below(root: str) -> Iterator[str]:
-    """Relative paths, with links followed; a folder that links lead to twice is visited once."""
+def images_below(root: str, unread: Callable[[OSError], None] | None = None) -> Iterator[str]:
+    """Relative paths, with links followed; a folder that links lead to twice is visited once.  ``unread`` is told of
+    folders that cannot be read."""
     endings = tuple(f".{extension}" for extension in IMAGE_EXTENSIONS)
     visited = {os.path.realpath(root)}
-    for folder, subfolders, files in os.walk(root, followlinks=True):
+    for folder, subfolders, files in os.walk(root, onerror=unread, followlinks=True):
         real = {name: os.path.realpath(os.path.join(folder, name)) for name in sorted(subfolders)}
         fresh = [name for name, place in real.items() if place not in visited and not name.startswith(".")]
         visited.update(real[name] for name in fresh)

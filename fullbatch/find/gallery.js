@@ -63,8 +63,9 @@
       document.title = `${asked.q || (asked.like.length ? "by a picture" : "all pictures")} · fullbatch find`;
     } catch (error) {
       if (own === waiting && error.name !== "AbortError") tell(SILENT, true);
+    } finally {
+      if (own === waiting) grid.setAttribute("aria-busy", "false");
     }
-    if (own === waiting) grid.setAttribute("aria-busy", "false");
   };
 
   // -- filters --------------------------------------------------------------------------------------------------------
@@ -212,14 +213,15 @@
   // -- keyboard, large view, light and dark ---------------------------------------------------------------------------
   const steps = { ArrowLeft: () => -1, ArrowRight: () => 1, ArrowUp: () => -columns, ArrowDown: () => columns };
   addEventListener("keydown", (event) => {
-    if (event.ctrlKey || event.metaKey || event.altKey || !shown.length) return;
+    if (event.ctrlKey || event.metaKey || event.altKey) return;
     const typing = event.target.matches("input, select"), step = steps[event.key];
+    if (event.key === "/" && !typing && !large.open) { event.preventDefault(); words.focus(); words.select(); }
+    if (!shown.length) return;
     if (large.open) {
       if (step) { event.preventDefault(); enlarge(Math.max(0, Math.min(shown.length - 1, current + step()))); }
       return;
     }
-    if (event.key === "/" && !typing) { event.preventDefault(); words.focus(); words.select(); }
-    else if (event.key === "ArrowDown" && event.target === words) { event.preventDefault(); go(current); }
+    if (event.key === "ArrowDown" && event.target === words) { event.preventDefault(); go(current); }
     else if (event.target.matches(".like") && step) { event.preventDefault(); go(current + step()); }
     else if (event.target.matches(".like") && event.key === " ") { event.preventDefault(); enlarge(current); }
   });
@@ -246,6 +248,7 @@
     for (const [at, [name, pictures]] of about.folders.entries())
       byId("folder").append(element("option", { value: at }, `${name} (${count(pictures)})`));
     byId("folders").hidden = !about.folders.length;
+    for (const part of document.querySelectorAll(".by-words")) part.hidden = !about.words;
   };
   if (still) {
     byId("search").hidden = byId("keys").hidden = true;

@@ -41,6 +41,7 @@ def shown_hits(hits: Sequence[Hit]) -> list[tuple[int, float | None, str]]:
 def about(finder: Finder) -> dict[str, Any]:
     return {
         "name": plain(finder.index.folder.resolve().name, 80),
+        "words": finder.index.encoder.reads_text,
         "pictures": len(finder.pictures),
         "bad": len(finder.index.bad),
         "folders": [(clean(folder), count) for folder, count in islice(finder.folders.items(), _FOLDERS)],

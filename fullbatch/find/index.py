@@ -13,15 +13,16 @@ Rows are on the disk before the lines that speak of them.  A later line about a 
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NoReturn
 
 import numpy as np
 import torch
@@ -41,7 +42,7 @@ from fullbatch.data.tar_shards import cache_folder
 from fullbatch.encoder import Encoder, batched, read_ahead
 from fullbatch.evaluation.embed import check_finite, fingerprint_of_model
 from fullbatch.training.checkpoint import sync, told_if_full
-from fullbatch.training.run_folder import alone_in, refuse, replace_text
+from fullbatch.training.run_folder import alone_in, replace_text
 
 HEAD, EMBEDDINGS, FILES = "index.json", "embeddings.f32", "files.jsonl"
 THUMBNAILS = ".thumbnails"  # hidden, lest an index within the folder finds its own thumbnails
@@ -71,13 +72,17 @@ class _Head:
 
 @dataclass(frozen=True)
 class Changes:
-    """What an update did, in files."""
+    """What an update did, in pictures."""
 
     embedded: int = 0
     known: int = 0  # moved, copied or touched: their bytes had a row already
     unchanged: int = 0  # not read
     gone: int = 0
     bad: tuple[IndexedFile, ...] = ()  # all that have no embedding, also those of earlier runs
+
+
+class NotWritable(ValueError):
+    """The index cannot be updated here and now; it may be searched as it is."""
 
 
 class PictureIndex:
@@ -161,9 +166,7 @@ class PictureIndex:
     def update(self, watch: Callable[[int, int], None] = lambda done, total: None) -> Changes:
         """Make it what the folder is now.  ``watch`` is told how many files are done, of how many that are read."""
         there = stamps_below(self.folder)
-        self.place.mkdir(parents=True, exist_ok=True)
-        busy = f"Another process is writing the index {self.place}; wait for it, or stop it."
-        with alone_in(self.place, partial(refuse, busy)):
+        with self._to_write():
             self._load()
             head = _Head(_VERSION, self.model, str(self.folder.resolve()))
             if self._head is None:
@@ -171,13 +174,29 @@ class PictureIndex:
             same_folder = self._head == head  # in another, equal size and time say nothing
             fresh = [path for path, stamp in there.items() if not (same_folder and self._is_as_it_was(path, stamp))]
             gone = [path for path in self.entries if path not in there]
+            lost = sum(self.entries[path].row is not None for path in gone)
             embedded = self._add({path: there[path] for path in fresh}, gone, watch)
             if not same_folder:
                 self._write_head(head)
         self._map()
         bad, looked_at = tuple(self.bad), set(fresh)
-        known = len(fresh) - embedded - sum(entry.path in looked_at for entry in bad)
-        return Changes(embedded, known, len(there) - len(fresh), len(gone), bad)
+        bad_now = sum(entry.path in looked_at for entry in bad)
+        unchanged = len(there) - len(fresh) - (len(bad) - bad_now)
+        return Changes(embedded, len(fresh) - embedded - bad_now, unchanged, lost, bad)
+
+    @contextmanager
+    def _to_write(self) -> Iterator[None]:
+        def busy() -> NoReturn:
+            raise NotWritable(f"Another process is writing the index {self.place}; wait for it, or stop it.")
+
+        try:
+            with alone_in(self.place, busy):
+                yield
+        except OSError as error:
+            if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
+                raise
+            reason = f"The index {self.place} cannot be written ({error.strerror}); name another with --index."
+            raise NotWritable(reason) from None
 
     def _write_head(self, head: _Head) -> None:
         replace_text(self.place / HEAD, json.dumps(asdict(head), indent=1))
@@ -258,10 +277,18 @@ def require_folder(folder: Path) -> None:
 
 
 def stamps_below(folder: Path) -> dict[str, Stamp]:
-    """The size and time of change of every picture, in the order of their paths."""
+    """The size and time of change of every picture, in the order of their paths.  A folder that cannot be read is among
+    them, as a file that cannot."""
     require_folder(folder)
-    stamps = {}
-    for path in sorted(images_below(str(folder))):
+    stamps: dict[str, Stamp] = {}
+
+    def unread(error: OSError) -> None:
+        path = os.path.relpath(error.filename, folder)
+        if path == ".":
+            raise ValueError(f"The folder {folder} cannot be read ({error.strerror}).")
+        stamps[path] = (0, 0)
+
+    for path in sorted(images_below(str(folder), unread)):
         try:
             status = os.stat(folder / path)
         except OSError:  # a link that leads nowhere, or gone by now

@@ -57,6 +57,8 @@ def combined(parts: Iterable[tuple[float, Tensor]]) -> Tensor:
 def query_of(encoder: Encoder, words: str, likes: Sequence[tuple[float, Tensor]] = ()) -> Tensor | None:
     """Words and embeddings of pictures, added and subtracted, (D,); None where nothing is asked for."""
     asked = terms_of(words)
+    if asked and not encoder.reads_text:
+        raise ValueError("This model was trained on views of pictures and reads no words; use --like PICTURE.")
     units = encoder.encode_text([text for _, text in asked])
     parts = [*((sign, unit_D) for (sign, _), unit_D in zip(asked, units, strict=True)), *likes]
     return combined(parts) if parts else None

@@ -4,10 +4,12 @@ are asked for by number, and no part of an address ever becomes a path."""
 from __future__ import annotations
 
 import hmac
+import io
 import json
 import logging
 import re
 import secrets
+import socket
 import threading
 import time
 from collections import OrderedDict
@@ -16,7 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, urlsplit
 
 from torch import Tensor
@@ -27,6 +29,9 @@ from fullbatch.find import gallery
 from fullbatch.find.nearest import Finder
 from fullbatch.find.thumbnails import SMALL, Thumbnails, jpeg_of
 
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
+
 log = logging.getLogger("fullbatch")
 HOST = "127.0.0.1"
 MOST_HITS = 20_000
@@ -34,9 +39,11 @@ MAX_UPLOAD = 32 << 20  # bytes of a picture that is dropped on the page
 _UPLOADS = 64  # dropped pictures that are remembered, for the back button
 _MAX_WORDS = 1000  # characters of a query
 _MAX_LIKES = 16  # pictures of a query
-_DRAWN = 4  # pictures decoded at a time: each may take 150 MB
+_DRAWN = 4  # pictures decoded at a time: each may take 150 MB, and a PNG four times as much
 _CONNECTIONS = 64  # at a time; a browser opens six
-_PATIENCE = 30.0  # seconds that a connection may be silent
+_HEAD_SECONDS = 10.0  # from one answer to the end of the next request's head
+_BODY_SECONDS = 60.0  # for a picture that is dropped
+_PATIENCE = 30.0  # seconds for an answer to be taken
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -126,12 +133,14 @@ class PageAnswers:
         return Answer.of({"hits": gallery.shown_hits(hits), "seconds": elapsed})
 
     def drop(self, raw: bytes) -> Answer:
+        return Answer.of({"name": self.remember(raw, "the dropped picture")})
+
+    def remember(self, raw: bytes, called: str) -> str:
         """A picture that is in no index: it is embedded, and from now on has a name to search by."""
         encoder = self.finder.index.encoder
         try:
             with self._few_at_a_time:
-                square = encoder.transform(raw, "the dropped picture")
-                small = jpeg_of(raw, "the dropped picture", SMALL)
+                square, small = encoder.transform(raw, called), jpeg_of(raw, called, SMALL)
         except BadSample as bad:
             raise ValueError(f"{clean(bad)}.") from None
         with self._one_at_a_time:
@@ -141,7 +150,7 @@ class PageAnswers:
             self._uploads[name] = row_D, small
             while len(self._uploads) > _UPLOADS:
                 self._uploads.popitem(last=False)
-        return Answer.of({"name": name})
+        return name
 
     def _number(self, text: str) -> int:
         if int(text) >= len(self.finder.pictures):
@@ -149,9 +158,10 @@ class PageAnswers:
         return int(text)
 
     def _dropped(self, name: str) -> tuple[Tensor, bytes]:
-        if name not in self._uploads:
+        upload = self._uploads.get(name)
+        if upload is None:
             raise Refused(HTTPStatus.NOT_FOUND, "That picture is forgotten by now; drop it again.")
-        return self._uploads[name]
+        return upload
 
     def _like(self, text: str) -> tuple[float, Tensor]:
         found = re.fullmatch(r"(-?)(d?)([0-9]{1,9})", text, re.ASCII)
@@ -165,11 +175,41 @@ def _values(query: str) -> dict[str, str]:
     return {name: values[-1] for name, values in parse_qs(query, max_num_fields=20, errors="replace").items()}
 
 
+class _TimedReader(io.RawIOBase):
+    """A socket to read from until a deadline, however the bytes drip: a socket's own timeout starts anew with each."""
+
+    def __init__(self, wire: socket.socket) -> None:
+        self.wire, self.deadline = wire, 0.0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: WriteableBuffer) -> int:
+        left = self.deadline - time.monotonic()
+        if left <= 0.0:
+            raise TimeoutError
+        self.wire.settimeout(left)
+        try:
+            return self.wire.recv_into(buffer)
+        finally:
+            self.wire.settimeout(_PATIENCE)
+
+
 class _Handler(BaseHTTPRequestHandler):
     server: PageServer
     protocol_version = "HTTP/1.1"
     server_version, sys_version = "fullbatch", ""
     timeout = _PATIENCE
+
+    def setup(self) -> None:
+        super().setup()
+        self.rfile.close()
+        self._reader = _TimedReader(self.connection)
+        self.rfile = io.BufferedReader(self._reader)
+
+    def handle_one_request(self) -> None:
+        self._reader.deadline = time.monotonic() + _HEAD_SECONDS
+        super().handle_one_request()
 
     def do_GET(self) -> None:
         self._answer(self._give)
@@ -191,6 +231,7 @@ class _Handler(BaseHTTPRequestHandler):
         if int(length) > MAX_UPLOAD:
             limit = f"The picture is larger than {MAX_UPLOAD >> 20} MB."
             raise Refused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, limit)
+        self._reader.deadline = time.monotonic() + _BODY_SECONDS
         raw = self.rfile.read(int(length))
         if len(raw) < int(length):
             raise Refused(HTTPStatus.BAD_REQUEST, "The picture was cut off.")
@@ -268,7 +309,7 @@ class PageServer(ThreadingHTTPServer):
         return f"http://{HOST}:{self.server_port}/{self.key}/"
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        if self._open.acquire(timeout=1.0):
+        if self._open.acquire(timeout=_HEAD_SECONDS + 1.0):  # by then those who ask for nothing are out
             super().process_request(request, client_address)
         else:
             self.shutdown_request(request)

@@ -11,7 +11,7 @@ from PIL.JpegImagePlugin import JpegImageFile
 
 from fullbatch.data.images import load_rgb, open_image
 from fullbatch.data.sample import MAX_IMAGE_BYTES, BadSample, read_file
-from fullbatch.data.tar_shards import keep_in_cache
+from fullbatch.data.tar_shards import write_atomically
 from fullbatch.encoder import MAX_PIXELS
 from fullbatch.find.index import THUMBNAILS, IndexedFile, PictureIndex, digest_of
 
@@ -46,9 +46,9 @@ class Thumbnails:
         with suppress(OSError):
             return kept.read_bytes()
         made = jpeg_of(self.bytes_of(entry), entry.path, SMALL)
-        with suppress(OSError):
+        with suppress(OSError):  # an index that cannot be written: then it is made each time
             kept.parent.mkdir(parents=True, exist_ok=True)
-        keep_in_cache(kept, lambda file: file.write(made), "Thumbnails")
+            write_atomically(kept, lambda file: file.write(made))
         return made
 
     def large(self, entry: IndexedFile) -> bytes:

@@ -46,7 +46,7 @@ def test_a_bomb_is_refused_by_its_header():
     bomb = png_of(60_000, 60_000, 8, 2, bytes(1000))
     assert len(bomb) < 200
     limit = Image.MAX_IMAGE_PIXELS
-    with pytest.raises(BadSample, match="60000 x 60000 pixels, more than max_pixels=50,000,000"):
+    with pytest.raises(BadSample, match="60000 x 60000 pixels, more than the limit of 50,000,000"):
         decode(bomb, "bomb.png", LIMIT)
     assert limit == Image.MAX_IMAGE_PIXELS
 
@@ -54,7 +54,7 @@ def test_a_bomb_is_refused_by_its_header():
 def test_the_limit_is_ours_not_pils(monkeypatch):
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 10)
     assert pixels(jpeg()).shape == (24, 32, 3)
-    with pytest.raises(BadSample, match="max_pixels=767"):
+    with pytest.raises(BadSample, match="the limit of 767"):
         decode(jpeg(), "x", 767)
 
 

@@ -179,6 +179,18 @@ def test_crops_are_drawn_as_torchvision_draws_them():
         assert (ours[:, 0] + ours[:, 2]).max() <= width and (ours[:, 1] + ours[:, 3]).max() <= height
 
 
+def test_a_large_jpeg_is_reduced_where_that_is_asked_for(monkeypatch):
+    raw, loaded, honest = jpeg((800, 600)), [], images.load_rgb
+    monkeypatch.setattr(images, "simplejpeg", None)
+    monkeypatch.setattr(images, "load_rgb", lambda image, name: loaded.append(image.size) or honest(image, name))
+    for transform in (EvalTransform(32), EvalTransform(32, full_pixels=480_000), EvalTransform(32, full_pixels=1)):
+        transform(raw, "x")
+    assert loaded == [(800, 600), (800, 600), (100, 75)]
+    monkeypatch.undo()
+    whole, reduced = (EvalTransform(32, full_pixels=most)(raw, "x").float() for most in (None, 1))
+    assert (whole - reduced).abs().mean() < 2.0
+
+
 def test_the_crop_keeps_its_share_of_the_area():
     rng = random.Random(0)
     shares = [w * h / 120_000 for _, _, w, h in (random_crop(400, 300, (0.3, 0.5), rng) for _ in range(500))]

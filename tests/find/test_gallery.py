@@ -5,10 +5,10 @@ import re
 import pytest
 
 from fullbatch.config.messages import plain
+from fullbatch.encoder import Encoder
 from fullbatch.find.gallery import write_static
 from tests.find.making import HOSTILE, picture, serving, write_hostile, write_pictures
 
-MANY = 5000
 MINUS = "\u2212"
 
 
@@ -176,8 +176,26 @@ def test_mistakes_in_a_query_are_told(browser, server):
         visit.page.press("#words", "Enter")
         visit.page.wait_for_selector("#told.wrong")
         assert visit.told == "The query 'a cat -' says nothing after a -."
+        assert visit.page.get_attribute("#grid", "aria-busy") == "false"
         visit.search("a cat")
         assert visit.page.locator("#told.wrong").count() == 0
+
+
+def test_the_box_is_reached_where_nothing_is_shown(browser, server):
+    with Visit(browser, f"{server.url}?like=d99") as visit:
+        visit.page.evaluate("document.activeElement.blur()")
+        visit.page.keyboard.press("/")
+        assert visit.page.evaluate("document.activeElement.id") == "words"
+
+
+def test_a_model_that_reads_no_words_has_no_box_for_them(browser, server, monkeypatch):
+    monkeypatch.setattr(Encoder, "reads_text", False)
+    with Visit(browser, server.url) as visit:
+        assert visit.page.locator("#words").is_hidden() and visit.page.locator("#choose").is_visible()
+        visit.page.locator(".tile .like").first.click()
+        visit.page.wait_for_selector("#likes li")
+        visit.ready("ms")
+        assert visit.wrong == []
 
 
 def test_filters_by_folder_and_score(browser, server, finder):
@@ -289,19 +307,15 @@ def test_a_phone_shows_it_without_scrolling_sideways(browser, server, scheme):
         assert visit.wrong == []
 
 
-@pytest.fixture(scope="module")
-def many(indexed, tmp_path_factory):
-    place = tmp_path_factory.mktemp("many")
-    write_pictures(place / "pictures", MANY)
-    return indexed(place / "pictures", place / "index")
-
-
-def test_five_thousand_pictures_without_stutter(browser, many):
+@pytest.mark.parametrize("count", [500, pytest.param(5000, marks=pytest.mark.slow)])
+def test_many_pictures_without_stutter(browser, indexed, tmp_path, count):
+    write_pictures(tmp_path / "pictures", count)
+    many = indexed(tmp_path / "pictures", tmp_path / "index")
     with serving(many) as server, Visit(browser, server.url) as visit:
         page = visit.page
-        visit.ready(f"{MANY:,} pictures")
+        visit.ready(f"{count:,} pictures")
         visit.search("a cat")
-        visit.ready(f"{MANY:,} pictures")
+        visit.ready(f"{count:,} pictures")
         assert page.locator(".tile").count() < 200, "only what is in view exists"
         scroll = """async ([step, frames]) => {
             for (let frame = 0; frame < frames; frame++) {
@@ -315,7 +329,7 @@ def test_five_thousand_pictures_without_stutter(browser, many):
         page.evaluate(scroll, [20_000, 20])
         page.evaluate("scrollTo(0, document.documentElement.scrollHeight)")
         page.wait_for_timeout(100)
-        last = names_of(many.find(many.query("a cat"), MANY))[-1]
+        last = names_of(many.find(many.query("a cat"), count))[-1]
         assert last in visit.names()
         visit.loaded()
         y = page.evaluate("scrollY")

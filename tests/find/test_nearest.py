@@ -4,10 +4,13 @@ import pytest
 import torch
 from torch.nn.functional import normalize
 
+from fullbatch.config.model import Model
+from fullbatch.encoder import Encoder
 from fullbatch.find import nearest as nearest_module
-from fullbatch.find.nearest import ExactSearch, combined, terms_of
+from fullbatch.find.nearest import ExactSearch, combined, query_of, terms_of
+from fullbatch.models.build import build_model
 from tests.conftest import unit_rows
-from tests.find.making import write_pictures
+from tests.find.making import picture, write_pictures
 
 COPIES = ("fp32", "bf16")
 
@@ -127,3 +130,12 @@ def test_a_folder_within_and_no_query(finder):
     assert {hit.number for hit in nearest} == {hit.number for hit in some}
     assert finder.find(finder.query("a cat"), 100, "bel") == []
     assert finder.places("zz").tolist() == finder.places("").tolist() == []
+
+
+def test_a_model_of_two_views_is_asked_by_pictures():
+    model = build_model(Model(view_tower="test_resnet", view_stem="small", projection=(16, 8))).eval()
+    encoder = Encoder(model, None, None, torch.device("cpu"))
+    with pytest.raises(ValueError, match="reads no words; use --like PICTURE"):
+        query_of(encoder, "a cat")
+    like_D = encoder.encode_image(picture(1))
+    torch.testing.assert_close(query_of(encoder, "", [(1.0, like_D)]), like_D)

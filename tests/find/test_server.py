@@ -1,5 +1,6 @@
 """The server under attack: it answers its own page alone, and shows nothing but pictures of the index."""
 
+import contextlib
 import http.client
 import io
 import json
@@ -315,12 +316,48 @@ def test_it_listens_on_this_machine_alone(server):
     assert server.url == f"http://127.0.0.1:{server.server_port}/{server.key}/" and len(server.key) >= 22
 
 
-def test_idle_connections_do_not_lock_others_out(server, monkeypatch):
-    """More than are allowed at a time: the ones beyond are closed, and when they go there is room again."""
-    idle = [socket.create_connection(("127.0.0.1", server.server_port)) for _ in range(server_module._CONNECTIONS)]
-    for wire in idle:
-        wire.close()
-    assert request(server, "about").status == 200
+def dripping(server, head, count):
+    """So many connections that send a byte after another, and never end; a function that hangs up."""
+    wires = [socket.create_connection(("127.0.0.1", server.server_port)) for _ in range(count)]
+    over = threading.Event()
+
+    def drip():
+        while not over.wait(0.05):
+            for wire in wires:
+                with contextlib.suppress(OSError):
+                    wire.sendall(b"X")
+
+    for wire in wires:
+        wire.sendall(head)
+    thread = threading.Thread(target=drip)
+    thread.start()
+
+    def hang_up():
+        over.set()
+        thread.join()
+        for wire in wires:
+            wire.close()
+
+    return hang_up
+
+
+def test_whoever_never_ends_a_head_does_not_lock_others_out(server, monkeypatch):
+    monkeypatch.setattr(server_module, "_HEAD_SECONDS", 0.5)
+    hang_up = dripping(server, b"GET /", server_module._CONNECTIONS + 1)
+    try:
+        assert request(server, "about").status == 200
+    finally:
+        hang_up()
+
+
+def test_a_body_that_never_ends_is_not_waited_for(server, monkeypatch):
+    monkeypatch.setattr(server_module, "_BODY_SECONDS", 0.3)
+    head = b"POST /%s/drop HTTP/1.1\r\nHost: 127.0.0.1:%d\r\nContent-Length: 9999\r\n\r\n"
+    hang_up = dripping(server, head % (server.key.encode(), server.server_port), server_module._CONNECTIONS)
+    try:
+        assert request(server, "about").status == 200
+    finally:
+        hang_up()
 
 
 @pytest.mark.parametrize("requests", [300, pytest.param(10_000, marks=pytest.mark.slow)])
