@@ -209,5 +209,5 @@ def load(
 
 def _apple_gpu() -> torch.device:
     if not torch.backends.mps.is_available():
-        raise ValueError("--device mps: PyTorch sees no Apple GPU here; use --device cpu.")
+        raise ValueError("PyTorch sees no Apple GPU here, so device mps cannot be used; take cpu.")
     return torch.device("mps")

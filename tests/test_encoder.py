@@ -120,7 +120,7 @@ def test_what_is_no_model_is_named(tmp_path):
 
 def test_an_apple_gpu_that_is_not_there_is_refused(run, monkeypatch):
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
-    with pytest.raises(ValueError, match="--device mps: PyTorch sees no Apple GPU here; use --device cpu"):
+    with pytest.raises(ValueError, match="no Apple GPU here, so device mps cannot be used; take cpu"):
         fb.load(run, device="mps")
 
 

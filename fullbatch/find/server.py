@@ -295,12 +295,13 @@ class _Handler(BaseHTTPRequestHandler):
 class PageServer(ThreadingHTTPServer):
     """``with PageServer(finder) as server: server.serve_forever()``"""
 
-    daemon_threads = True
+    daemon_threads = False  # a thread that is cut off within torch would end the process by an abort
     request_queue_size = 128
 
     def __init__(self, finder: Finder, port: int = 0) -> None:
         self.answers, self.key = PageAnswers(finder), secrets.token_urlsafe(16)
         self._open = threading.BoundedSemaphore(_CONNECTIONS)
+        self._connections: set[socket.socket] = set()
         super().__init__((HOST, port), _Handler)
         self.hosts = {f"{name}:{self.server_port}" for name in (HOST, "localhost")}
 
@@ -315,10 +316,19 @@ class PageServer(ThreadingHTTPServer):
             self.shutdown_request(request)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
+        self._connections.add(request)
         try:
             super().process_request_thread(request, client_address)
         finally:
+            self._connections.discard(request)
             self._open.release()
+
+    def server_close(self) -> None:
+        """Answers that are being made are waited for; who asks for nothing is sent away."""
+        for connection in tuple(self._connections):
+            with suppress(OSError):
+                connection.shutdown(socket.SHUT_RD)
+        super().server_close()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Connections break; what went wrong in an answer is logged there."""

@@ -9,7 +9,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 import urllib.request
 
 import pytest
@@ -191,7 +190,6 @@ def test_it_serves_until_it_is_stopped(number, run_folder, folder):
             assert re.fullmatch(r"http://127\.0\.0\.1:\d+/[\w-]{22}/\?q=a\+cat\n", lines[1]), lines
             with urllib.request.urlopen(lines[1].split("?")[0] + "about", timeout=20) as response:
                 assert b'"pictures": 22' in response.read()
-            time.sleep(0.5)  # a thread that is just ending its answer makes the exit abort now and then: to be mended
             running.send_signal(number)
             stderr = running.communicate(timeout=30)[1]
             assert running.returncode == 0 and "Traceback" not in stderr, stderr
