@@ -33,6 +33,7 @@ if not INTERPRETED:
     SHAPES += [(1000, 999, 100), (129, 4097, 512)]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(INTERPRETED or torch.cuda.is_available(), reason="these tests run by themselves")
 def test_in_the_interpreter():
     pytest.importorskip("triton")

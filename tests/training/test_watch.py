@@ -283,6 +283,7 @@ def judged_on_rank(rank, config):
     return train(config).results["best"]
 
 
+@pytest.mark.slow
 def test_two_ranks_keep_the_same_best(tmp_path, two_ranks):
     config = watched(tmp_path)
     judged = replace(config.evaluation, keep_best="mean_r1", patience=4)
