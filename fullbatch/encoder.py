@@ -81,7 +81,7 @@ class Encoder:
         is_one = not isinstance(images, (list, tuple))
         pictures: list[Any] = [images] if is_one else list(images)  # type: ignore[arg-type]
         read = partial(_square_of, transform=self.transform)
-        squares = read_ahead(read, enumerate(pictures), 2 * self.batch_size)
+        squares = read_in_threads(read, enumerate(pictures), 2 * self.batch_size)
         rows = self._rows(squares, len(pictures), "pictures", progress, self.embed_squares)
         return rows[0] if is_one else rows
 
@@ -122,7 +122,7 @@ class Encoder:
 # -- pictures ----------------------------------------------------------------------------------------------------------
 
 
-def read_ahead(read: Callable[[Item], Result], items: Iterable[Item], ahead: int) -> Iterator[Result]:
+def read_in_threads(read: Callable[[Item], Result], items: Iterable[Item], ahead: int) -> Iterator[Result]:
     """What ``read`` makes of each item, in order, so many being read in threads meanwhile."""
     threads = ThreadPoolExecutor(min(16, os.cpu_count() or 1))
     waiting: deque[Future[Result]] = deque()

@@ -1,7 +1,6 @@
 """The examples, the code of README and docs, and their commands work as they stand."""
 
 import importlib.util
-import inspect
 import re
 import shlex
 import shutil
@@ -58,38 +57,6 @@ def test_the_command_of_the_emoji_example_is_understood(monkeypatch):
     options = module.parsed(shlex.split(command))
     assert options.captions == ["red apple", "birthday cake", "umbrella with rain drops"]
     assert (str(options.run), str(options.output)) == ("runs/demo", "emoji.png")
-
-
-def test_text_pairs_have_the_shape_of_a_sentence_transformers_loss():
-    """A model takes one column's features and adds "sentence_embedding"; a loss takes a list of columns and labels."""
-    module = example("text_pairs")
-
-    class Encoder(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layer = torch.nn.Linear(3, 4)
-
-        def forward(self, features):
-            return {**features, "sentence_embedding": self.layer(features["x"])}
-
-    model = Encoder()
-    loss = module.FullbatchLoss(model, "sogclr", width=4, num_samples=9)
-    columns = [{"x": torch.randn(5, 3)} for _ in range(2)]
-    loss(columns, torch.arange(5)).backward()
-    assert model.layer.weight.grad.abs().sum() > 0 and list(inspect.signature(loss.forward).parameters) == [
-        "sentence_features", "labels",
-    ]  # fmt: skip
-    transformers = pytest.importorskip("transformers")
-    theirs = inspect.signature(transformers.Trainer.compute_loss).parameters
-    assert list(inspect.signature(module.PairTrainer.compute_loss).parameters) == list(theirs)
-
-
-@pytest.mark.slow
-def test_text_pairs_learn():
-    out = run("examples/text_pairs.py", "--steps", "400")
-    before, after = (float(re.search(rf"{word}.*?([\d.]+)%", out).group(1)) for word in ("before:", "after:"))
-    assert before < 5.0
-    assert after > 60.0
 
 
 TRAINING = (ROOT / "docs" / "how-to" / "train.md").read_text()

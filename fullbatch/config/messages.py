@@ -102,7 +102,7 @@ def local_name(text: str) -> str:
     """Where something lies on this machine is nobody else's business, and of no use to them: of such a path the last
     part stays.  Names on a hub, URLs and paths below the working folder stay whole, but for passwords.
 
-    >>> local_name("/home/me/pictures/a b.csv?captions=title"), local_name("openai/clip-vit-base-patch32")
+    >>> local_name("/pictures/a b.csv?captions=title"), local_name("openai/clip-vit-base-patch32")
     ('a b.csv?captions=title', 'openai/clip-vit-base-patch32')
     >>> local_name("knn:/data/train|/data/test"), local_name("resnet18 + /models/bert"), local_name("../a/b.json")
     ('knn:train|test', 'resnet18 + bert', 'b.json')

@@ -39,7 +39,7 @@ from fullbatch.data.sample import (
     read_file,
 )
 from fullbatch.data.tar_shards import cache_folder
-from fullbatch.encoder import Encoder, batched, read_ahead
+from fullbatch.encoder import Encoder, batched, read_in_threads
 from fullbatch.evaluation.embed import check_finite, fingerprint_of_model
 from fullbatch.training.checkpoint import sync, told_if_full
 from fullbatch.training.run_folder import alone_in, replace_text
@@ -216,7 +216,7 @@ class PictureIndex:
             sync(self.place)
             self._append(rows, lines, torch.empty(0, self.width), [{"path": path, "gone": True} for path in gone])
             watch(done, len(fresh))
-            for batch in batched(read_ahead(read, fresh.items(), 2 * size), size):
+            for batch in batched(read_in_threads(read, fresh.items(), 2 * size), size):
                 entries, rows_BD = self._embedded(batch)
                 self._append(rows, lines, rows_BD, [asdict(entry) for entry in entries])
                 embedded, done = embedded + len(rows_BD), done + len(batch)

@@ -3,6 +3,7 @@ import pytest
 import fullbatch as fb
 from fullbatch.find.index import PictureIndex
 from fullbatch.find.nearest import Finder
+from tests.find.making import serving
 from tests.training.small import small_config
 
 
@@ -27,3 +28,10 @@ def indexed(encoder):
         return Finder(index, copy)
 
     return make
+
+
+@pytest.fixture(scope="module")
+def server(finder):
+    """Of the module's own pictures."""
+    with serving(finder) as running:
+        yield running

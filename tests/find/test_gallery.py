@@ -20,12 +20,6 @@ def finder(indexed, tmp_path_factory):
     return indexed(place / "pictures", place / "index")
 
 
-@pytest.fixture(scope="module")
-def server(finder):
-    with serving(finder) as running:
-        yield running
-
-
 class Visit:
     """The opened page, and everything about it that should not happen."""
 

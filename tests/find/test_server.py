@@ -31,12 +31,6 @@ def finder(indexed, tmp_path_factory):
     return indexed(place / "pictures", place / "index")
 
 
-@pytest.fixture(scope="module")
-def server(finder):
-    with serving(finder) as running:
-        yield running
-
-
 class Reply:
     def __init__(self, response):
         self.status, self.headers, self.body = response.status, response.headers, response.read()

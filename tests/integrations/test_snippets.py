@@ -66,7 +66,10 @@ def test_sentence_transformers(tmp_path, monkeypatch):
     tests = pytest.importorskip("tests.integrations.test_sentence_transformers")
     model = tests.text_model(tests.make_text_folder(tmp_path / "bert"))
     arguments = tests.Arguments(str(tmp_path), max_steps=2, use_cpu=True, report_to=[], disable_tqdm=True)
-    run("sentence-transformers", tmp_path, monkeypatch, dataset=tests.text_pairs(), model=model, arguments=arguments)
+    names = run(
+        "sentence-transformers", tmp_path, monkeypatch, dataset=tests.text_pairs(), model=model, arguments=arguments
+    )
+    assert names["loss"].objective.step == 2
 
 
 def test_flags_of_the_page_are_known():

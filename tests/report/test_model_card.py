@@ -196,8 +196,8 @@ def test_what_the_weights_were_before_the_first_step(origin, opened):
 
 
 PLACES = {
-    "/home/me/pictures/a b.csv?captions=title": "a b.csv?captions=title",
-    "/home/me + you, here/pairs.csv": "pairs.csv",
+    "/pictures/a b.csv?captions=title": "a b.csv?captions=title",
+    "/data/me + you, here/pairs.csv": "pairs.csv",
     "/data/{00000..00331}.tar?weight=2::/more/*.tar": "{00000..00331}.tar?weight=2::*.tar",
     "knn:/data/train|~/data/test/": "knn:train|test",
     "C:\\Users\\me\\a.csv": "a.csv",
