@@ -94,7 +94,7 @@ def test_the_race_has_the_rate_of_each_cell():
 
 def test_one_thing_is_changed_at_a_time():
     chosen = {"openclip": {64: 4e-4}, "neuclip": {64: 2e-4}, "rolling": {64: 8e-4}}
-    plan = plan_from(study.parts_plan(chosen, [64], SETTING))
+    plan = plan_from(study.variants_plan("parts", chosen, [64], SETTING))
     configs = {run.row.name: plan.config(run, "runs") for run in plan.planned}
     assert set(configs) == set(study.PARTS) and {run.seed for run in plan.planned} == {0}
     own = dict(configs["neuclip"].objective.settings)
@@ -105,6 +105,19 @@ def test_one_thing_is_changed_at_a_time():
             found = dict(config.objective.settings)
             changed = {key for key in {*own, *found} if own.get(key) != found.get(key)}
             assert len(changed) == 1, name
+
+
+def test_windows_change_the_order_alone():
+    chosen = {"openclip": {256: 4e-4}, "neuclip": {256: 2e-4}}
+    plan = plan_from(study.variants_plan("windows", chosen, [256], SETTING))
+    configs = {run.row.name: plan.config(run, "runs") for run in plan.planned}
+    assert [name for name in configs if name.startswith("neuclip")] == [
+        f"neuclip, {order}" for order in ("full", "1,024 mixed", "4,096 mixed", "16,384 mixed")
+    ]
+    for name, config in configs.items():
+        arm, _, order = name.partition(", ")
+        assert config.optimizer.lr == chosen[arm][256] and config.objective.method == arm
+        assert config.data.shuffle == ("full" if order == "full" else "blocks")
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -286,6 +286,17 @@ def test_a_pack_becomes_shards_that_training_reads(tmp_path, monkeypatch, which)
     assert (tmp_path / "data/ATTRIBUTION.md").read_text() == "# Authors\n"
 
 
+def test_icons_of_a_set_may_lie_together(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    small_pack(tmp_path / "icons.tar")
+    names = {}
+    for by_set in (True, False):
+        unpack(tmp_path / "icons.tar", tmp_path / str(by_set), "name", 1, by_set)
+        shards = TarShards([str(path) for path in sorted((tmp_path / str(by_set)).glob("train-*.tar"))])
+        names[by_set] = [shards.read(index).captions[0] for index in range(45)]
+    assert names[True] == sorted(names[False]) != names[False]
+
+
 def test_the_same_icons_give_the_same_bytes(tmp_path):
     for name in ("one.tar", "two.tar"):
         small_pack(tmp_path / name)

@@ -17,7 +17,7 @@ import hashlib
 import os
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -63,6 +63,18 @@ def make_sheet(icons: Sheet, cache: Path) -> bytes:
     return path.read_bytes()
 
 
+def make_sheets(drawings: Sequence[Drawing], cache: Path, workers: int) -> dict[str, bytes]:
+    """By name; grey drawings come first."""
+    names, pixels = [], []
+    for kind, grey in (("grey", True), ("colour", False)):
+        of_kind = [drawing.pixels for drawing in drawings if drawing.is_grey == grey]
+        for number, start in enumerate(range(0, len(of_kind), ICONS_A_SHEET)):
+            pixels.append(np.stack(of_kind[start : start + ICONS_A_SHEET]))
+            names.append(f"{kind}-{number:04d}-{len(pixels[-1])}")
+    with ProcessPoolExecutor(workers) as pool:
+        return dict(zip(names, pool.map(partial(make_sheet, cache=cache), pixels), strict=True))
+
+
 def draw_all(icons: list[Icon], sets: Iterable[IconSet], cache: Path, workers: int) -> list[tuple[Icon, Drawing]]:
     """Set by set; without those that show nothing."""
     svgs = {icon_set.prefix: icon_set.icons for icon_set in sets}
@@ -79,12 +91,12 @@ def draw_all(icons: list[Icon], sets: Iterable[IconSet], cache: Path, workers: i
         ]
 
 
-def attribution(sets: list[IconSet], used: Counter[str]) -> str:
+def attribution(sets: list[IconSet], used: Counter[str], pixels: int = 64) -> str:
     """What the licences ask for: who drew what, under which terms, and that we changed it."""
     lines = [
         "# Icons of the corpus: sets, authors and licences",
         "",
-        "Every icon was drawn at 64 x 64 pixels on white from the SVG that the npm package",
+        f"Every icon was drawn at {pixels} x {pixels} pixels on white from the SVG that the npm package",
         f"`{ICONS[0]}` {ICONS[1]} holds of its set, and reduced to 16 greys or 64 colours; that is the only change.",
         f"Names and keywords of emoji are Unicode CLDR's, from `{WORDS[0]}` {WORDS[1]} (MIT).",
         "No author endorses this collection.  A set without a version gives none.",
@@ -143,15 +155,7 @@ def build(out: Path, limit: int, workers: int) -> Path:
     entries = [Entry(i.set, i.name, part, i.style, i.category, i.captions) for i, _, part in samples]
     tell(f"{len(train):,} training and {len(test):,} test pairs")
 
-    names, pixels = [], []
-    for kind, grey in (("grey", True), ("colour", False)):
-        of_kind = [drawing.pixels for _, drawing, _ in samples if drawing.is_grey == grey]
-        for number, start in enumerate(range(0, len(of_kind), ICONS_A_SHEET)):
-            pixels.append(np.stack(of_kind[start : start + ICONS_A_SHEET]))
-            names.append(f"{kind}-{number:04d}-{len(pixels[-1])}")
-    with ProcessPoolExecutor(workers) as pool:
-        sheets = dict(zip(names, pool.map(partial(make_sheet, cache=cache), pixels), strict=True))
-
+    sheets = make_sheets([drawing for _, drawing, _ in samples], cache, workers)
     used = Counter(entry.set for entry in entries)
     notes = attribution(sets, used)
     path = out / (f"icons-{limit}.tar" if limit else "icons.tar")
@@ -160,7 +164,7 @@ def build(out: Path, limit: int, workers: int) -> Path:
     size = path.stat().st_size
     tell(f"{path}: {size:,} bytes, {len(entries):,} icons of {len(used)} sets")
     tell(
-        ", ".join(f"{count:,} {kind}" for kind, count in Counter(name.split("-")[0] for name in names).items())
+        ", ".join(f"{count:,} {kind}" for kind, count in Counter(name.split("-")[0] for name in sheets).items())
         + " sheets"
     )
     if size > LARGEST_PACK:

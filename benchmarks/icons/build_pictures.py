@@ -19,10 +19,10 @@ from pathlib import Path
 
 import icon_choice
 import numpy as np
-from build import about, attribution, draw_all, make_sheet
+from build import about, attribution, draw_all, make_sheets
 from icon_drawing import PIXELS, Drawing, reduced
 from icon_names import EMOJI_SETS_WITH_ODD_NAMES, EmojiNames, Icon, captioned, spoken
-from icon_pack import ICONS_A_SHEET, Entry, write_pack
+from icon_pack import Entry, write_pack
 from icon_sets import FLAG_SETS, ICONS, WORDS, IconSet, download, read_brands, read_emoji, read_sets
 from PIL import Image
 
@@ -106,12 +106,7 @@ def build(clipart: Path, out: Path, workers: int) -> Path:
     samples = [(*drawn[index], split[index]) for index in sorted(split)]
     samples.sort(key=lambda sample: not sample[1].is_grey)
     entries = [Entry(icon.set, icon.name, part, icon.style, icon.category, icon.captions) for icon, _, part in samples]
-    sheets = {}
-    for kind, grey in (("grey", True), ("colour", False)):
-        pixels = [drawing.pixels for _, drawing, _ in samples if drawing.is_grey == grey]
-        for number, start in enumerate(range(0, len(pixels), ICONS_A_SHEET)):
-            sheet = np.stack(pixels[start : start + ICONS_A_SHEET])
-            sheets[f"{kind}-{number:04d}-{len(sheet)}"] = make_sheet(sheet, cache)
+    sheets = make_sheets([drawing for _, drawing, _ in samples], cache, workers)
     used = Counter(entry.set for entry in entries)
     sets = [*vendors, CLIPART]
     notes = attribution(sets, used)

@@ -30,7 +30,6 @@ COLUMNS = 8  # few, so that an icon finds others of its set near above it
 ICONS_A_SHEET = 1024
 # The most effort (quality 100, method 6) saves an eighth of the bytes in twenty times the time and more.
 ENCODING: Mapping[str, Any] = {"lossless": True, "quality": 75, "method": 4, "exact": True}
-PIXELS = 64
 
 # N: icons of a sheet   H, W: pixels of an icon   C: channels
 Sheet = npt.NDArray[np.uint8]  # NHW or NHWC
@@ -56,9 +55,10 @@ def tiled(icons: Sheet, columns: int = COLUMNS) -> Image.Image:
     return Image.fromarray(np.ascontiguousarray(tiles).reshape(rows * height, columns * width, *channels))
 
 
-def untiled(sheet: Image.Image, count: int, pixels: int = PIXELS) -> Sheet:
-    """The inverse of ``tiled``, NHWC for a colour sheet and NHW for a grey one."""
+def untiled(sheet: Image.Image, count: int, pixels: int | None = None) -> Sheet:
+    """The inverse of ``tiled``, NHWC for a colour sheet and NHW for a grey one; ``pixels`` None: of a pack's sheet."""
     grid = np.asarray(sheet)
+    pixels = pixels or sheet.width // COLUMNS
     rows, columns = grid.shape[0] // pixels, grid.shape[1] // pixels
     tiles = grid.reshape(rows, pixels, columns, pixels, *grid.shape[2:]).swapaxes(1, 2)
     icons: Sheet = tiles.reshape(rows * columns, pixels, pixels, *grid.shape[2:])[:count]

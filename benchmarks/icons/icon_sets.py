@@ -132,7 +132,7 @@ def as_svg(icon: dict[str, Any], defaults: dict[str, Any], pixels: int = 64) -> 
     )
 
 
-def read_set(path: Path, info: dict[str, Any]) -> IconSet:
+def read_set(path: Path, info: dict[str, Any], pixels: int = 64) -> IconSet:
     content = json.loads(path.read_text(encoding="utf-8"))
     category_of: dict[str, str] = {}
     for category, names in content.get("categories", {}).items():
@@ -147,7 +147,7 @@ def read_set(path: Path, info: dict[str, Any]) -> IconSet:
         license_url=info["license"].get("url", ""),
         version=info.get("version", ""),
         kind=info.get("category", ""),
-        icons={name: as_svg(icon, content) for name, icon in content["icons"].items() if not icon.get("hidden")},
+        icons={n: as_svg(icon, content, pixels) for n, icon in content["icons"].items() if not icon.get("hidden")},
         category_of=category_of,
         styles=content.get("suffixes", {}),
         style_prefixes=content.get("prefixes", {}),
@@ -155,11 +155,11 @@ def read_set(path: Path, info: dict[str, Any]) -> IconSet:
     )
 
 
-def read_sets(package: Path) -> list[IconSet]:
+def read_sets(package: Path, pixels: int = 64) -> list[IconSet]:
     """The sets that take part, in the order of the collection: sets that are kept up to date come first."""
     collection = json.loads((package / "collections.json").read_text(encoding="utf-8"))
     return [
-        read_set(package / f"json/{prefix}.json", info)
+        read_set(package / f"json/{prefix}.json", info, pixels)
         for prefix, info in collection.items()
         if is_wanted(prefix, info)
     ]

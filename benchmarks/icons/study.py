@@ -5,10 +5,18 @@
     python benchmarks/icons/study.py rates DATA OUT --jobs 12 --new-captions   # again, on harder pairs
     python benchmarks/icons/study.py race DATA OUT --jobs 12     # with those rates, on the test pairs, three seeds
     python benchmarks/icons/study.py parts DATA OUT --jobs 12    # NeuCLIP with one thing changed, half as long
+    python benchmarks/icons/unpack.py icons.tar BY-SET --captions name --by-set
+    python benchmarks/icons/study.py windows BY-SET OUT --sizes 256   # blocks of neighbours, mixed in windows; the same
     python benchmarks/icons/study.py rates PICTURES OUT-2 --model benchmarks/icons/resnet.json --samples 600000 \\
         --arms openclip neuclip rolling --sizes 64 256           # elsewhere: another corpus, another tower; then race
     python benchmarks/icons/study.py gather OUT docs/studies/icons
     python benchmarks/icons/figures.py docs/studies/icons
+
+and of the study of batches, in twelve epochs and an OUT of its own, ``rates`` and then ``race`` with
+
+    --samples 1270800 --sizes 128 --arms openclip neuclip sogclr "openclip spectral" "neuclip spectral, none" \\
+        "neuclip spectral, normalizers" "neuclip spectral, weights" "sogclr spectral, none" \\
+        "sogclr spectral, normalizers" "sogclr spectral, weights"
 
 A stage writes a plan for ``fullbatch compare`` and starts it; killed, it goes on where it was, and elsewhere after
 ``cp -r docs/studies/icons/{rates,rates-new,race,parts,chosen.json} OUT``.  ``rates`` trains half as long as the race,
@@ -48,7 +56,7 @@ _LIKE_NEUCLIP = {"settings": {**_FITTED, "prototype_lr": 0.02}, "temperature_lr"
 # What is compared, as rows of a plan.  ``neuclip`` has the settings that a former study chose, with a temperature that
 # hardly moves; the arms beside it share them.  The schedules of gamma, of AmorLIP's rho and of its blend are spread
 # over the run's 24 epochs as their authors' are over theirs.
-ARMS: Mapping[str, Mapping[str, Any]] = {
+ARMS: dict[str, dict[str, Any]] = {
     "openclip": {"method": "openclip", "temperature_lr": 1.25e-4},
     "neuclip": {"method": "neuclip", **_LIKE_NEUCLIP},
     "rolling": {"method": "rolling", **_LIKE_NEUCLIP},
@@ -69,6 +77,13 @@ ARMS: Mapping[str, Mapping[str, Any]] = {
         "temperature_lr": 1.25e-4,
     },
     "neuclip default": {"method": "neuclip"},
+}
+# For the study of batches, at B 128: blocks of 10 batches have as many samples as Cho et al.'s of 40 batches of 32.
+_SPECTRAL = {"batches": "spectral", "block_batches": 10}
+ARMS |= {"openclip spectral": {**ARMS["openclip"], **_SPECTRAL}} | {
+    f"{arm} spectral, {correction}": {**ARMS[arm], **_SPECTRAL, "correction": correction}
+    for arm in ("neuclip", "sogclr")
+    for correction in ("none", "normalizers", "weights")
 }
 FIRST_ARMS = ("openclip", "neuclip", "queue", "rolling")
 FIRST_SIZES = (64, 256, 1024)
@@ -239,15 +254,15 @@ def score_of(run: Mapping[str, Any]) -> float:
     return float(next(value for name, value in run["results"].items() if name.endswith("mean_r1")))
 
 
-def widened(grids: Grids, scores: Scores) -> Grids:
+def widened(grids: Grids, scores: Scores, factor: float = 2.0) -> Grids:
     """Each grid with the next rate beyond the edge its best lies on; a grid whose best lies inside stays."""
     wider: Grids = {}
     for arm, sizes in grids.items():
         wider[arm] = {}
         for size, rates in sizes.items():
             best = max(rates, key=lambda rate: scores[arm, size, rate])
-            below = [_round(rates[0] / 2)] if best == rates[0] else []
-            above = [_round(rates[-1] * 2)] if best == rates[-1] else []
+            below = [_round(rates[0] / factor)] if best == rates[0] else []
+            above = [_round(rates[-1] * factor)] if best == rates[-1] else []
             wider[arm][size] = rates if len(rates) >= WIDEST else [*below, *rates, *above]
     return wider
 
@@ -357,19 +372,34 @@ PARTS: Mapping[str, Mapping[str, Any]] = {
 }
 
 
-def parts_plan(chosen: Mapping[str, Mapping[int, float]], sizes: Sequence[int], setting: Setting) -> dict[str, Any]:
+# How far from uniform may batches be?  Blocks of 256 neighbours, of which so many are mixed.
+_WINDOWS: Mapping[str, Mapping[str, Any]] = {
+    "full": {"shuffle": "full"},
+    **{
+        f"{256 * count:,} mixed": {"shuffle": "blocks", "block_samples": 256, "window_blocks": count}
+        for count in (4, 16, 64)
+    },
+}
+WINDOWS: Mapping[str, Mapping[str, Any]] = {
+    f"{arm}, {order}": {**ARMS[arm], **changes}
+    for arm in ("openclip", "neuclip")
+    for order, changes in _WINDOWS.items()
+}
+VARIANTS = {"parts": PARTS, "windows": WINDOWS}
+
+
+def variants_plan(
+    stage: str, chosen: Mapping[str, Mapping[int, float]], sizes: Sequence[int], setting: Setting
+) -> dict[str, Any]:
     """At ``neuclip``'s rates, but for rows of other arms, which have their own."""
     rows = []
-    for name, changes in PARTS.items():
+    for name, changes in VARIANTS[stage].items():
         rates = chosen.get(name.split(",")[0], chosen["neuclip"])
         at = {size: {"lr": rates[size]} for size in sizes if size in rates}
         rows.append({"name": name, **({} if "method" in changes else ARMS["neuclip"]), **changes, "at": at})
     plan = race_plan({}, (), setting)
-    return {**plan, "name": "parts", "methods": rows, "batch_sizes": list(sizes), "seeds": [setting.seeds[0]]}
-
-
-def parts(sizes: Sequence[int], setting: Setting, out: Path, more: list[str]) -> None:
-    compare(parts_plan(chosen_rates(out), sizes, setting), out, more)
+    plan |= {"name": stage, "methods": rows, "batch_sizes": list(sizes), "seeds": [setting.seeds[0]]}
+    return plan if stage == "parts" else {**plan, "baseline": "neuclip, full"}
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -411,9 +441,12 @@ def write_hits(data: Path, out: Path, device: str) -> None:
 KEPT = ("config.yaml", "metrics.jsonl", "outcome.json", "results.json", "hits.json")
 
 
-def gather(out: Path, target: Path) -> None:
+STAGES = ("rates", "rates-new", "race", *VARIANTS)
+
+
+def gather(out: Path, target: Path, stages: Sequence[str] = STAGES) -> None:
     """What is worth keeping of the runs that ended: enough for a later call to count them as done."""
-    for stage in ("rates", "rates-new", "race", "parts"):
+    for stage in stages:
         for path in [*sorted((out / stage).glob("plan.yaml")), *sorted((out / stage).glob("comparison.*"))]:
             (target / stage).mkdir(parents=True, exist_ok=True)
             shutil.copy(path, target / stage / path.name)
@@ -429,7 +462,7 @@ def gather(out: Path, target: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Run the icon study.")
-    parser.add_argument("stage", choices=("rates", "race", "parts", "hits", "gather"))
+    parser.add_argument("stage", choices=("rates", "race", *VARIANTS, "hits", "gather"))
     parser.add_argument("source", type=Path, help="the folder with the shards; for gather, OUT")
     parser.add_argument("out", type=Path, help="the folder of the comparisons; for gather, where to put what is kept")
     parser.add_argument("--arms", nargs="+", choices=list(ARMS), default=list(FIRST_ARMS))
@@ -438,7 +471,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=8, help="runs side by side on the GPU")
     parser.add_argument("--stop-after", type=float, default=math.inf, help="minutes after which no run is started")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: for a rehearsal")
-    parser.add_argument("--samples", type=int, default=SAMPLES, help="a run; half of it in rates and parts")
+    parser.add_argument("--samples", type=int, default=SAMPLES, help="a run; half of it in rates, parts and windows")
     parser.add_argument("--model", type=Path, default=VIT, help="an open_clip config")
     parser.add_argument("--seeds", nargs="+", type=int, default=list(SEEDS), help="of the race")
     options = parser.parse_args()
@@ -457,8 +490,8 @@ def main() -> None:
         case "race":
             race(options.arms, options.sizes, setting, options.out, more)
             write_hits(options.source, options.out, options.device)
-        case "parts":
-            parts(options.sizes, setting, options.out, more)
+        case "parts" | "windows":
+            compare(variants_plan(options.stage, chosen_rates(options.out), options.sizes, setting), options.out, more)
         case "hits":
             write_hits(options.source, options.out, options.device)
         case "gather":

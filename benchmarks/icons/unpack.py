@@ -4,9 +4,10 @@
     fullbatch train --data 'DATA/train-{00000..00019}.tar' ...
 
 Needs numpy and Pillow.  DATA/train-00000.tar ... train-00019.tar hold the training pairs in an order drawn by hash, so
-that the first two shards are a fair tenth of them; DATA/test-00000.tar holds the test pairs.  A sample is KEY.png and
-KEY.json with "caption" (the name alone), "captions" (training: also with its category or keywords), "set", "name",
-"license", "style" and "category".
+that the first two shards are a fair tenth of them; with --by-set they lie set by set, as files do that were gathered
+from many places, and it takes an order that mixes them to be fair.  DATA/test-00000.tar holds the test pairs.  A sample
+is KEY.png and KEY.json with "caption" (the name alone), "captions" (training: also with its category or keywords),
+"set", "name", "license", "style" and "category".
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ def draw_order(entry: Entry) -> str:
     return hashlib.sha256(f"order|{entry.set}|{entry.name}".encode()).hexdigest()
 
 
-def unpack(pack_path: Path, out: Path, captions: str = "all", workers: int = 0) -> dict[str, int]:
+def unpack(pack_path: Path, out: Path, captions: str = "all", workers: int = 0, by_set: bool = False) -> dict[str, int]:
     """Writes the shards and says how many samples each split has."""
     pack = read_pack(pack_path)
     workers = workers or os.cpu_count() or 1
@@ -73,6 +74,8 @@ def unpack(pack_path: Path, out: Path, captions: str = "all", workers: int = 0) 
     with ProcessPoolExecutor(workers) as pool:
         images = [png for sheet in pool.map(pngs, contents, greys, map(len, entries)) for png in sheet]
         samples = sorted(zip(pack.entries, images, strict=True), key=lambda sample: draw_order(sample[0]))
+        if by_set:
+            samples.sort(key=lambda sample: (sample[0].set, sample[0].name))
         shards: dict[Path, list[tuple[str, bytes, bytes]]] = {}
         counts = {split: sum(entry.split == split for entry in pack.entries) for split in ("train", "test")}
         seen = dict.fromkeys(counts, 0)
@@ -94,11 +97,12 @@ def main() -> None:
     parser.add_argument(
         "--captions", choices=("all", "name"), default="all", help="for training: all, or the name alone"
     )
+    parser.add_argument("--by-set", action="store_true", help="icons of a set lie together")
     parser.add_argument("--workers", type=int, default=0, help="0: one a core")
     arguments = parser.parse_args()
     began = time.monotonic()
     try:
-        counts = unpack(arguments.pack, arguments.out, arguments.captions, arguments.workers)
+        counts = unpack(arguments.pack, arguments.out, arguments.captions, arguments.workers, arguments.by_set)
     except (ValueError, OSError) as error:
         raise SystemExit(f"error: {error}") from None
     print(
