@@ -1,8 +1,11 @@
-"""What it costs to plan an epoch's batches, part by part, and as a share of the epoch it is planned in.
+"""What it costs to plan an epoch's batches, part by part, and as a share of the epoch it is planned in; what training
+waits for; and how far a correction takes a normalizer's bias away.
 
     python benchmarks/selection.py                              # 100,000 samples, batches of 32, blocks of 40 batches
     python benchmarks/selection.py --planners 1 --whole         # the whole epoch, in planners of their own
     python benchmarks/selection.py --device cuda
+    python benchmarks/selection.py --samples 1_000_000 --stall --planners 8 --step-ms 2   # steps that only sleep
+    python benchmarks/selection.py --bias
 
 The embeddings are noisy copies of 100 directions: about as hard to cluster as those of a model that has learned a
 little.  Each part runs on one thread, as a planner does.  "Hungarian" is scipy's matching on the same distances, which
@@ -15,13 +18,16 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import math
 import multiprocessing
 import os
 import platform
+import tempfile
 import time
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -29,7 +35,14 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from fullbatch.config.methods import METHODS
+from fullbatch.config.training import Selection
+from fullbatch.data.order import Order
+from fullbatch.selection.correction import log_corrections
 from fullbatch.selection.ordered import drawn_batches, hardest, losses_at
+from fullbatch.selection.periods import Periods, Plans
+from fullbatch.selection.planning import Planners
+from fullbatch.selection.selector import Seen, Selector
 from fullbatch.selection.spectral import (
     blocks,
     distances_to_centres,
@@ -39,6 +52,7 @@ from fullbatch.selection.spectral import (
     one_thread,
     order_of_block,
     pair_weights,
+    thread_pools,
     unit_rows,
 )
 
@@ -136,6 +150,67 @@ def whole_epoch(args: argparse.Namespace) -> None:
     print(f"mean loss of a batch: uniform {uniform:.3f}, spectral {chosen:.3f}\n", flush=True)
 
 
+def stall(args: argparse.Namespace, device: torch.device) -> None:
+    """Training that sleeps for a step's time and selects as training does: planned ahead, an epoch a plan, from a table
+    on the device.  The first plan and one more; of each epoch what was waited for."""
+    selection = Selection(batches="spectral", embeddings="forward", block_batches=args.block_batches)
+    whole, step = args.samples // args.batch, args.step_ms[0] / 1e3
+    rows = torch.stack(embeddings(args.samples, args.width), dim=1).to(device)
+    seen = Seen(rows, torch.arange(1, args.samples + 1, device=device))
+    print(f"{whole} steps an epoch, {1e3 * step:g} ms each, {args.planners} planner(s)\n")
+    print("| epoch | seconds | waited, s | share |\n|---|---|---|---|")
+    with tempfile.TemporaryDirectory() as folder:
+        plans = Plans(Path(folder) / "batches", Periods(selection, whole), args.batch, METHODS["neuclip"])
+        planners = Planners(args.planners, thread_pools)
+        order = Order((args.samples,), (1.0,), 0)
+        selector = Selector(plans, order, planners, lambda: seen, lambda rows: args.tau, lambda: None)
+        waited, start = dict.fromkeys(range(3), 0.0), time.perf_counter()
+        for numbers in selector.ranges(range(3 * whole)):
+            epoch = numbers.start // whole
+            waited[epoch] += selector.costs().get("selection_stall", 0.0)
+            time.sleep(len(numbers) * step)
+            if numbers.stop % whole == 0:
+                seconds, start = time.perf_counter() - start, time.perf_counter()
+                print(f"| {epoch} | {seconds:.1f} | {waited[epoch]:.2f} | {waited[epoch] / seconds:.1%} |", flush=True)
+        selector.close()
+
+
+def bias(args: argparse.Namespace) -> None:
+    """log g of a batch less log g of ten blocks, the data set: the mean, and its size, over the anchors of one block.
+    The snapshot that batches and corrections are made from is the table with noise, so that its rows have this cosine
+    with today's."""
+    size = args.block_batches * args.batch
+    tables = embeddings(10 * size, args.width)
+    everyone = _log_g(*tables, args.tau)
+    image, text = tables[0][:size], tables[1][:size]
+    print("| a row's cosine with the snapshot's | batches | bias of log g | its size |\n|---|---|---|---|")
+    for noise in (0.0, 0.1, 0.2, 0.3, 0.5):
+        generator = torch.Generator().manual_seed(1)
+        spread = noise / args.width**0.5
+        old_image, old_text = (
+            normalize(rows + spread * torch.randn(rows.shape, generator=generator), dim=-1) for rows in (image, text)
+        )
+        cosine = float((old_image * image).sum(1).mean())
+        chosen = order_of_block(old_image, old_text, args.batch, args.tau, 0, 0).reshape(-1, args.batch)
+        uniform = np.arange(chosen.size).reshape(chosen.shape)
+        log_c = log_corrections(old_image, old_text, chosen, args.tau, uniform.reshape(-1), METHODS["neuclip"])[..., 0]
+        for name, batches, correction in (
+            ("uniform", uniform, torch.zeros(())),
+            ("spectral", chosen, torch.zeros(())),
+            ("spectral, corrected", chosen, log_c),
+        ):
+            rows = torch.from_numpy(batches)
+            found = torch.stack([_log_g(image[these], text[these], args.tau) for these in rows]) + correction
+            off = found - everyone[rows]
+            print(f"| {cosine:.3f} | {name} | {off.mean():+.2f} | {off.abs().mean():.2f} |", flush=True)
+
+
+def _log_g(image: Tensor, text: Tensor, tau: float) -> Tensor:
+    """Of images as anchors among these pairs, but for the positive's part, which is the same in every batch."""
+    sims: Tensor = (image @ text.T / tau).fill_diagonal_(-torch.inf)
+    return sims.logsumexp(1) - math.log(len(image) - 1)
+
+
 def ordered(args: argparse.Namespace, device: torch.device) -> None:
     image, text = (table.to(device) for table in embeddings(args.samples, args.width))
     watch = Stopwatch(device)
@@ -161,6 +236,8 @@ def main() -> None:
     parser.add_argument("--step-ms", type=float, nargs="+", default=[5, 10, 25, 50])
     parser.add_argument("--planners", type=int, default=1)
     parser.add_argument("--whole", action="store_true", help="plan the whole epoch too")
+    parser.add_argument("--stall", action="store_true", help="what training waits for, and nothing else")
+    parser.add_argument("--bias", action="store_true", help="of normalizers, and nothing else")
     parser.add_argument("--device", default="cpu")
     args = parser.parse_args()
     device = torch.device(args.device)
@@ -168,6 +245,9 @@ def main() -> None:
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {os.cpu_count()} cores"
     print(f"{name}, torch {torch.__version__}, Python {platform.python_version()}, {datetime.date.today()}; ", end="")
     print(f"{args.samples} samples, B {args.batch}, {args.block_batches} batches a block, D {args.width}\n")
+    if args.stall or args.bias:
+        stall(args, device) if args.stall else bias(args)
+        return
     as_a_share(by_parts(args, device), args)
     if args.whole:
         whole_epoch(args)

@@ -44,7 +44,7 @@ def corpus(each=40):
 
 
 def test_parts_are_cut_by_set_and_share_no_picture():
-    parts = icon_parts.parts(corpus())
+    parts = icon_parts.domain_parts(corpus())
     pictures = {name: {pair[1] for pair in pairs} for name, pairs in parts.items()}
     for one, other in (("base", "tune"), ("base", "base-check"), ("tune", "tune-check"), ("tune", "emoji-once")):
         assert pictures[one].isdisjoint(pictures[other])
@@ -63,7 +63,7 @@ def test_every_emoji_set_of_the_corpus_is_in_neither_part():
 
 
 def test_names_once_and_often():
-    tuning = icon_parts.parts(corpus())["tune"]
+    tuning = icon_parts.domain_parts(corpus())["tune"]
     once = icon_parts.once(tuning)
     names = [icon_parts.name_of(entry) for entry, _ in once]
     assert len(set(names)) == len(names) == len({icon_parts.name_of(entry) for entry, _ in tuning})
@@ -72,7 +72,7 @@ def test_names_once_and_often():
 
 
 def test_noise_hands_captions_on():
-    tuning = icon_parts.parts(corpus(200))["tune"]
+    tuning = icon_parts.domain_parts(corpus(200))["tune"]
     noisy = icon_parts.noisy(tuning)
     assert [image for _, image in noisy] == [image for _, image in tuning]
     assert Counter(e.captions for e, _ in noisy) == Counter(e.captions for e, _ in tuning)

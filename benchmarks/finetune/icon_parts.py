@@ -14,6 +14,14 @@ DATA/
   tune-once.tar                  of tune.tar one picture a name: every negative is a true one
   tune-often.tar                 as many pictures, of names that several pictures have: many false negatives
   emoji-once.tar                 one emoji a name, none of them Twemoji's, which the built-in new style is made of
+
+With ``--cut clean-up`` the parts are of all sets alike, and differ in how clean their captions are:
+
+DATA/
+  base.tar                       four fifths of the training pairs, 35 captions in 100 handed on to another picture
+  tune.tar                       the other fifth, as they are: the base has seen none of them, clean or not
+  check.tar                      one picture each of 1,500 names that no pair above has; rates are chosen by them
+  test.tar                       the corpus's test pairs
 """
 
 from __future__ import annotations
@@ -24,7 +32,7 @@ import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -53,6 +61,7 @@ TUNING_SETS = frozenset(
 EMOJI_ONCE = ("noto", "fluent-emoji-flat", "emojione", "fluent-emoji", "noto-v1")  # the first that has a name draws it
 CHECKED = 1000
 NOISY_SHARE = 0.3
+BASE_SHARE, BASE_NOISE, CHECK_NAMES = 0.8, 0.35, 1500  # of the clean-up
 
 Pair = tuple[Entry, bytes]
 
@@ -67,15 +76,19 @@ def name_of(entry: Entry) -> str:
     return entry.captions[0]
 
 
-def drawn(entry: Entry, what: str) -> str:
+def _lot(ticket: str) -> str:
     """A place in a lottery that is the same every time."""
-    return hashlib.sha256(f"{what}|{entry.set}|{entry.name}".encode()).hexdigest()
+    return hashlib.sha256(ticket.encode()).hexdigest()
 
 
-def noisy(pairs: Sequence[Pair]) -> list[Pair]:
+def drawn(entry: Entry, what: str) -> str:
+    return _lot(f"{what}|{entry.set}|{entry.name}")
+
+
+def noisy(pairs: Sequence[Pair], share: float = NOISY_SHARE) -> list[Pair]:
     """A share of the captions goes round among its own pictures: each has a caption of the corpus, not its own."""
     order = sorted(range(len(pairs)), key=lambda place: drawn(pairs[place][0], "noise"))
-    spoilt = order[: round(NOISY_SHARE * len(pairs))]
+    spoilt = order[: round(share * len(pairs))]
     changed = list(pairs)
     for here, there in zip(spoilt, spoilt[1:] + spoilt[:1], strict=True):
         changed[here] = (replace(pairs[here][0], captions=pairs[there][0].captions), pairs[here][1])
@@ -103,7 +116,7 @@ def often(pairs: Sequence[Pair], count: int, least: int = 3) -> list[Pair]:
     return sorted(chosen, key=lambda pair: draw_order(pair[0]))
 
 
-def parts(pairs: Sequence[Pair]) -> dict[str, list[Pair]]:
+def domain_parts(pairs: Sequence[Pair]) -> dict[str, list[Pair]]:
     """Every file of DATA; ``pairs`` are the whole corpus in the order that was drawn for it."""
     of: dict[tuple[str, str], list[Pair]] = {}
     for pair in pairs:
@@ -124,7 +137,26 @@ def parts(pairs: Sequence[Pair]) -> dict[str, list[Pair]]:
     return {name: chosen for name, chosen in found.items() if chosen}
 
 
-def write_parts(pack_path: Path, out: Path, workers: int = 0) -> Mapping[str, int]:
+def clean_up_parts(pairs: Sequence[Pair]) -> dict[str, list[Pair]]:
+    """The same, where the base's captions are noisy and those it is tuned on are not."""
+    training = [pair for pair in pairs if pair[0].split == "train"]
+    names = sorted({name_of(entry) for entry, _ in training}, key=lambda name: _lot(f"check|{name}"))
+    apart = frozenset(names[: min(CHECK_NAMES, len(names) // 10)])
+    learned = [pair for pair in training if name_of(pair[0]) not in apart]
+    cut = round(BASE_SHARE * len(learned))
+    return {
+        "base": noisy(learned[:cut], BASE_NOISE),
+        "tune": learned[cut:],
+        "check": once([pair for pair in training if name_of(pair[0]) in apart]),
+        "test": [pair for pair in pairs if pair[0].split == "test"],
+    }
+
+
+Cut = Callable[[Sequence[Pair]], dict[str, list[Pair]]]
+CUTS: Mapping[str, Cut] = {"domain": domain_parts, "clean-up": clean_up_parts}
+
+
+def write_parts(pack_path: Path, out: Path, workers: int = 0, cut: Cut = domain_parts) -> Mapping[str, int]:
     """Writes DATA and says how many pairs each file has."""
     pack = read_pack(pack_path)
     out.mkdir(parents=True, exist_ok=True)
@@ -132,7 +164,7 @@ def write_parts(pack_path: Path, out: Path, workers: int = 0) -> Mapping[str, in
     with ProcessPoolExecutor(workers or os.cpu_count() or 1) as pool:
         images = [png for sheet in pool.map(pngs, contents, greys, map(len, entries)) for png in sheet]
         pairs = sorted(zip(pack.entries, images, strict=True), key=lambda pair: draw_order(pair[0]))
-        found = parts(pairs)
+        found = cut(pairs)
         samples = [
             [
                 (f"{number:06d}", png, as_json(entry, pack.sets[entry.set]["license"], every_caption=False))
@@ -149,11 +181,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Cut the icon corpus into the parts of the fine-tuning study.")
     parser.add_argument("pack", type=Path, help="icons.tar of benchmarks/icons/build.py")
     parser.add_argument("out", type=Path, help="folder for the parts")
+    parser.add_argument("--cut", choices=list(CUTS), default="domain", help="what base and tuning pairs differ in")
     parser.add_argument("--workers", type=int, default=0, help="0: one a core")
     arguments = parser.parse_args()
     began = time.monotonic()
     try:
-        counts = write_parts(arguments.pack, arguments.out, arguments.workers)
+        counts = write_parts(arguments.pack, arguments.out, arguments.workers, CUTS[arguments.cut])
     except (ValueError, OSError) as error:
         raise SystemExit(f"error: {error}") from None
     print(f"{arguments.out}, {time.monotonic() - began:.0f} s: " + ", ".join(f"{n} {c:,}" for n, c in counts.items()))

@@ -206,7 +206,7 @@ def document(study: Study) -> str:
 # plots
 
 
-def _pyplot() -> Any:
+def svg_pyplot() -> Any:
     import matplotlib
 
     matplotlib.use("svg")
@@ -216,7 +216,7 @@ def _pyplot() -> Any:
     return pyplot
 
 
-def _finish(pyplot: Any, figure: Any, path: Path) -> None:
+def finish(pyplot: Any, figure: Any, path: Path) -> None:
     figure.tight_layout()
     figure.savefig(path, metadata={"Date": None})
     pyplot.close(figure)
@@ -224,7 +224,7 @@ def _finish(pyplot: Any, figure: Any, path: Path) -> None:
 
 def plot_curves(study: Study, path: Path) -> None:
     """Every task from the base on; the band is one standard deviation."""
-    pyplot = _pyplot()
+    pyplot = svg_pyplot()
     figure, grid = pyplot.subplots(2, 3, figsize=(9.6, 5.4))
     panels = [*study.names, "both checks"]
     for axes, name in zip(grid.flat, panels, strict=True):
@@ -247,12 +247,12 @@ def plot_curves(study: Study, path: Path) -> None:
     for axes in grid[-1]:
         axes.set_xlabel("epochs of tuning", fontsize=8)
     grid.flat[0].legend(frameon=False, fontsize=8)
-    _finish(pyplot, figure, path)
+    finish(pyplot, figure, path)
 
 
 def plot_before_after(study: Study, path: Path) -> None:
     """The change of every task, a point a seed, after the last epoch."""
-    pyplot = _pyplot()
+    pyplot = svg_pyplot()
     figure, axes = pyplot.subplots(figsize=(7.2, 3.6))
     labels = [label for label in study.rows["main"] if study.of(label)]
     for number, label in enumerate(labels):
@@ -268,12 +268,12 @@ def plot_before_after(study: Study, path: Path) -> None:
     axes.grid(alpha=0.25, axis="y")
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, fontsize=8)
-    _finish(pyplot, figure, path)
+    finish(pyplot, figure, path)
 
 
 def plot_similarities(study: Study, path: Path) -> None:
     """Figure 11: the distributions, a panel a model."""
-    pyplot = _pyplot()
+    pyplot = svg_pyplot()
     colours = dict(zip(KINDS, ("#1b8a4b", "#c2255c", "#a8780f", "#666666"), strict=True))
     count = len(study.similarities)
     figure, grid = pyplot.subplots(1, count, figsize=(2.6 * count, 2.8), sharex=True, squeeze=False)
@@ -285,7 +285,7 @@ def plot_similarities(study: Study, path: Path) -> None:
         axes.set_xlabel("similarity", fontsize=8)
         axes.spines[["top", "right", "left"]].set_visible(False)
     grid.flat[0].legend(frameon=False, fontsize=7)
-    _finish(pyplot, figure, path)
+    finish(pyplot, figure, path)
 
 
 def main() -> None:

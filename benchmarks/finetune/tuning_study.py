@@ -19,14 +19,16 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from fullbatch.cli import main as fullbatch
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
+sys.path.insert(0, str(Path(__file__).parent.parent / "icons"))
 from comparing import compare
+from study import score_of
 
 MODEL = os.path.relpath(Path(__file__).parent.parent / "icons" / "vit.json")
 BASE_SAMPLES, BASE_BATCH, BASE_RATES = 2_000_000, 1024, (1e-3, 2e-3)
@@ -36,6 +38,7 @@ RATES = (3e-5, 1e-4, 3e-4)
 SGD_RATES = (0.01, 0.1, 1.0)  # its updates are the gradient's size, thousands of times below those of AdamW
 MARGINS = (0.01, 0.05, 0.1, 0.2, 0.4)
 MORE_RATES = (1e-5, 3e-5, 1e-4, 3e-4, 1e-3)
+PARTS = ("base", "tune", "tune-once", "tune-often", "tune-noisy", "emoji-once")  # what runs train on
 
 Row = dict[str, Any]
 
@@ -212,19 +215,19 @@ def race_plan(data: Path, pretrained: Path, best: Mapping[str, float], epochs: i
 # the stages
 
 
-def export_best(comparison: Mapping[str, Any], out: Path) -> None:
-    """OUT/base: the better base, as other programs and ``pretrained`` read it; OUT/base.json says which."""
+def export_best(comparison: Mapping[str, Any], out: Path, stage: str = "pretraining", name: str = "base") -> Row:
+    """OUT/base: the best base of a stage, as other programs and ``pretrained`` read it; OUT/base.json says which."""
     ended = [run for run in comparison["runs"] if run["status"] == "done"]
     if not ended:
         raise SystemExit("error: no run of the base has ended well")
-    best = max(ended, key=lambda run: next(v for name, v in run["results"].items() if name.endswith("mean_r1")))
-    (out / "base.json").write_text(json.dumps(best, indent=1))
-    if not (out / "base").is_dir():
-        run = out / "pretraining" / best["folder"]
-        fullbatch(["export", str(run), str(out / "base"), "--format", "safetensors"])
+    best: Row = max(ended, key=score_of)
+    (out / f"{name}.json").write_text(json.dumps(best, indent=1))
+    if not (out / name).is_dir():
+        fullbatch(["export", str(out / stage / best["folder"]), str(out / name), "--format", "safetensors"])
+    return best
 
 
-def decode(data: Path, workers: int) -> None:
+def decode(data: Path, workers: int, parts: Sequence[str] = PARTS) -> None:
     """Fill the cache that runs with the data in memory read, with more processes than a run has."""
     from fullbatch.config.data import Data
     from fullbatch.data.images import EvalTransform
@@ -232,7 +235,7 @@ def decode(data: Path, workers: int) -> None:
     from fullbatch.data.loader import open_pool
 
     pixels = json.loads(Path(MODEL).read_text())["vision_cfg"]["image_size"]
-    for path in (data / f"{n}.tar" for n in ("base", "tune", "tune-once", "tune-often", "tune-noisy", "emoji-once")):
+    for path in (data / f"{part}.tar" for part in parts):
         source = Data(data=(str(path),))
         pool, _ = open_pool(source)
         transform = EvalTransform(pixels, source.max_pixels)

@@ -15,6 +15,7 @@ from fullbatch.config.messages import listed
 from fullbatch.config.model import DEFAULT_MODEL, Model
 from fullbatch.config.run import RunConfig
 from fullbatch.evaluation.tasks import BUILTIN_TASKS, check_tasks
+from fullbatch.finetuning.margin import margin_at, with_margin
 from fullbatch.finetuning.record import (
     BASE,
     FILE,
@@ -85,7 +86,10 @@ def finetune(
             Display(first, config.run.quiet).say("no recovery: the optimizer starts cold")
         with _swept(folder, first):
             if resume is None:
-                distributed.together(lambda: _write_base(config, folder, record) if first else None)
+                temperature = distributed.together(lambda: _write_base(config, folder, record) if first else None)
+                config = with_margin(config, margin_at(distributed.from_first_rank(temperature)))
+            else:
+                config = with_margin(config, folder.read_config().objective.settings.get("margin"))
             config = replace(config, model=replace(config.model.as_saved_in(folder.path / BASE), tokenizer=None))
             recorder = EpochRecorder(folder, config, record)
             trained = train(config, resume, recorder, command="finetune")
@@ -127,13 +131,16 @@ def _name(config: RunConfig) -> str:
     return f"finetune-{plain}-{time.strftime('%Y%m%d-%H%M%S')}"
 
 
-def _write_base(config: RunConfig, folder: Folder, record: Record) -> None:
-    """The run starts from its own copy of the base, whatever becomes of the original."""
+def _write_base(config: RunConfig, folder: Folder, record: Record) -> float:
+    """The run starts from its own copy of the base, whatever becomes of the original.  Returns its
+    temperature, or the user's."""
     model, given = config.model, config.objective.settings.get("temperature")
     if model.model == DEFAULT_MODEL and model.pretrained is None and not model.is_pair:
         raise ValueError(f"--model says what to fine-tune: {KINDS}.")
-    write_model(open_model(model, config.data.image_size, given), folder.path / BASE)
-    write_record(folder.path, record)
+    opened = open_model(model, config.data.image_size, given)
+    write_record(folder.path, record)  # first: by it the same command knows a folder in which it was killed
+    write_model(opened, folder.path / BASE)
+    return opened.temperature if given is None else float(given)
 
 
 def _require_room(folder: Folder) -> None:
@@ -143,7 +150,7 @@ def _require_room(folder: Folder) -> None:
     folder.require_new()
     if folder.path.exists() and not folder.path.is_dir():
         raise ValueError(f"{folder.path} is a file; give another --name.")
-    filled = folder.path.is_dir() and any(path.name != LOCK for path in folder.path.iterdir())
+    filled = folder.path.is_dir() and any(not path.name.startswith(".") for path in folder.path.iterdir())
     if filled and not (folder.path / FILE).is_file():
         raise ValueError(f"The folder {folder.path} is not empty; give another --name, so that nothing is overwritten.")
 

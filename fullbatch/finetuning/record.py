@@ -16,8 +16,10 @@ from typing import Any, Literal
 
 from fullbatch import distributed
 from fullbatch.assembly import Parts
+from fullbatch.config.checks import is_number
 from fullbatch.config.messages import listed
 from fullbatch.config.run import RunConfig
+from fullbatch.config.tree import from_dict
 from fullbatch.distributed import towers
 from fullbatch.evaluation.metric_names import is_share, metric_named, named_numbers
 from fullbatch.evaluation.result import Measured
@@ -217,15 +219,25 @@ def read_record(run: Path) -> Record:
         raise ValueError(f"{run} is not the folder of a `fullbatch finetune` run: there is no {FILE} in it.")
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-        epochs = tuple(Epoch(**epoch) for epoch in content["epochs"])
+        epochs = tuple(_epoch(epoch) for epoch in content["epochs"])
         kept = ("model", "metric", "tolerance", "best_step", "chances")
-        record = Record(epochs=epochs, **{name: content[name] for name in kept})
-    except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{path} is damaged ({error}).") from None
-    tuned = run / TUNED / MEASURED
-    if not tuned.is_file():
-        return replace(record, best_step=None)
-    return record.with_epoch(Epoch(**json.loads(tuned.read_text(encoding="utf-8"))), best=True)
+        record = from_dict(Record, {name: content[name] for name in kept})
+        record = replace(record, epochs=epochs)
+        path = run / TUNED / MEASURED
+        if not path.is_file():
+            return replace(record, best_step=None)
+        return record.with_epoch(_epoch(json.loads(path.read_text(encoding="utf-8"))), best=True)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ValueError(f"{path} is damaged ({error}); put back a whole one, or start a new run.") from None
+
+
+def _epoch(values: Any) -> Epoch:
+    epoch = Epoch(**values)
+    numbers = (*epoch.values.values(), epoch.score)
+    known = is_number(epoch.step) and is_number(epoch.epoch)
+    if not known or not all(number is None or is_number(number) for number in numbers):
+        raise ValueError("a number of an epoch is no number")
+    return epoch
 
 
 class EpochRecorder:
@@ -260,7 +272,7 @@ class EpochRecorder:
         """Whole weights, however the ranks hold them, are put into towers of the first rank's own and exported."""
         state = parts.state
         held = {
-            "model": towers.weights_of(parts.model),
+            "model": towers.whole_weights(parts.model),
             "objective": state.objective.state_dict(),
             "position": state.position.state_dict(),
         }

@@ -70,7 +70,8 @@ def check_unit_rows(name: str, rows_BD: Tensor) -> None:
 
 
 def check_ids(sample_ids: SampleIds | None, rows_BD: Tensor, num_samples: int, look: bool) -> Tensor:
-    """Image and text ids side by side, where the rows are; on a GPU their range is only checked if we may ``look``."""
+    """Image and text ids side by side, or once for both, where the rows are; on a GPU their range is only checked if we
+    may ``look``."""
     batch = rows_BD.shape[0]
     if sample_ids is None:
         raise ValueError(
@@ -89,15 +90,26 @@ def check_ids(sample_ids: SampleIds | None, rows_BD: Tensor, num_samples: int, l
         if not whole or ids.shape != (batch,):
             given = f"{ids.dtype} of shape {tuple(ids.shape)}" if isinstance(ids, Tensor) else type(ids).__name__
             raise ValueError(f"The {name} ids must be a tensor of {batch} whole numbers, one a row, got {given}.")
-    ids_B2 = torch.stack([image_ids.to(torch.int64), text_ids.to(torch.int64)], dim=1)
-    if look or ids_B2.device.type == "cpu":
-        low, high = (int(value) for value in torch.aminmax(ids_B2))
+    columns = [image_ids] if image_ids is text_ids else [image_ids, text_ids]
+    ids_BK = torch.stack([column.to(torch.int64) for column in columns], dim=1)
+    if look or ids_BK.device.type == "cpu":
+        low, high = (int(value) for value in torch.aminmax(ids_BK))
         if low < 0 or high >= num_samples:
             raise ValueError(
                 f"sample_ids must lie in [0, {num_samples - 1}] for num_samples={num_samples}, "
                 f"got {low if low < 0 else high}; give num_samples the size of the data set, or renumber the samples."
             )
-    return ids_B2.to(rows_BD.device, non_blocking=True)
+    return ids_BK.to(rows_BD.device, non_blocking=True)
+
+
+def check_correction(log_correction: Tensor, rows_BD: Tensor, look: bool) -> Tensor:
+    """Two numbers a row, where the rows are; on a GPU whether they are finite is only checked if we may ``look``."""
+    if not isinstance(log_correction, Tensor) or log_correction.shape != (rows_BD.shape[0], 2):
+        given = tuple(log_correction.shape) if isinstance(log_correction, Tensor) else type(log_correction).__name__
+        raise ValueError(f"log_correction must be a tensor of shape {(rows_BD.shape[0], 2)}, got {given}.")
+    if (look or log_correction.device.type == "cpu") and not bool(log_correction.isfinite().all()):
+        raise ValueError("log_correction must be finite; 0 for a sample of which nothing is known.")
+    return log_correction.to(rows_BD.device, non_blocking=True)
 
 
 class Notices:
@@ -145,7 +157,7 @@ class Notices:
                 f"setting guard); {self._advice()} may help",
             )
         temperature = self.method.temperature
-        if isinstance(temperature, (axes.LearnedScale, axes.RobustGlobal)) and "tau" in metrics:
+        if isinstance(temperature, (axes.LearnedScale, axes.RobustGlobal, axes.PerSample)) and "tau" in metrics:
             tau, (low, _) = float(metrics["tau"]), axes.temperature_bounds(temperature)
             if tau <= low * (1 + 1e-5) and tau < temperature.temperature * (1 - 1e-4):
                 self._log(

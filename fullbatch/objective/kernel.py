@@ -151,6 +151,21 @@ class Reduced:
     log_mean_N: Tensor
     mean_exponent_N: Tensor | None
 
+    def corrected(self, log_c_N: Tensor, rows: slice, tau_B: Tensor, weights: bool) -> Reduced:
+        """c g in place of g, where a batch was selected and c g is what a uniform one would show.  The value and tau's
+        gradient are those of c g; the embeddings', the pairs' weights, are those of g, so that hard pairs keep their
+        emphasis, unless ``weights`` are to be corrected, too."""
+        assert self.mean_exponent_N is not None
+        raw_B, log_c_B = self.log_mean_B, log_c_N[rows]
+        if weights:
+            return Reduced(raw_B + log_c_B, self.log_mean_N + log_c_N, self.mean_exponent_N)
+        share_B = torch.exp(-log_c_B)
+        slope_B = -self.mean_exponent_N[rows] / tau_B.detach()  # d log g / d tau
+        by_tau_B = slope_B * (tau_B - tau_B.detach())
+        by_rows_B = share_B * (raw_B - raw_B.detach())  # and 1 / c of what comes by tau
+        log_mean_B = raw_B.detach() + log_c_B + by_rows_B + (1.0 - share_B) * by_tau_B
+        return Reduced(log_mean_B, self.log_mean_N + log_c_N, self.mean_exponent_N)
+
 
 def layout_of_batch(
     row: Table,

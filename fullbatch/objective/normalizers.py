@@ -18,7 +18,7 @@ from fullbatch.config.axes import Amortized, BatchAndQueue, BatchMean, MovingAve
 from fullbatch.objective.fitted_net import FittedNet, LambdaNet
 from fullbatch.objective.kernel import log_mean_exp
 from fullbatch.objective.log_domain import cosine_gamma, log_add, log_moving_average, log_or_minus_inf, log_scent
-from fullbatch.objective.per_sample import PerSampleTable, TableOptions, log_mean_within, same_id_groups
+from fullbatch.objective.per_sample import PerSampleTable, TableOptions, log_mean_within
 from fullbatch.objective.prototypes import NONE_YET, Pool
 from fullbatch.objective.step import Direction, Estimate, Progress
 
@@ -39,6 +39,8 @@ class BatchMeanNormalizer(nn.Module):
 class MovingAverageNormalizer(nn.Module):
     """alpha_i = log u_i, the new u of NeuCLIP eq. (3), so that the gradient is eq. (4) and tau's eq. (13).  In eval
     mode u is what is remembered; a row never seen has only its batch to go by.  SCENT's gamma is a sample's own.
+
+    ``unit_mean``: alpha_i = log u_i + log mean_j((epsilon + g_j) / u_j), so that the weights of a step have mean 1.
 
     ``shared``: u_i <- (1 - gamma) u_i + gamma (g1_i + g2_i) / 2 is kept, the same in the tables of both directions, and
     each divides by (1 - gamma) u_i + gamma g_i of its own.  Where images and texts have ids of their own, a pair's g
@@ -64,18 +66,19 @@ class MovingAverageNormalizer(nn.Module):
         )
 
     def forward(self, direction: Direction, progress: Progress) -> Estimate:
-        ids_N = direction.anchor.ids_N
-        assert ids_N is not None
-        group_N = same_id_groups(ids_N)
+        ids, group_N = direction.anchor.ids, direction.anchor.ids.group_N
         log_new_N = log_mean_within(log_add(direction.log_g_N, self.config.epsilon), group_N)
-        log_old_N = self.log_u.get(ids_N, log_new_N.dtype)
+        log_old_N = self.log_u.get(ids.all_N, log_new_N.dtype)
         if progress.training:
             log_u_N = log_kept_N = self.moved(log_old_N, log_new_N, progress)
             if isinstance(self.config, MovingAverage) and self.config.shared:
                 log_other_N = log_mean_within(log_add(direction.other_log_g_N, self.config.epsilon), group_N)
                 log_mean_N = torch.logaddexp(log_new_N, log_other_N) - math.log(2.0)
                 log_kept_N = self.moved(log_old_N, log_mean_N, progress)
-            self.log_u.put(ids_N, log_kept_N, group_N, progress)
+            self.log_u.put(ids, log_kept_N, progress)
+            if isinstance(self.config, MovingAverage) and self.config.unit_mean:
+                log_weight_N = log_add(direction.log_g_N, self.config.epsilon) - log_u_N
+                log_u_N = log_u_N + log_weight_N.logsumexp(0) - math.log(len(log_weight_N))
         else:
             log_u_N = torch.where(torch.isnan(log_old_N), log_new_N, log_old_N)
         log_total_B = log_add(direction.log_g_B, self.config.epsilon)

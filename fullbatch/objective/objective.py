@@ -126,25 +126,40 @@ class Objective(nn.Module):
     # -- one step ---------------------------------------------------------------------------------------------------
 
     def forward(
-        self, image_embeddings: Tensor, text_embeddings: Tensor, sample_ids: advice.SampleIds | None = None
+        self,
+        image_embeddings: Tensor,
+        text_embeddings: Tensor,
+        sample_ids: advice.SampleIds | None = None,
+        log_correction: Tensor | None = None,
     ) -> Output:
         """``image_embeddings`` and ``text_embeddings`` are unit rows; row i of both is a pair.  ``sample_ids`` (one
         tensor, or a pair for images and texts) are needed by methods with per-sample memory only.  In eval mode no
-        state changes."""
+        state changes.
+
+        ``log_correction``, (B, 2), is for batches that were selected: log g_i of a uniform batch less log g_i of this
+        one, as far as it is known, for images and for texts as anchors.  Normalizers that remember take it into
+        account; to the others a batch is all there is, and it changes nothing.  The pairs' own weights stay those of
+        the batch, so that hard pairs keep their emphasis, unless the objective was made with ``correct_weights``."""
         ids = sample_ids if self.method.needs_ids else None
+        correction = log_correction if self.method.remembers else None
+        given = image_embeddings, text_embeddings, ids, correction
         replayed = None
         if self._replayer is not None and self.training:
-            replayed = self._replayer(self, image_embeddings, text_embeddings, ids)
-        return self.plain_step(image_embeddings, text_embeddings, ids) if replayed is None else Output(*replayed)
+            replayed = self._replayer(self, *given)
+        return self.plain_step(*given) if replayed is None else Output(*replayed)
 
     def plain_step(
-        self, image_embeddings: Tensor, text_embeddings: Tensor, sample_ids: advice.SampleIds | None = None
+        self,
+        image_embeddings: Tensor,
+        text_embeddings: Tensor,
+        sample_ids: advice.SampleIds | None = None,
+        log_correction: Tensor | None = None,
     ) -> Output:
         """``forward``, kernel by kernel."""
         progress = Progress(self.step, self.epoch, self.context.seed, self.training)
         on_cpu = not isinstance(image_embeddings, Tensor) or image_embeddings.device.type == "cpu"
         look = on_cpu or self._looks_now()
-        batch = self._take_batch(image_embeddings, text_embeddings, sample_ids, look)
+        batch = self._take_batch(image_embeddings, text_embeddings, sample_ids, look, log_correction)
         with torch.autocast(batch.positive_B.device.type, enabled=False):
             match self.method.pairwise:
                 case axes.Sigmoid():
@@ -196,18 +211,27 @@ class Objective(nn.Module):
         )
         return image, text
 
-    def _take_batch(self, image: Tensor, text: Tensor, sample_ids: advice.SampleIds | None, look: bool) -> Batch:
+    def _take_batch(
+        self,
+        image: Tensor,
+        text: Tensor,
+        sample_ids: advice.SampleIds | None,
+        look: bool,
+        log_correction: Tensor | None = None,
+    ) -> Batch:
         """Check what was handed over and bring all ranks' together, in float32 at least."""
         advice.check_shapes(image, text, self.context.width)
         if look:
             distributed.check_equal_rows(image.shape[0], image.device)
             advice.check_unit_rows("image_embeddings", image)
             advice.check_unit_rows("text_embeddings", text)
-        ids_B2 = None
+        ids_BK = None
         if self.method.needs_ids:
-            ids_B2 = advice.check_ids(sample_ids, image, self.context.num_samples or 0, look)
+            ids_BK = advice.check_ids(sample_ids, image, self.context.num_samples or 0, look)
         wide = torch.float64 if image.dtype == torch.float64 else torch.float32
-        return gather_batch(image.to(wide), text.to(wide), ids_B2)
+        if log_correction is not None:
+            log_correction = advice.check_correction(log_correction, image, look).to(wide)
+        return gather_batch(image.to(wide), text.to(wide), ids_BK, log_correction)
 
     def _looks_now(self) -> bool:
         return self.step < 8 or self.step % CHECK_EVERY == 0
@@ -272,6 +296,11 @@ class Objective(nn.Module):
             for (_, anchor, _), taus in zip(batch.directions(), self._read_temperatures(batch, progress), strict=True)
         ]
         reduced = self._reduce(tables, batch)
+        if batch.log_correction_N2 is not None:
+            reduced = [
+                reduction.corrected(log_c_N, batch.rows, table.tau_B, self.context.correct_weights)
+                for reduction, log_c_N, table in zip(reduced, batch.log_correction_N2.unbind(1), tables, strict=True)
+            ]
         return [
             Direction(
                 name=name,
@@ -310,7 +339,8 @@ class Objective(nn.Module):
         options: dict[str, Any] = {
             "pairwise": self.method.pairwise,
             **self.context.products,
-            "with_mean": isinstance(self.method.temperature, (axes.PerSample, axes.Predicted)),
+            "with_mean": isinstance(self.method.temperature, (axes.PerSample, axes.Predicted))
+            or batch.log_correction_N2 is not None,
         }
         image, text = tables
         across = list(log_mean_exp_of_batch(image, text, batch.rows, **options))
@@ -349,7 +379,7 @@ def make_objective(name: str, **settings: Any) -> Objective:
     A setting is a field of one of the method's parts (``rho=6.5``, ``gamma=0.3``, ``prototypes=4096``), a whole part
     (``pairwise=SquaredHinge(0.1)``), or one of the surroundings: width, num_samples, chunk (rows at a time), operands
     (of products on a GPU: "float16", "split" or "float32"), seed, table_dtype, table_storage ("auto", "rank", "node" or
-    a folder) and dataset (a fingerprint kept with the state).
+    a folder), dataset (a fingerprint kept with the state) and correct_weights (see ``forward``).
 
     >>> objective = make_objective("sogclr", num_samples=1000, temperature=0.05)
     >>> objective.method.temperature

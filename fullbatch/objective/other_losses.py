@@ -27,7 +27,8 @@ def _over_all(of_all: Tensor, of_local: Tensor) -> Tensor:
 
 def _gram(first: Rows, second: Rows) -> Tensor:
     """sum_i first_i second_i^T over all ranks, D x D."""
-    return _over_all(first.all_ND.T @ second.all_ND, first.local_BD.T @ second.local_BD)
+    local_DD = first.local_BD.T @ second.local_BD
+    return local_DD if distributed.world().size == 1 else _over_all(first.all_ND.T @ second.all_ND, local_DD)
 
 
 def cycle_consistency(batch: Batch, config: CycleConsistency) -> Tensor:

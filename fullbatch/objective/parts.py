@@ -37,6 +37,8 @@ class Context:
     table_storage: str | os.PathLike[str] = "auto"
     dataset: str | None = None
     guard: float = 8.0
+    # whether a correction of selected batches is for the weights of their pairs, too, which then have no emphasis
+    correct_weights: bool = False
 
     @property
     def products(self) -> dict[str, Any]:

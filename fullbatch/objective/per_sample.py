@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from fullbatch import distributed
-from fullbatch.objective.step import Progress
+from fullbatch.objective.step import Ids, Progress
 
 AUTO_LIMIT_BYTES = 256 * 2**20
 _DTYPES = (torch.float16, torch.float32, torch.float64)
@@ -80,11 +80,11 @@ class PerSampleTable(nn.Module):
         rows_N = self.get(ids_N, dtype)
         return torch.where(torch.isnan(rows_N), start, rows_N)
 
-    def put(self, ids_N: Tensor, new_N: Tensor, group_N: Tensor, progress: Progress) -> None:
+    def put(self, ids: Ids, new_N: Tensor, progress: Progress) -> None:
         """Rows with the same id must bring the same value (see ``mean_within``)."""
         if self.values.dtype == torch.float16:
-            new_N = round_stochastically(new_N, group_N, progress)
-        places_N, new_N = self._places(ids_N), new_N.to(self.values.device, self.values.dtype)
+            new_N = round_stochastically(new_N, ids.group_N, progress)
+        places_N, new_N = self._places(ids.all_N), new_N.to(self.values.device, self.values.dtype)
         if self.world is None:
             self.values[places_N] = new_N
             return
@@ -152,11 +152,6 @@ def round_stochastically(values_N: Tensor, group_N: Tensor, progress: Progress) 
 
 
 # -- the same id more than once in a batch: one id, one value ----------------------------------------------------------
-
-
-def same_id_groups(ids_N: Tensor) -> Tensor:
-    """A number in [0, N) for each row, equal for equal ids; no sizes are read, so the host need not wait."""
-    return torch.searchsorted(ids_N.sort().values, ids_N)
 
 
 def mean_within(values_N: Tensor, group_N: Tensor) -> Tensor:

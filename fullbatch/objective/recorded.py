@@ -135,6 +135,7 @@ class Replayer:
 
     def __init__(self) -> None:
         self.rehearsed = 0
+        self.rehearsed_shapes = set[Hashable]()  # a kernel for another one may have to be compiled, or loaded, first
         self.off = False
         self.recordings: Recordings[_Step] | None = None
         self.inputs: dict[Hashable, list[Tensor]] = {}
@@ -145,19 +146,28 @@ class Replayer:
         return Replayer, ()
 
     def __call__(
-        self, objective: Objective, image: Tensor, text: Tensor, ids: SampleIds | None
+        self,
+        objective: Objective,
+        image: Tensor,
+        text: Tensor,
+        ids: SampleIds | None,
+        log_correction: Tensor | None = None,
     ) -> tuple[Tensor, Metrics] | None:
         """Loss and metrics, or None where the step must be run plainly."""
-        given = [image, text, *(ids if isinstance(ids, (tuple, list)) else [] if ids is None else [ids])]
-        key = objective.replay_key() if self._takes(objective, given) else None
-        if key is None or self.rehearsed < REHEARSALS:
-            self.rehearsed += key is not None
+        more = [] if log_correction is None else [log_correction]
+        given = [image, text, *more, *(ids if isinstance(ids, (tuple, list)) else [] if ids is None else [ids])]
+        key = objective.replay_key() if self._takes(objective, given, ids) else None
+        if key is None:
             return None
         parameters = [p for p in objective.parameters() if p.requires_grad]
+        shape = tuple((t.shape, t.dtype, t.requires_grad) for t in given), len(parameters), bool(more)
+        if self.rehearsed < REHEARSALS or shape not in self.rehearsed_shapes:
+            self.rehearsed += 1
+            self.rehearsed_shapes.add(shape)
+            return None
         memory = tuple(t.data_ptr() for t in (*objective.parameters(), *objective.buffers()))
         if self.recordings is None or memory != self.memory:
             self.recordings, self.memory = Recordings(objective, image.device), memory
-        shape = tuple((t.shape, t.dtype, t.requires_grad) for t in given), len(parameters)
         inputs = self.inputs.get(shape) or [t.detach().clone() for t in given]
         if len({*self.inputs, shape}) > MOST_SHAPES:
             return None
@@ -166,7 +176,7 @@ class Replayer:
         learns = [t.requires_grad for t in given]
         epoch = float(objective.epoch)
         try:
-            found = self.recordings.replay((*key, shape), partial(_whole_step, objective, inputs, learns))
+            found = self.recordings.replay((*key, shape), partial(_whole_step, objective, inputs, learns, bool(more)))
         except (CannotRecord, torch.OutOfMemoryError) as reason:
             log.warning("the loss's steps are not recorded: %s", str(reason).partition("\n")[0])
             self.off, self.recordings = True, None
@@ -177,10 +187,10 @@ class Replayer:
         objective.replayed(numbers)
         return loss, {**found.others, **numbers, "epoch": epoch}
 
-    def _takes(self, objective: Objective, given: Sequence[Any]) -> bool:
+    def _takes(self, objective: Objective, given: Sequence[Any], ids: SampleIds | None) -> bool:
         if self.off or not torch.is_grad_enabled() or distributed.world().size > 1:
             return False
-        if not all(isinstance(t, Tensor) for t in given) or (objective.method.needs_ids and len(given) == 2):
+        if not all(isinstance(t, Tensor) for t in given) or (objective.method.needs_ids and ids is None):
             return False  # about which the plain step has a word to say
         image = given[0]
         together = is_on_gpu(image) and all(t.device == image.device for t in given)
@@ -204,16 +214,16 @@ class _Plain(torch.nn.Module):
         return self.objective.plain_step(*given)
 
 
-def _whole_step(objective: Objective, inputs: Sequence[Tensor], learns: Sequence[bool]) -> _Step:
+def _whole_step(objective: Objective, inputs: Sequence[Tensor], learns: Sequence[bool], corrected: bool) -> _Step:
     """Forward and backward pass; embeddings in full precision, so that 16 bits are a matter of who hands them over.
     Parameters by a name of this step's own: a loss that is still held ties theirs to the stream it was computed on."""
     plain = _Plain(objective)
     parameters = {name: p.detach().requires_grad_() for name, p in plain.named_parameters() if p.requires_grad}
     rows = [t.to(torch.promote_types(t.dtype, torch.float32)).detach() for t in inputs[:2]]
     leaves = [row.requires_grad_() for row, learn in zip(rows, learns, strict=False) if learn]
-    image, text, ids = *rows, inputs[2:]
+    log_correction, ids = (inputs[2], inputs[3:]) if corrected else (None, inputs[2:])
     with torch.autocast(rows[0].device.type, enabled=False):
-        given = image, text, (ids[0], ids[-1]) if ids else None
+        given = *rows, tuple(ids) if len(ids) > 1 else ids[0] if ids else None, log_correction
         output: Output = torch.func.functional_call(plain, parameters, given)
         gradients = torch.autograd.grad(output.loss, [*leaves, *parameters.values()], allow_unused=True)
     numbers = {name: value for name, value in output.metrics.items() if isinstance(value, Tensor)}

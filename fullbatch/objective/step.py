@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -32,12 +33,29 @@ class Progress:
 
 
 @dataclass(frozen=True)
+class Ids:
+    """Which samples the rows of all ranks are."""
+
+    all_N: Tensor
+
+    @cached_property
+    def group_N(self) -> Tensor:
+        """A number in [0, N) for each row, equal for equal ids; no sizes are read, so the host need not wait."""
+        return torch.searchsorted(self.all_N.sort().values, self.all_N)
+
+
+@dataclass(frozen=True)
 class Rows:
     """One modality of the batch: this rank's rows with gradient, all ranks' without, and all ranks' ids."""
 
     local_BD: Tensor
     all_ND: Tensor
-    ids_N: Tensor | None
+    known_ids: Ids | None
+
+    @property
+    def ids(self) -> Ids:
+        assert self.known_ids is not None, "a method that remembers samples is given their ids"
+        return self.known_ids
 
 
 @dataclass(frozen=True)
@@ -47,6 +65,7 @@ class Batch:
     positive_B: Tensor
     positive_N: Tensor
     rows: slice
+    log_correction_N2: Tensor | None = None  # of a selected batch, for images and for texts as anchors
 
     @property
     def size(self) -> int:
@@ -57,17 +76,26 @@ class Batch:
         return (DIRECTIONS[0], self.image, self.text), (DIRECTIONS[1], self.text, self.image)
 
 
-def gather_batch(image_BD: Tensor, text_BD: Tensor, ids_B2: Tensor | None) -> Batch:
-    """Bring the batch of all ranks here: the embeddings travel once, together."""
+def gather_batch(
+    image_BD: Tensor,
+    text_BD: Tensor,
+    ids_BK: Tensor | None,
+    log_correction_B2: Tensor | None = None,
+) -> Batch:
+    """Bring the batch of all ranks here: the embeddings travel once, together.  ``ids_BK`` has one column, or two where
+    images and texts have ids of their own."""
     positive_B = (image_BD * text_BD).sum(1)
-    image_ND, text_ND, positive_N = distributed.gather_together(image_BD, text_BD, positive_B)
-    ids_N2 = None if ids_B2 is None else distributed.gather_rows(ids_B2)
+    more = () if log_correction_B2 is None else (log_correction_B2,)
+    image_ND, text_ND, positive_N, *more_N2 = distributed.gather_together(image_BD, text_BD, positive_B, *more)
+    columns = () if ids_BK is None else distributed.gather_rows(ids_BK).unbind(1)
+    ids = [Ids(column_N.contiguous()) for column_N in columns]
     return Batch(
-        image=Rows(image_BD, image_ND, None if ids_N2 is None else ids_N2[:, 0].contiguous()),
-        text=Rows(text_BD, text_ND, None if ids_N2 is None else ids_N2[:, 1].contiguous()),
+        image=Rows(image_BD, image_ND, ids[0] if ids else None),
+        text=Rows(text_BD, text_ND, ids[-1] if ids else None),
         positive_B=positive_B,
         positive_N=positive_N,
         rows=distributed.world().rows(image_BD.shape[0]),
+        log_correction_N2=more_N2[0] if more_N2 else None,
     )
 
 

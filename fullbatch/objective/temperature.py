@@ -15,8 +15,8 @@ from torch.nn.functional import normalize
 from fullbatch.config import axes
 from fullbatch.distributed import average_gradient
 from fullbatch.objective.log_domain import bounded_exp
-from fullbatch.objective.per_sample import PerSampleTable, TableOptions, mean_within, same_id_groups
-from fullbatch.objective.step import Batch, Direction, Progress, Rows
+from fullbatch.objective.per_sample import PerSampleTable, TableOptions, mean_within
+from fullbatch.objective.step import Batch, Direction, Ids, Progress, Rows
 
 
 def temperature_gradient(direction: Direction, alpha_N: Tensor, rho: float) -> Tensor:
@@ -102,37 +102,34 @@ class PerSampleTemperature(AnchorTemperature):
             self.second = PerSampleTable(wide, f"{name}.tau_second_moment")
 
     def read(self, anchor: Rows, other: Rows, batch: Batch, progress: Progress) -> tuple[Tensor, Tensor]:
-        assert anchor.ids_N is not None
-        tau_N = self.tau.get_or(anchor.ids_N, self.config.temperature, anchor.all_ND.dtype)
+        tau_N = self.tau.get_or(anchor.ids.all_N, self.config.temperature, anchor.all_ND.dtype)
         return tau_N[batch.rows], tau_N
 
     def learn(self, direction: Direction, alpha_N: Tensor, progress: Progress) -> Tensor | None:
         if not progress.training:
             return None
-        ids_N = direction.anchor.ids_N
-        assert ids_N is not None
-        group_N = same_id_groups(ids_N)
+        ids = direction.anchor.ids
         gradient_N = temperature_gradient(direction, alpha_N, self.rho_value)
         if self.config.clip is not None:
             gradient_N = gradient_N.clamp(-self.config.clip, self.config.clip)
-        gradient_N = mean_within(gradient_N, group_N)
-        move_N = self._move(gradient_N, ids_N, group_N, progress) * self.config.temperature_lr
+        gradient_N = mean_within(gradient_N, ids.group_N)
+        move_N = self._move(gradient_N, ids, progress) * self.config.temperature_lr
         tau_N = (direction.tau_N - move_N).clamp(*axes.temperature_bounds(self.config))
-        self.tau.put(ids_N, tau_N, group_N, progress)
+        self.tau.put(ids, tau_N, progress)
         return None
 
-    def _move(self, gradient_N: Tensor, ids_N: Tensor, group_N: Tensor, progress: Progress) -> Tensor:
-        first_N = self.first.get_or(ids_N, 0.0, gradient_N.dtype)
+    def _move(self, gradient_N: Tensor, ids: Ids, progress: Progress) -> Tensor:
+        first_N = self.first.get_or(ids.all_N, 0.0, gradient_N.dtype)
         if self.config.rule == "momentum":
             first_N = (1.0 - self.config.beta) * first_N + self.config.beta * gradient_N
-            self.first.put(ids_N, first_N, group_N, progress)
+            self.first.put(ids, first_N, progress)
             return first_N
-        second_N = self.second.get_or(ids_N, 0.0, gradient_N.dtype)
+        second_N = self.second.get_or(ids.all_N, 0.0, gradient_N.dtype)
         keep_first, keep_second = (0.9, 0.999) if progress.epoch > 0 else (0.0, 0.0)
         first_N = keep_first * first_N + (1.0 - keep_first) * gradient_N
         second_N = keep_second * second_N + (1.0 - keep_second) * gradient_N.square()
-        self.first.put(ids_N, first_N, group_N, progress)
-        self.second.put(ids_N, second_N, group_N, progress)
+        self.first.put(ids, first_N, progress)
+        self.second.put(ids, second_N, progress)
         visits = progress.epoch + 1  # a sample is seen once an epoch
         unbiased_first_N = first_N / (1.0 - keep_first**visits)
         unbiased_second_N = second_N / (1.0 - keep_second**visits)

@@ -6,100 +6,164 @@ planners, or after a kill."""
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property
 from multiprocessing.connection import wait
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from typing_extensions import assert_never
 
-from fullbatch.config.training import Selection
+from fullbatch.data.durable import replace_array, replace_file
 from fullbatch.data.order import Ints, Order, key_of
+from fullbatch.selection.correction import log_corrections
 from fullbatch.selection.ordered import batches_of_partition, drawn_batches, hardest, losses_at
-from fullbatch.selection.periods import Period, Periods
-from fullbatch.selection.spectral import blocks, order_of_block
+from fullbatch.selection.periods import Period, PieceStatistics, Plans, write_piece
+from fullbatch.selection.spectral import order_of_block
 
 Floats = npt.NDArray[np.float64]
 _PURPOSE = 6  # tells a planner's draws from those of orders and crops
 
 
 @dataclass(frozen=True)
-class Task:
-    snapshot: Path  # the table's file
-    places_KB: Ints  # of the epoch, as they stand in uniform order: what there is to choose from
-    ids_P: Ints  # the samples there
-    kept: int | None  # batches to choose, those of largest loss; None: rearrange them all
-    tau: float
-    seed: int
-    piece: int  # which part of the period's plan it is
+class Snapshot:
+    """What plans are made from, on the disk: embeddings, the texts they are of, and a temperature."""
+
+    table: Path
+
+    @property
+    def texts(self) -> Path:
+        return self.table.with_suffix(".texts")
+
+    @property
+    def temperature(self) -> Path:
+        return self.table.with_suffix(".json")
+
+    def read_texts(self) -> Ints:
+        """0, not known, where an earlier version wrote the snapshot."""
+        if not self.texts.is_file():
+            return np.zeros(len(np.load(self.table, mmap_mode="r", allow_pickle=False)), np.int64)
+        texts_n: Ints = np.load(self.texts, mmap_mode="r", allow_pickle=False)
+        return texts_n
+
+    def write(self, rows_n2D: npt.NDArray[np.generic], texts_n: npt.NDArray[np.generic], tau: float) -> None:
+        """The table last: where it lies, the others do."""
+        replace_file(self.temperature, lambda file: file.write(json.dumps({"tau": tau}).encode()))
+        replace_array(self.texts, texts_n)
+        replace_array(self.table, rows_n2D)
+
+    def forget(self) -> None:
+        for path in (self.table, self.texts, self.temperature):
+            path.unlink(missing_ok=True)
 
 
 @dataclass(frozen=True)
-class Piece:
-    places_LB: Ints
-    losses_L: Floats  # of the batches chosen, by the snapshot; only of those it knows something of
-    uniform_L: Floats  # of as many that were not chosen, but stood there in uniform order
-    seconds: float  # that it took
+class Task:
+    """A piece of a plan to be made."""
+
+    snapshot: Snapshot
+    plans: Plans
+    order: Order
+    batches: range  # of the run, that the piece is for
 
 
-def tasks_of(period: Period, periods: Periods, order: Order, batch_size: int, snapshot: Path, tau: float) -> list[Task]:
-    """The pieces of a period's plan, in its order."""
-    selection: Selection = periods.selection
-    seed = key_of(order.seed, _PURPOSE, period.number)
-    kept = None
-    kind = selection.batches
+def planned(task: Task) -> float:
+    """Make it; the seconds that took."""
+    start = time.monotonic()
+    plans, periods, size = task.plans, task.plans.periods, task.plans.batch_size
+    selection, period = periods.selection, periods.of(task.batches.start)
+    seed = key_of(task.order.seed, _PURPOSE, period.number)
+    places_KB = _places(task, period, seed)
+    ids_P = task.order.ids(period.epoch, places_KB.reshape(-1))
+    tau = json.loads(task.snapshot.temperature.read_text())["tau"]
+    table_n2D = np.load(task.snapshot.table, mmap_mode="r", allow_pickle=False)
+    image_PD, text_PD = torch.from_numpy(np.asarray(table_n2D[ids_P], np.float32)).unbind(1)
+    texts_P = task.snapshot.read_texts()[ids_P]
+    here_KB = np.arange(places_KB.size).reshape(places_KB.shape)
+    if selection.batches == "spectral":
+        number = (task.batches.start - period.batches.start) // selection.block_batches
+        chosen_LB = order_of_block(image_PD, text_PD, size, tau, seed, number, texts_P).reshape(-1, size)
+    else:
+        chosen_LB = hardest(image_PD, text_PD, here_KB, selection.kept_batches, tau)
+    log_c_LB2 = np.zeros((*chosen_LB.shape, 2), np.float32)
+    if plans.corrects_for is not None:
+        log_c_LB2 = log_corrections(image_PD, text_PD, chosen_LB, tau, ids_P, plans.corrects_for).numpy()
+    losses, uniform = (
+        losses_at(image_PD, text_PD, these_LB, tau).double().numpy()
+        for these_LB in (chosen_LB, here_KB[: len(chosen_LB)])
+    )
+    seconds = time.monotonic() - start
+    about = PieceStatistics(
+        losses[np.isfinite(losses)].tolist(),
+        uniform[np.isfinite(uniform)].tolist(),
+        chosen_LB.size,
+        meeting_equals(texts_P[chosen_LB]),
+        seconds,
+    )
+    write_piece(task.plans.path(task.batches), places_KB.reshape(-1)[chosen_LB], log_c_LB2, about)
+    return seconds
+
+
+def _places(task: Task, period: Period, seed: int) -> Ints:
+    """What there is to choose from, as it stands in uniform order."""
+    periods, size = task.plans.periods, task.plans.batch_size
+    kind = periods.selection.batches
     match kind:
         case "spectral":
-            first, count = period.first * batch_size, len(period.batches) * batch_size
-            pieces = [
-                np.arange(first + block.start, first + block.stop).reshape(-1, batch_size)
-                for block in blocks(count, batch_size, selection.block_batches)
-            ]
+            first = period.first + task.batches.start - period.batches.start
+            return np.arange(first * size, (first + len(task.batches)) * size).reshape(-1, size)
+        case "ordered" if periods.selection.averages:
+            group = period.first // periods.looked_at
+            return batches_of_partition(task.order.epoch_size, size, periods.looked_at, group)
         case "ordered":
-            kept = selection.kept_batches
-            if selection.averages:
-                group = period.first // periods.looked_at
-                pieces = [batches_of_partition(order.epoch_size, batch_size, periods.looked_at, group)]
-            else:
-                pieces = [drawn_batches(order.epoch_size, batch_size, selection.drawn_batches, seed)]
+            return drawn_batches(task.order.epoch_size, size, periods.selection.drawn_batches, seed)
         case "uniform":
             raise AssertionError("uniform batches have no plan")
         case unknown:
             assert_never(unknown)
-    return [
-        Task(snapshot, places_KB, order.ids(period.epoch, places_KB.reshape(-1)), kept, tau, seed, number)
-        for number, places_KB in enumerate(pieces)
-    ]
 
 
-def planned(task: Task) -> Piece:
-    start = time.monotonic()
-    batches, rows = task.places_KB.shape
-    table_n2D = np.load(task.snapshot, mmap_mode="r", allow_pickle=False)
-    image_PD, text_PD = torch.from_numpy(np.asarray(table_n2D[task.ids_P], np.float32)).unbind(1)
-    here_KB = np.arange(batches * rows).reshape(batches, rows)
-    if task.kept is None:
-        chosen_LB = order_of_block(image_PD, text_PD, rows, task.tau, task.seed, task.piece).reshape(-1, rows)
-    else:
-        chosen_LB = hardest(image_PD, text_PD, here_KB, task.kept, task.tau)
-    losses_L, uniform_L = (
-        losses_at(image_PD, text_PD, these_LB, task.tau).double().numpy()
-        for these_LB in (chosen_LB, here_KB[: len(chosen_LB)])
-    )
-    places_LB = task.places_KB.reshape(-1)[chosen_LB]
-    known = losses_L[np.isfinite(losses_L)], uniform_L[np.isfinite(uniform_L)]
-    return Piece(places_LB, *known, seconds=time.monotonic() - start)
+def meeting_equals(texts_LB: Ints) -> int:
+    """Rows whose text another row of their batch has as well; 0 stands for one that is not known."""
+    sorted_LB = np.sort(texts_LB, axis=1)
+    equal_LB = np.pad((sorted_LB[:, 1:] == sorted_LB[:, :-1]) & (sorted_LB[:, 1:] != 0), ((0, 0), (1, 1)))
+    return int((equal_LB[:, 1:] | equal_LB[:, :-1]).sum())
+
+
+class Making(Protocol):
+    """A piece that is being made, or will be when it is asked for."""
+
+    def done(self) -> bool: ...
+
+    def result(self) -> float: ...
+
+
+@dataclass(frozen=True)
+class _Later:
+    task: Task
+
+    def done(self) -> bool:
+        return "_seconds" in self.__dict__
+
+    def result(self) -> float:
+        return self._seconds
+
+    @cached_property
+    def _seconds(self) -> float:
+        return planned(self.task)
 
 
 class Planners:
@@ -119,24 +183,31 @@ class Planners:
             for _ in range(self.count):  # each task that finds no idle process has one started
                 self._pool.submit(int)
 
-    def start(self, tasks: Sequence[Task]) -> list[Callable[[], Piece]]:
-        """What gives the pieces, when they are there."""
+    def start(self, tasks: Sequence[Task]) -> list[Making]:
         self.start_processes()
         pool = self._pool
-        return [partial(planned, task) if pool is None else pool.submit(planned, task).result for task in tasks]
+        with _death_told():
+            return [_Later(task) if pool is None else pool.submit(planned, task) for task in tasks]
 
-    def finish(self, started: Sequence[Callable[[], Piece]]) -> list[Piece]:
-        try:
-            return [piece() for piece in started]
-        except BrokenProcessPool:
-            raise OSError(
-                "A process that plans batches died. Is the memory full? Is the training script one that starts at "
-                '`if __name__ == "__main__":`? --planners 0 plans in the training process.'
-            ) from None
+    def finish(self, making: Making) -> float:
+        """Wait for a piece; the seconds it took."""
+        with _death_told():
+            return making.result()
 
     def close(self) -> None:
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)  # and wait, for a piece at most: else a child process may hang
+
+
+@contextmanager
+def _death_told() -> Iterator[None]:
+    try:
+        yield
+    except BrokenProcessPool:
+        raise OSError(
+            "A process that plans batches died. Is the memory full? Is the training script one that starts at "
+            '`if __name__ == "__main__":`? --planners 0 plans in the training process.'
+        ) from None
 
 
 def _start_planner(load: Callable[[], object]) -> None:

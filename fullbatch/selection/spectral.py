@@ -18,6 +18,7 @@ What the paper leaves open:
 - Weights may vanish (at small tau), so that the graph falls apart and the eigenvalue 0 has several vectors: any basis
   of them serves, since the rows of a component are alike in each.  Rows that are zero in every vector stay zero.
 - Equal rows, or all of them equal: fewer than k different centres; the assignment still fills every batch.
+- Equal texts would be each other's negatives, and the most alike of all: they are swapped apart after the assignment.
 - Batches come in the order of their first places, places within a batch ascend: neither depends on names of clusters.
 """
 
@@ -102,8 +103,11 @@ def distances_to_centres(rows_Nk: Floats, centres: int, seed: int) -> Floats:
     return distance_Nk
 
 
-def even_clusters(image_ND: Tensor, text_ND: Tensor, batch_size: int, tau: float, seed: int) -> Ints:
-    """Algorithm 3 on one block: places (k, B) of its rows, each once; N must be a multiple of B.  On one CPU thread."""
+def even_clusters(
+    image_ND: Tensor, text_ND: Tensor, batch_size: int, tau: float, seed: int, texts_N: Ints | None = None
+) -> Ints:
+    """Algorithm 3 on one block: places (k, B) of its rows, each once; N must be a multiple of B.  On one CPU thread.
+    ``texts_N`` tells the texts apart, 0 for one that is not known; equal ones are kept out of each other's batches."""
     rows, batches = len(image_ND), len(image_ND) // batch_size
     assert rows == batches * batch_size, "a block is whole batches"
     seen_N = image_ND.isfinite().all(1) & text_ND.isfinite().all(1)
@@ -115,7 +119,10 @@ def even_clusters(image_ND: Tensor, text_ND: Tensor, batch_size: int, tau: float
         vectors_Sk = unit_rows(first_eigenvectors(laplacian(pair_weights(image_SD, text_SD, tau, batch_size)), batches))
         cost_Nk = np.zeros((rows, batches))
         cost_Nk[seen_N.numpy(force=True)] = distances_to_centres(vectors_Sk.double().numpy(force=True), batches, seed)
-    places_kB = np.argsort(even_assignment(cost_Nk, batch_size), kind="stable").reshape(batches, batch_size)
+    centre_N = even_assignment(cost_Nk, batch_size)
+    if texts_N is not None:
+        centre_N = equals_apart(centre_N, cost_Nk, texts_N)
+    places_kB = np.argsort(centre_N, kind="stable").reshape(batches, batch_size)
     return places_kB[places_kB[:, 0].argsort()]
 
 
@@ -125,10 +132,12 @@ def blocks(places: int, batch_size: int, block_batches: int) -> list[range]:
     return [range(start, min(start + size, end)) for start in range(0, end, size)]
 
 
-def order_of_block(image_ND: Tensor, text_ND: Tensor, batch_size: int, tau: float, seed: int, block: int) -> Ints:
+def order_of_block(
+    image_ND: Tensor, text_ND: Tensor, batch_size: int, tau: float, seed: int, block: int, texts_N: Ints | None = None
+) -> Ints:
     """The rows of the epoch's block number ``block`` in their new order: what one planner does at a time."""
     block_seed = int(np.random.SeedSequence([seed % 2**64, block]).generate_state(1)[0])
-    return even_clusters(image_ND, text_ND, batch_size, tau, block_seed).reshape(-1)
+    return even_clusters(image_ND, text_ND, batch_size, tau, block_seed, texts_N).reshape(-1)
 
 
 def spectral_order(
@@ -190,6 +199,29 @@ def even_assignment(cost_Nk: Floats, capacity: int) -> Ints:
         size_k[path[-1]] += 1
         for centre in path:
             moves.look_again(centre)
+    return centre_N
+
+
+def equals_apart(centre_N: Ints, cost_Nk: Floats, texts_N: Ints) -> Ints:
+    """The assignment with equal texts at different centres, as far as that goes: of those that meet all but one change
+    places with rows elsewhere, where that costs least and meets no equal in turn."""
+    _, text_N = np.unique(np.where(texts_N == 0, -np.arange(1, len(texts_N) + 1), texts_N), return_inverse=True)
+    centre_N, everyone = centre_N.copy(), np.arange(len(texts_N))
+    count_kT = np.zeros((cost_Nk.shape[1], int(text_N.max(initial=-1)) + 1), np.int64)
+    np.add.at(count_kT, (centre_N, text_N), 1)
+    for here, text in np.argwhere(count_kT > 1):
+        while count_kT[here, text] > 1:
+            fits_N = (count_kT[centre_N, text] == 0) & (count_kT[here, text_N] == 0)
+            if not fits_N.any():
+                break
+            equal = np.flatnonzero((centre_N == here) & (text_N == text))
+            go = cost_Nk[equal][:, centre_N] - cost_Nk[equal, here, None]
+            come_N = np.where(fits_N, cost_Nk[:, here] - cost_Nk[everyone, centre_N], np.inf)
+            place, other = np.unravel_index((go + come_N).argmin(), go.shape)
+            for row, start, end in ((equal[place], here, centre_N[other]), (other, centre_N[other], here)):
+                count_kT[start, text_N[row]] -= 1
+                count_kT[end, text_N[row]] += 1
+                centre_N[row] = end
     return centre_N
 
 

@@ -22,7 +22,7 @@ from fullbatch.evaluation.tasks import check_captions_unneeded, check_tasks, tas
 from fullbatch.models.build import build_model
 from fullbatch.selection.periods import Periods
 from fullbatch.training.optimizer import phases as check_schedule
-from fullbatch.training.run_folder import Folder
+from fullbatch.training.run_folder import Folder, with_choices_of
 from fullbatch.training.stages import Stages
 from fullbatch.trials.comparison_plan import Plan
 from fullbatch.trials.phases import tries_all_pairs
@@ -98,7 +98,8 @@ def check_begun(configs: Sequence[RunConfig]) -> None:
     """A run that was begun counts only as what it was begun as; asked when the samples of every run are known."""
     for config in configs:
         there = Folder.of(config)
-        if there.begun and (change := first_difference(to_dict(there.read_config()), to_dict(config))):
+        before = there.read_config() if there.begun else config
+        if change := first_difference(to_dict(before), to_dict(with_choices_of(before, config))):
             raise ValueError(
                 f"{there.config} is of another run than this plan's: {change}. Take another --name, or remove "
                 f"{there.path}, and it is trained anew."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import math
 import time
@@ -19,10 +20,11 @@ from fullbatch.config.optimization import Schedule
 from fullbatch.config.run import RunConfig
 from fullbatch.config.training import Evaluation
 from fullbatch.config.tree import write_values
+from fullbatch.data.durable import read_lines
 from fullbatch.evaluation.metric_names import LINEAR, is_share, metric_named, named_numbers
 from fullbatch.evaluation.tasks import tasks_of
 from fullbatch.training.interruption import Abandoned, Interrupted
-from fullbatch.training.run_folder import Folder, alone_in, can_be_locked, read_lines, replace_text
+from fullbatch.training.run_folder import Folder, alone_in, can_be_locked, replace_text
 from fullbatch.trials.checks import check_begun, check_runs, check_same_plan
 from fullbatch.trials.comparison_plan import Plan, PlannedRun, plan_from, read_plan
 from fullbatch.trials.processes import OUTPUT, Member, Pace, WorkerContext, WorkerPool, in_brackets, last_line, print_to
@@ -347,8 +349,9 @@ def _matches(plan: Plan, cells: Cells, metric: str, guessing: Guessing | None) -
 def write_csv(summary: Mapping[str, Any], path: Path) -> None:
     """The table, for those who draw their own figures."""
     names = ("method", "batch_size", "metric", "mean", "sd", "values")
-    with path.open("w", encoding="utf-8", newline="") as file:
-        table = csv.writer(file)
-        table.writerow(names)
-        for row in summary["table"]:
-            table.writerow([*(cell(row[name]) for name in names[:-1]), " ".join(map(str, row["values"]))])
+    file = io.StringIO(newline="")
+    table = csv.writer(file)
+    table.writerow(names)
+    for row in summary["table"]:
+        table.writerow([*(cell(row[name]) for name in names[:-1]), " ".join(map(str, row["values"]))])
+    replace_text(path, file.getvalue())

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import product
+from itertools import cycle, islice, product
 from typing import Any, Literal
 
 import numpy as np
@@ -109,11 +109,15 @@ def owed(plan: SearchPlan) -> dict[PhaseName, int]:
 def _choices(plan: SearchPlan) -> list[Slot]:
     """The sampler's, but for the first ones where the plan says so: each method and each optimizer is tried once.
 
-    Where there are no more pairs than trials, and nothing else to choose, each pair is tried once and none twice.
+    Where there are no more pairs than trials, and nothing else to choose, each pair is tried once and none twice.  An
+    even phase goes through all pairs over and over.
     """
-    count = _choice_count(plan)
+    count, pairs = _choice_count(plan), _covering(plan.methods, plan.optimizers)
     covering = max(len(plan.methods), len(plan.optimizers)) if plan.choices.cover else 0
-    pairs = _covering(plan.methods, plan.optimizers)[: count if tries_all_pairs(plan) else covering]
+    if plan.choices.sampler == "even":
+        pairs = list(islice(cycle(pairs), count))
+    else:
+        pairs = pairs[: count if tries_all_pairs(plan) else covering]
     given: list[dict[str, Any]] = [dict(zip(CHOSEN, pair, strict=True)) for pair in pairs]
     return [Slot(number, given[number] if number < len(given) else {}) for number in range(count)]
 

@@ -27,6 +27,8 @@ from typing import Any
 
 import torch
 
+from fullbatch.config.messages import reason_of
+from fullbatch.data.durable import make_folder
 from fullbatch.training.interruption import Interrupted, Interruption
 
 GRACE = 120.0  # seconds an orphan has to save and end
@@ -205,9 +207,12 @@ def _run_worker(connection: Connection, place: int, output: Path | None, work: W
             print(f"fullbatch: {stopped}", flush=True)
             sys.exit(stopped.exit_code)
         except (ValueError, OSError) as error:
-            traceback.print_exc()
-            with suppress(OSError):  # the parent is gone
-                connection.send(ValueError(str(error)))
+            if output is not None:  # its log; a terminal gets the sentence, from the parent
+                traceback.print_exc()
+            try:
+                connection.send(ValueError(reason_of(error)))
+            except OSError:  # the parent is gone
+                print(f"fullbatch: {reason_of(error)}", file=sys.stderr, flush=True)
             sys.exit(1)
         if interruption.signal is not None:  # there may be more to do
             sys.exit(128 + interruption.signal)
@@ -224,7 +229,7 @@ def _end_with_parent(connection: Connection) -> None:
 
 def print_to(path: Path) -> None:
     """What this process prints goes to a file."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     sys.stdout.flush()
     sys.stderr.flush()
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)

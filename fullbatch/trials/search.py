@@ -20,12 +20,14 @@ from optuna.samplers import BaseSampler, RandomSampler, TPESampler
 from optuna.storages import BaseStorage
 from typing_extensions import assert_never
 
-from fullbatch.config.messages import without_password
+from fullbatch.config.messages import reason_of, without_password
 from fullbatch.config.tree import write_values
+from fullbatch.data.durable import make_folder
 from fullbatch.training.display import words_of
 from fullbatch.training.interruption import Abandoned, Interrupted
 from fullbatch.training.run_folder import Folder, replace_text
 from fullbatch.trials.checks import check_search
+from fullbatch.trials.even import EvenSampler
 from fullbatch.trials.phases import Ended, NoWinner, Running, Score, Slot, owed, slots_of
 from fullbatch.trials.processes import OUTPUT, Pace, WorkerContext, WorkerPool, WorkersDie, last_line, print_to
 from fullbatch.trials.progress import SearchDisplay, last_metrics
@@ -52,7 +54,7 @@ def search(
     opened = open_storage(storage, pace.lost_after)
     checked = check_search(plan)
     plan = keep_plan(opened, plan)
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     remember(folder, storage)
     replace_text(folder / PLAN_FILE, write_values(plan.as_dict()))
     evaluations = dict(checked.evaluations)
@@ -105,7 +107,7 @@ def how_to_go_on(folder: Path, storage: str, jobs: int = 1) -> Iterator[None]:
     except (CannotWork, WorkersDie) as error:
         raise type(error)(f"{str(error).rstrip('.')}. {way}") from error
     except OSError as error:
-        raise OSError(f"{error}. {way}") from error
+        raise OSError(f"{reason_of(error).rstrip('.')}. {way}") from error
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -124,6 +126,8 @@ def sampler_of(plan: SearchPlan, phase: PhaseName, slot: Slot) -> BaseSampler:
     part = plan.phases[phase]
     if not isinstance(part, Choices | Fine):
         return RandomSampler(seed)  # nothing is left to it
+    if isinstance(part, Choices) and part.sampler == "even":
+        return EvenSampler(plan.seed, slot.number, len(list(plan.candidates)), part.trials)
     random = min(MOST_RANDOM, max(2, part.trials // 4))
     return TPESampler(n_startup_trials=random, multivariate=True, group=True, constant_liar=True, seed=seed)
 

@@ -45,6 +45,7 @@ PHASES: tuple[PhaseName, ...] = ("choices", "grid", "fine", "finals")
 CHOSEN = ("method", "optimizer")
 Take = Literal["best", "last"]  # which evaluation's values are a trial's
 Pruner = Literal["asha", "hyperband", "median", "none"]
+Sampler = Literal["tpe", "even"]
 _NAME = re.compile(r"\w([\w .+=@,-]*[\w+=@-])?")
 PRUNED: tuple[PhaseName, ...] = ("choices", "fine")  # a grid and finals compare whole runs
 
@@ -64,6 +65,9 @@ class Choices(Checked):
     over: tuple[str, ...] | None = CHOSEN  # what is chosen: these, and dimensions of the space; None: all of it
     changes: Mapping[str, Any] = field(default_factory=dict)
     cover: bool = True  # each method and each optimizer is tried once before the sampler chooses
+    # "even": every pair equally often, the other dimensions spread over their ranges, whatever came out so far.  It
+    # finds a winner later than "tpe", but importance then speaks of all of the space, not of where the sampler went.
+    sampler: Sampler = "tpe"
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ import json
 import math
 import statistics
 import textwrap
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
@@ -22,7 +23,7 @@ from fullbatch.config.tree import write_yaml
 from fullbatch.training.run_folder import finite, replace_text
 from fullbatch.trials.phases import Ended, Running, Slot, costs_of, fronts, last_won, ranked
 from fullbatch.trials.search_plan import CHOSEN, PHASES, PhaseName, SearchPlan
-from fullbatch.trials.space import Choice
+from fullbatch.trials.space import Choice, Real, place_of
 from fullbatch.trials.statistics import Entry, finalist_of, finalists_of, gains, said_of_finals, said_of_one, value_said
 
 SUMMARY, TABLE, BEST = "search.json", "search.csv", "best.yaml"
@@ -127,10 +128,28 @@ FEWEST = 8  # trials, below which a forest says nothing
 
 
 def _importance(plan: SearchPlan, name: PhaseName, ended: Sequence[Ended]) -> dict[str, Any]:
-    plainly = [replace(trial, params=_plain_params(plan, trial.params)) for trial in ended]
-    shares = "finals sample nothing" if name == "finals" else importance_of(plainly, _log_scaled(plan))
+    placed = [replace(trial, params=within_ranges(plan, trial.params)) for trial in ended]
+    log_scaled = set(_log_scaled(plan)) - _with_several_ranges(plan)
+    shares = "finals sample nothing" if name == "finals" else importance_of(placed, log_scaled)
     why_none = shares if isinstance(shares, str) else ""
     return {"importance": None if why_none else shares, "why_none": why_none}
+
+
+def within_ranges(plan: SearchPlan, params: Mapping[str, Any]) -> dict[str, Any]:
+    """By plain names.  Of a setting with several ranges (lr, sgd.lr) the place in its own: else a rate would tell which
+    optimizer it belongs to, and take a part of that one's importance."""
+    several = _with_several_ranges(plan)
+    own = dict(params)
+    for key, value in params.items():
+        dimension = plan.space.get(key)
+        if isinstance(dimension, Real) and place_of(key, "space").plain in several:
+            own[key] = dimension.place(value)
+    return _plain_params(plan, own)
+
+
+def _with_several_ranges(plan: SearchPlan) -> set[str]:
+    counts = Counter(place_of(key, "space").plain for key in plan.space)
+    return {name for name, count in counts.items() if count > 1}
 
 
 def _log_scaled(plan: SearchPlan) -> list[str]:

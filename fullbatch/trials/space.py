@@ -8,6 +8,7 @@ method's.  ``sgd.lr`` and ``sogclr.gamma`` are for that optimizer or method alon
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -53,6 +54,23 @@ class Real(Checked):
             return False
         steps = (value - self.low) / self.step if self.step is not None else 0.0
         return bool(abs(steps - round(steps)) < 1e-8)
+
+    def place(self, value: float) -> float:
+        """From 0 at ``low`` to 1 at ``high``, evenly as it is searched.
+
+        >>> Real(1e-4, 1e-2, log=True).place(1e-3)
+        0.5
+        """
+        low, high, at = (math.log(x) if self.log else x for x in (self.low, self.high, value))
+        return round((at - low) / (high - low), 9)
+
+    def at(self, place: float) -> float:
+        """The value at that place."""
+        if self.log:
+            value = self.low * math.exp(place * math.log(self.high / self.low))
+        else:
+            value = self.low + place * (self.high - self.low)
+        return min(max(value, self.low), self.high)
 
     def suggest(self, trial: BaseTrial, name: str) -> float:
         return trial.suggest_float(name, self.low, self.high, step=self.step, log=self.log)

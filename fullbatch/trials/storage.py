@@ -29,6 +29,7 @@ from sqlalchemy.engine import URL, Connection, Engine, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError, NoSuchModuleError, SQLAlchemyError
 
 from fullbatch.config.messages import HIDDEN, listed, nearest, without_password
+from fullbatch.data.durable import make_folder
 from fullbatch.training.run_folder import replace_text
 from fullbatch.trials.checks import first_difference
 from fullbatch.trials.comparison_plan import read_plan
@@ -38,6 +39,7 @@ T = TypeVar("T")
 LOST_AFTER = 180.0  # seconds without a heartbeat
 BEAT_EVERY = 10.0  # seconds, or less where a worker is soon taken for dead
 PATIENCE = 60.0  # seconds that a storage may be away
+_DAMAGED = ("malformed",)  # as SQLite says it; that does not mend itself
 _DRIVERS = {"psycopg2": "postgresql+psycopg2", "psycopg": "postgresql+psycopg"}
 _WITHOUT_DRIVER = {
     "postgresql": "the driver is missing: pip install 'fullbatch[postgresql]'.",
@@ -123,7 +125,7 @@ def _with_driver(url: str) -> str:
 
 def _check_file(path: Path) -> None:
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         with path.open("ab"):
             pass
         with path.open("rb") as file:
@@ -164,9 +166,11 @@ def patiently(act: Callable[[], T], patience: float = PATIENCE) -> T:
         try:
             return act()
         except (StorageInternalError, OSError) as error:
+            cause = error.__cause__
+            said = " ".join(str(getattr(cause, "orig", None) or cause or error).split()).rstrip(".")
+            if any(words in said for words in _DAMAGED):
+                raise ValueError(f"The study's data base is damaged: {said}. Put back a whole one.") from error
             if time.monotonic() + pause > until:
-                cause = error.__cause__
-                said = " ".join(str(getattr(cause, "orig", None) or cause or error).split()).rstrip(".")
                 raise StorageAway(f"The study's storage was away for {patience:.0f} seconds: {said}.") from error
         time.sleep(pause)
         pause = min(2 * pause, 5.0)
@@ -227,7 +231,11 @@ def kept_plan(storage: BaseStorage, name: str | None) -> SearchPlan:
         known = f" It holds {listed(there)}." if there else " It holds none; bring a plan with --plan or --recipe."
         raise ValueError(f"There is no search {name!r} in this storage{nearest(name, there)}{known}")
     study = patiently(lambda: optuna.load_study(storage=storage, study_name=name))
-    return search_from(json.loads(study.user_attrs[PLAN]))
+    try:
+        values = json.loads(study.user_attrs[PLAN])
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"The plan of the search {name!r} in this storage is damaged ({error}).") from None
+    return search_from(values)
 
 
 def searches_in(storage: BaseStorage) -> list[str]:
@@ -280,7 +288,10 @@ def plan_to_go_on_with(folder: Path, storage: str) -> SearchPlan:
     written = search_from(read_plan(folder / PLAN_FILE, SearchPlan))
     file = _file_of(storage)
     opened = open_storage(storage) if file is None or file.is_file() else None
-    there = [] if opened is None else searches_in(opened)
+    try:
+        there = [] if opened is None else searches_in(opened)
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:  # what Optuna keeps as text
+        raise ValueError(f"The study's data base {without_password(storage)} is damaged ({error}).") from None
     if opened is None or written.name not in there:
         others = f" (it has {listed(there)})" if there else " and no other"
         raise ValueError(

@@ -24,15 +24,17 @@ from typing import Literal
 import torch
 
 from fullbatch.assembly import check_packages, pick_device
+from fullbatch.config.messages import reason_of
 from fullbatch.config.run import RunConfig
 from fullbatch.config.tree import to_dict
+from fullbatch.data.durable import make_folder, read_lines, sync
 from fullbatch.data.loader import open_pool
 from fullbatch.evaluation.metric_names import Metric, worst_of
 from fullbatch.evaluation.tasks import check_tasks, tasks_of
 from fullbatch.models.build import build_model
 from fullbatch.training import checkpoint
 from fullbatch.training.interruption import Abandoned
-from fullbatch.training.run_folder import LOCK, Folder, alone_in, read_lines, replace_text
+from fullbatch.training.run_folder import LOCK, Folder, alone_in, replace_text, with_choices_of
 from fullbatch.training.stages import cost_of
 from fullbatch.training.trainer import Diverged
 from fullbatch.training_run import Evaluated, train
@@ -57,7 +59,7 @@ class Outcome:
     memory_gib: float | None = None  # the most main memory its process held, data workers not counted
 
     def write(self, run: Path) -> None:
-        run.mkdir(parents=True, exist_ok=True)
+        make_folder(run)
         replace_text(run / OUTCOME, json.dumps(asdict(self), indent=1))
 
 
@@ -88,7 +90,7 @@ def execute(
         except torch.OutOfMemoryError as error:
             outcome = Outcome("failed", out_of_memory(error))
         except (ValueError, OSError) as error:
-            outcome = Outcome("failed", str(error), again=isinstance(error, OSError))
+            outcome = Outcome("failed", reason_of(error), again=isinstance(error, OSError))
         outcome = replace(outcome, memory_gib=_most_memory())
         outcome.write(folder.path)
         return outcome
@@ -172,7 +174,8 @@ class Trial:
         if not self.folder.config.is_file():
             return
         try:
-            change = first_difference(to_dict(self.folder.read_config()), to_dict(self.config))
+            before = self.folder.read_config()
+            change = first_difference(to_dict(before), to_dict(with_choices_of(before, self.config)))
         except ValueError as error:
             change = str(error)
         if change:
@@ -198,7 +201,9 @@ class Trial:
         kept = self._counting() if score.status in ("done", "stopped") else None
         for path in self.folder.checkpoints.glob("*"):
             if path != kept:
-                shutil.rmtree(path, ignore_errors=True)
+                checkpoint.drop(path)
+        if self.folder.checkpoints.is_dir():
+            sync(self.folder.checkpoints)  # once the study says that the trial ended, nobody drops them
 
     def _counting(self) -> Path | None:
         """The checkpoint of the evaluation that counts; of a trial that was not measured, the last one."""
@@ -234,7 +239,7 @@ class Trial:
             unseen = _unseen(self.config)
             return CannotWork(f"{self.folder.path}: {unseen}") if unseen else self._score("failed", str(error))
         except OSError as error:
-            return CannotWork(f"{self.folder.path}: {error}")
+            return CannotWork(f"{self.folder.path}: {reason_of(error)}")
         except RuntimeError as error:
             if "CUDA" in str(error):
                 raise  # the device is of no use to this process any more; another one will try

@@ -107,7 +107,7 @@ def fill(text):
     return write
 
 
-@pytest.mark.parametrize("moment", ["writing", "first rename", "second rename", "done"])
+@pytest.mark.parametrize("moment", ["exporting", "writing", "first rename", "second rename", "done"])
 def test_a_folder_is_replaced_whole_or_not_at_all(tmp_path, monkeypatch, moment):
     folder = tmp_path / "tuned"
     replace_folder(folder, fill("old"))
@@ -123,8 +123,11 @@ def test_a_folder_is_replaced_whole_or_not_at_all(tmp_path, monkeypatch, moment)
             return real(path, target)
 
         def write(new):
-            fill("new")(new)
-            if moment == "writing":
+            if moment == "exporting":  # aside first, under a name of its own
+                fill("new")(new.with_name(f".{new.name}.d26wh1b4"))
+            else:
+                fill("new")(new)
+            if moment in ("exporting", "writing"):
                 raise KeyboardInterrupt
 
         patch.setattr(type(folder), "rename", rename)

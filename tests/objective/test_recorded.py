@@ -95,13 +95,13 @@ def rows_of(step, device, dtype=torch.float32, count=COUNT):
     return [unit_rows(count, WIDTH, 2 * step + side).to(device, dtype).requires_grad_() for side in (0, 1)]
 
 
-def steps(objective, device, count=30, dtype=torch.float32, weigh=lambda loss: loss):
+def steps(objective, device, count=30, dtype=torch.float32, weigh=lambda loss: loss, more=lambda step: ()):
     """Losses, gradients and metrics of some steps, and the state they leave."""
     found = []
     for step in range(count):
         rows = rows_of(step, device, dtype)
         ids = (torch.arange(COUNT) * 7 + 5 * step).remainder(200).to(device)
-        output = objective(*rows, ids)
+        output = objective(*rows, ids, *more(step))
         weigh(output.loss).backward()
         metrics = {name: float(value) for name, value in output.metrics.items()}
         found.append((output.loss.detach(), *(row.grad for row in rows), metrics))
@@ -109,15 +109,15 @@ def steps(objective, device, count=30, dtype=torch.float32, weigh=lambda loss: l
     return found, {**objective.state_dict(), **{f"gradient {place}": g for place, g in enumerate(own) if g is not None}}
 
 
-def made(method, device):
+def made(method, device, **more):
     torch.manual_seed(0)
-    settings = {"width": WIDTH, "num_samples": 200, **SETTINGS.get(method, {})}
+    settings = {"width": WIDTH, "num_samples": 200, **SETTINGS.get(method, {}), **more}
     return fb.make_objective(method, **settings).to(device)
 
 
-def pair(method, device):
+def pair(method, device, **more):
     """One that is run plainly, and one that may be recorded."""
-    plain, replayed = made(method, device), made(method, device)
+    plain, replayed = made(method, device, **more), made(method, device, **more)
     replayed.record()
     return plain, replayed
 
@@ -142,6 +142,21 @@ def test_replayed_steps_are_the_steps(method, device, replays):
     close = {"rtol": 1e-5, "atol": 1e-6} if device == "cuda" and plain.method.needs_ids else {}
     assert_same(steps(replayed, device), want, **close)
     assert len(replays) > 10 or method == "tempnet", "its dropout is seeded by the host"
+
+
+@pytest.mark.parametrize("weights", [False, True])
+@pytest.mark.parametrize("method", ["sogclr", "neuclip"])
+def test_steps_on_selected_batches(method, weights, device, replays):
+    """Each has corrections of its own."""
+
+    def more(step):
+        return (torch.randn(COUNT, 2, generator=torch.Generator().manual_seed(step)).to(device),)
+
+    plain, replayed = pair(method, device, correct_weights=weights)
+    want = steps(plain, device, more=more)
+    close = {"rtol": 1e-5, "atol": 1e-6} if device == "cuda" and plain.method.needs_ids else {}
+    assert_same(steps(replayed, device, more=more), want, **close)
+    assert len(replays) > 10
 
 
 @pytest.mark.parametrize(("dtype", "factor"), [(torch.float16, 65536.0), (torch.bfloat16, 0.3), (torch.float32, 0.3)])
@@ -230,7 +245,7 @@ def test_what_is_changed_is_recorded_anew(method, change, device, replays):
 def test_batches_of_many_sizes(device, replays):
     objective = pair("openclip", device)[1]
     steps(objective, device, 12)
-    for count in range(10, 30):
+    for count in [*range(10, 30), *range(10, 30)]:
         objective(*rows_of(1, device, count=count)).loss.backward()
     assert len(objective._replayer.inputs) == recorded.MOST_SHAPES
 

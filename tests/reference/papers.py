@@ -166,11 +166,17 @@ def moving_average_step(
     loss: Loss = identity,
     times_tau: bool = True,
     released: bool = False,
+    unit_mean: bool = False,
+    log_c: Tensor | None = None,
+    correct_weights: bool = False,
 ) -> tuple[Gradients, float]:
     """The estimator of eq. (4), eq. (13) for tau where rho is given, and tau mean log u (+ 2 rho tau) as the value.
 
     ``times_tau=False`` is FastCLIP v0: the loss, and so both gradients, without the factor tau.  ``released`` is tau's
-    gradient in FastCLIP's released code, (eq. (13) + T) / 2 with T the terms in which tau is inside g.
+    gradient in FastCLIP's released code, (eq. (13) + T) / 2 with T the terms in which tau is inside g.  ``unit_mean``:
+    each direction's u are multiplied by one number, with which its weights (epsilon + g) / u have mean 1.  ``log_c``, a
+    row a sample, is for selected batches: c g stands for g but in the embeddings' gradient, and with
+    ``correct_weights`` there.
     """
     count = len(ids)
     image, text = image.detach().requires_grad_(), text.detach().requires_grad_()
@@ -178,17 +184,22 @@ def moving_average_step(
     grad_image, grad_text, grad_tau = torch.zeros_like(image), torch.zeros_like(text), 0.0
     value, inside = 0.0, 0.0
     factor = tau if times_tau else 1.0
-    for name, anchor, other in directions(image, text):
-        for i in range(count):
-            g = inner_mean(anchor, other, i, live_tau, loss)
-            new_u = u.update(name, ids[i], epsilon + float(g.detach()), gamma)
+    for place, (name, anchor, other) in enumerate(directions(image, text)):
+        c = [1.0 if log_c is None else math.exp(float(log_c[i, place])) for i in range(count)]
+        means = [inner_mean(anchor, other, i, live_tau, loss) for i in range(count)]
+        totals = [epsilon + c[i] * float(means[i].detach()) for i in range(count)]
+        averages = [u.update(name, ids[i], totals[i], gamma) for i in range(count)]
+        scale = sum(totals[i] / averages[i] for i in range(count)) / count if unit_mean else 1.0
+        for i, g in enumerate(means):
+            new_u = scale * averages[i]
             d_image, d_text, d_tau = torch.autograd.grad(g, (image, text, live_tau))
-            grad_image += factor / count / new_u * d_image
-            grad_text += factor / count / new_u * d_text
-            inside += factor / count / new_u * float(d_tau)
+            share = c[i] if correct_weights else 1.0
+            grad_image += factor / count / new_u * share * d_image
+            grad_text += factor / count / new_u * share * d_text
+            inside += factor / count / new_u * c[i] * float(d_tau)
             if times_tau:
                 grad_tau += math.log(new_u) / count
-            value += factor * ((epsilon + float(g.detach())) / new_u - 1.0 + math.log(new_u)) / count
+            value += factor * (totals[i] / new_u - 1.0 + math.log(new_u)) / count
     if rho is not None:
         grad_tau += 2 * rho
         value += 2 * rho * tau
@@ -346,28 +357,34 @@ def npn_alpha(
 
 def neuclip_loss(
     image: Tensor, text: Tensor, w_image: Tensor, w_text: Tensor, tau: Tensor, rho: float, epsilon: float,
-    detach_alpha: bool = False, loss: Loss = identity,
+    detach_alpha: bool = False, loss: Loss = identity, log_c: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """NeuCLIP eq. (12); w_image are the prototypes that image anchors look at (they summarise texts)."""
+    """NeuCLIP eq. (12); w_image are the prototypes that image anchors look at (they summarise texts).  ``log_c``, a row
+    a sample, is for selected batches: c g stands for g but in the embeddings' gradient."""
     total = 2 * tau * (rho - 1.0)
-    for anchor, other, prototypes in ((image, text, w_image), (text, image, w_text)):
+    for place, (anchor, other, prototypes) in enumerate(((image, text, w_image), (text, image, w_text))):
         for i in range(len(image)):
             alpha = npn_alpha(anchor[i], other[i], prototypes, tau, epsilon, loss)
             if detach_alpha:
                 alpha = alpha.detach()
             g = inner_mean(anchor, other, i, tau, loss)
+            if log_c is not None:
+                by_tau = torch.exp(log_c[i, place]) * inner_mean(anchor.detach(), other.detach(), i, tau, loss)
+                by_rows = inner_mean(anchor, other, i, tau.detach(), loss)
+                g = by_tau + (by_rows - by_rows.detach())
             total = total + tau * (torch.exp(-alpha) * (epsilon + g) + alpha) / len(image)
     return total
 
 
 def npn_separate_loss(
-    anchor: Tensor, other: Tensor, prototypes: Tensor, tau: Tensor, epsilon: float, loss: Loss = identity
-) -> Tensor:
+    anchor: Tensor, other: Tensor, prototypes: Tensor, tau: Tensor, epsilon: float, loss: Loss = identity,
+    c: Tensor | None = None,
+) -> Tensor:  # fmt: skip
     """half the mean squared difference of the logs (the "separate" objective of Tables 14-16), one direction."""
     total = torch.zeros((), dtype=anchor.dtype)
     for i in range(len(anchor)):
         alpha = npn_alpha(anchor[i], other[i], prototypes, tau, epsilon, loss)
-        target = torch.log(epsilon + inner_mean(anchor, other, i, tau, loss))
+        target = torch.log(epsilon + (1.0 if c is None else c[i]) * inner_mean(anchor, other, i, tau, loss))
         total = total + 0.5 * (alpha - target.detach()) ** 2 / len(anchor)
     return total
 

@@ -43,6 +43,7 @@ def assert_u(objective, u):
 HINGE = papers.squared_hinge(0.15)
 
 
+@pytest.mark.parametrize("selected", ["no", "normalizers", "weights"])
 @pytest.mark.parametrize("chunk", [None, 2])
 @pytest.mark.parametrize(
     ("name", "settings", "kind"),
@@ -57,19 +58,29 @@ HINGE = papers.squared_hinge(0.15)
             {"rho": 1.1, "released": True},
         ),
         ("tuneclip", {"gamma": 0.4, "gamma_epochs": 3, "margin": 0.15}, {"loss": HINGE}),
+        ("sogclr", {"gamma": 0.3, "unit_mean": True}, {"gamma": 0.3, "unit_mean": True}),
+        (
+            "tuneclip",
+            {"gamma": 0.4, "gamma_epochs": 3, "margin": 0.15, "unit_mean": True},
+            {"loss": HINGE, "unit_mean": True},
+        ),
     ],
 )
-def test_moving_average_methods(name, settings, kind, chunk):
+def test_moving_average_methods(name, settings, kind, chunk, selected):
+    weights = selected == "weights"
     objective = fb.make_objective(
-        name, temperature=0.2, num_samples=SAMPLES, epsilon=1e-3, chunk=chunk, **settings
+        name, temperature=0.2, num_samples=SAMPLES, epsilon=1e-3, chunk=chunk, correct_weights=weights, **settings
     ).double()
     parameter = objective.temperatures["both"].log_temperature
     u = papers.MovingAverages()
     for step, ids, image, text in batches():
         tau = 0.2 if parameter is None else math.exp(parameter.item())
         options = {"gamma": papers.cosine_gamma(0.4, 3, step // 2), **kind}
+        log_c = torch.randn(BATCH, 2, generator=torch.Generator().manual_seed(step)).double()
+        log_c = None if selected == "no" else log_c
+        options |= {"log_c": log_c, "correct_weights": weights}
         expected, value = papers.moving_average_step(image, text, ids.tolist(), u, tau, epsilon=1e-3, **options)
-        out = objective(image, text, ids)
+        out = objective(image, text, ids, log_c)
         assert_gradients(out, image, text, expected)
         assert math.isclose(out.loss.item(), value, rel_tol=1e-9)
         assert_u(objective, u)

@@ -21,18 +21,19 @@ def batches(steps, count=BATCH):
         yield unit_rows(count, WIDTH, 10 + step).requires_grad_(), unit_rows(count, WIDTH, 50 + step).requires_grad_()
 
 
-def reference_alpha_loss(fit, anchor, other, prototypes, tau, epsilon, loss):
+def reference_alpha_loss(fit, anchor, other, prototypes, tau, epsilon, loss, c=None):
     """What one direction's prototypes minimise."""
     if fit == "separate":
-        return papers.npn_separate_loss(anchor, other, prototypes, tau, epsilon, loss)
+        return papers.npn_separate_loss(anchor, other, prototypes, tau, epsilon, loss, c)
     total = torch.zeros((), dtype=torch.float64)
     for i in range(len(anchor)):
         alpha = papers.npn_alpha(anchor[i], other[i], prototypes, tau, epsilon, loss)
-        g = papers.inner_mean(anchor, other, i, tau, loss)
+        g = (1.0 if c is None else c[i]) * papers.inner_mean(anchor, other, i, tau, loss)
         total = total + tau * (torch.exp(-alpha) * (epsilon + g) + alpha) / len(anchor)
     return total
 
 
+@pytest.mark.parametrize("selected", [False, True])
 @pytest.mark.parametrize("chunk", [None, 2])
 @pytest.mark.parametrize(
     ("fit", "gradient", "margin", "reset"),
@@ -43,7 +44,7 @@ def reference_alpha_loss(fit, anchor, other, prototypes, tau, epsilon, loss):
         ("unified", "full", 0.2, False),
     ],
 )
-def test_algorithm_1(fit, gradient, margin, reset, chunk):
+def test_algorithm_1(fit, gradient, margin, reset, chunk, selected):
     """Restart, AdaGrad updates and the gradient of eq. (12), over a restart in the middle."""
     loss = papers.identity if margin is None else papers.squared_hinge(margin)
     pairwise = fb.Identity() if margin is None else fb.SquaredHinge(margin)
@@ -58,20 +59,23 @@ def test_algorithm_1(fit, gradient, margin, reset, chunk):
     adagrad = {name: torch.optim.Adagrad([w[name]], lr=lr) for name in w}
     for step, (image, text) in enumerate(batches(4)):
         tau = log_tau.detach().exp()
-        for name, anchor, other in papers.directions(image.detach(), text.detach()):
+        log_c = torch.randn(BATCH, 2, generator=torch.Generator().manual_seed(step)).double() * selected
+        for place, (name, anchor, other) in enumerate(papers.directions(image.detach(), text.detach())):
+            c = log_c[:, place].exp()
             if step % 2 == 0:
                 w[name].data.copy_(other)
                 if reset:
                     adagrad[name] = torch.optim.Adagrad([w[name]], lr=lr)
             for _ in range(3):
                 adagrad[name].zero_grad()
-                reference_alpha_loss(fit, anchor, other, w[name], tau, epsilon, loss).backward()
+                reference_alpha_loss(fit, anchor, other, w[name], tau, epsilon, loss, c).backward()
                 adagrad[name].step()
         own = log_tau.detach().clone().requires_grad_()
         expected = papers.neuclip_loss(
-            image, text, w["image"].detach(), w["text"].detach(), own.exp(), rho, epsilon, gradient == "detached", loss
-        )
-        out = objective(image, text)
+            image, text, w["image"].detach(), w["text"].detach(), own.exp(), rho, epsilon, gradient == "detached", loss,
+            log_c if selected else None,
+        )  # fmt: skip
+        out = objective(image, text, log_correction=log_c if selected else None)
         torch.testing.assert_close(out.loss, expected, **CLOSE)
         got = torch.autograd.grad(out.loss, (image, text, log_tau))
         for a, b in zip(got, torch.autograd.grad(expected, (image, text, own)), strict=True):

@@ -1,6 +1,13 @@
 """The processes that plan: started in time, and ended with the run."""
 
-from fullbatch.selection.planning import Planners
+import os
+import signal
+import time
+
+import numpy as np
+import pytest
+
+from fullbatch.selection.planning import Planners, meeting_equals
 
 
 def test_planners_are_all_started_before_there_is_a_plan_to_make():
@@ -23,3 +30,22 @@ def test_closing_waits_until_the_planners_have_ended():
     assert pool.submit(int).result() == 0
     planners.close()
     assert process.exitcode == 0
+
+
+def test_a_planner_that_died_is_a_sentence():
+    planners = Planners(1)
+    planners.start_processes()
+    pool = planners._pool
+    assert pool is not None and pool.submit(int).result() == 0
+    (process,) = pool._processes.values()
+    os.kill(process.pid, signal.SIGKILL)
+    process.join()
+    time.sleep(0.5)  # the pool finds out a moment later
+    with pytest.raises(OSError, match="A process that plans batches died"):
+        planners.start([None])
+    planners.close()
+
+
+def test_how_many_meet_an_equal():
+    texts = np.array([[3, 5, 3, 7], [1, 2, 3, 4], [6, 6, 6, 2], [0, 0, 9, 9]])
+    assert meeting_equals(texts) == 2 + 0 + 3 + 2

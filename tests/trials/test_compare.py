@@ -6,8 +6,9 @@ import re
 import pytest
 
 from fullbatch import cli
+from fullbatch.data.durable import read_lines
 from fullbatch.evaluation.metric_names import CLASSIFICATION, RETRIEVAL, named_numbers
-from fullbatch.training.run_folder import Folder, read_lines
+from fullbatch.training.run_folder import Folder
 from fullbatch.trials.checks import check_runs
 from fullbatch.trials.comparison_plan import plan_from, read_plan
 from fullbatch.trials.trial import execute

@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from fullbatch.trials.phases import Ended, Slot
-from fullbatch.trials.search_summary import importance_of
+from fullbatch.trials.search_summary import importance_of, within_ranges
+from tests.trials.plans import plan_of
 
 
 def trials(count, value, seed=0, **more):
@@ -71,3 +72,22 @@ def test_which_trials_and_settings_count():
     few = importance_of([replace(one, status="pruned") for one in ended[:15]] + ended[15:], ())
     assert few == "of whole trials there are 5 (15 were pruned), and fewer than 8 tell nothing"
     assert found["trials"] == 16 and found["left_out"] == ["gamma"] and "gamma" not in found["fanova"]
+
+
+def test_a_rate_does_not_tell_its_optimizer():
+    """The value depends on the optimizer alone; sgd has rates of its own, higher than all others."""
+    plan, chance, ended = plan_of(), random.Random(1), []
+    for number in range(60):
+        optimizer = chance.choice(["adamw", "sgd"])
+        key = "sgd.lr" if optimizer == "sgd" else "lr"
+        params = {"method": "sogclr", "optimizer": optimizer, key: plan.space[key].at(chance.random())}
+        ended.append(Ended(Slot(number), "done", params, (float(optimizer == "sgd"),)))
+    assert within_ranges(plan, {"optimizer": "sgd", "sgd.lr": 0.1, "gamma": 0.7}) == {
+        "optimizer": "sgd",
+        "lr": 0.5,
+        "gamma": 0.7,
+    }
+    placed = [replace(trial, params=within_ranges(plan, trial.params)) for trial in ended]
+    plainly = [replace(trial, params=plan.params_of(trial.params)) for trial in ended]
+    assert importance_of(placed, ())["fanova"]["optimizer"] > 0.99
+    assert importance_of(plainly, {"lr"})["fanova"]["optimizer"] < 0.9

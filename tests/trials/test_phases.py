@@ -1,10 +1,14 @@
 """Which slots a phase has, from what the phases before it found."""
 
+from collections import Counter
+
+import optuna
 import pytest
 
 from fullbatch.cli.train import train_config
 from fullbatch.config.tree import to_dict
 from fullbatch.trials.phases import Ended, NoWinner, Slot, fronts, owed, ranked, slots_of
+from fullbatch.trials.search import sampler_of
 from fullbatch.trials.search_plan import search_from
 
 BASE = to_dict(train_config([])[0])
@@ -47,6 +51,24 @@ def test_pairs_that_can_all_be_tried_are_tried_once():
     assert len(pairs) == len(set(pairs)) == 6 and owed(plan(choices={"trials": 50}))["choices"] == 6
     with_rates = plan(choices={"trials": 50, "over": ["method", "optimizer", "lr"]})
     assert len(slots_of("choices", with_rates, {})) == owed(with_rates)["choices"] == 50
+
+
+def test_an_even_phase_tries_every_pair_equally_often_and_all_of_every_range():
+    even = plan(choices={"trials": 24, "over": ["method", "optimizer", "lr"], "sampler": "even"})
+    slots = slots_of("choices", even, {})
+    assert set(Counter((slot.params["method"], slot.params["optimizer"]) for slot in slots).values()) == {4}
+    study, rates = optuna.create_study(), {}
+    for slot in slots:
+        sampler = sampler_of(even, "choices", slot)
+        trial = study.ask()
+        drawn = [
+            sampler.sample_independent(study, trial, "lr", optuna.distributions.FloatDistribution(1e-4, 1e-2, log=True))
+            for _ in range(2)
+        ]
+        assert drawn[0] == drawn[1], "a worker that takes the slot over draws the same"
+        rates.setdefault(tuple(slot.params.values()), []).append(even.space["lr"].place(drawn[0]))
+    assert all(sorted(int(4 * place) for place in of_pair) == [0, 1, 2, 3] for of_pair in rates.values())
+    assert len({round(place, 6) for of_pair in rates.values() for place in of_pair}) == 24
 
 
 def test_the_grid_is_the_best_of_each():

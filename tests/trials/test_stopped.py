@@ -92,7 +92,7 @@ def test_what_is_said_with_it(tmp_path):
         (StorageAway("It was away."), "postgresql://me:***@host/db: It was away. Once"),
         (CannotWork("No space left"), "No space left. Once"),
         (WorkersDie("They die."), "They die. Once"),
-        (PermissionError(errno.EACCES, "Permission denied", "a.txt"), "Permission denied: 'a.txt'. Once"),
+        (PermissionError(errno.EACCES, "Permission denied", "a.txt"), "a.txt: Permission denied. Once"),
     ]:
         with pytest.raises((ValueError, OSError)) as told, how_to_go_on(folder, url):
             raise error

@@ -110,3 +110,14 @@ def test_a_file_may_have_any_name(tmp_path, name):
     optuna.create_study(storage=storage, study_name="one")
     assert (folder / "study.db").stat().st_size > 0 and not (tmp_path / "a").exists()
     assert optuna.get_all_study_names(open_storage(str(folder / "study.db"))) == ["one"]
+
+
+def test_a_damaged_file_is_not_waited_for(tmp_path):
+    path = tmp_path / "study.db"
+    storage = open_storage(str(path))
+    optuna.create_study(storage=storage, study_name="small")
+    storage.engine.dispose()
+    raw = path.read_bytes()
+    path.write_bytes(raw[:4096] + bytes(len(raw) - 4096))
+    with pytest.raises(ValueError, match="The study's data base is damaged: database disk image is malformed"):
+        patiently(storage.get_all_studies)
