@@ -5,9 +5,8 @@
     python benchmarks/loader.py --photos coco --samples 1024
     python benchmarks/loader.py --pillow                         # as without the extra jpeg
 
-The script draws photo-like JPEGs with short captions and packs them into tar shards.  Their sizes are those of data
-sets whose sizes are published: of DataComp, at most 512 pixels a side and 35 kB a sample (12.8 million in 450 GB), or
-of COCO, mostly 640 x 480 pixels and 152 kB (118,287 in 18 GB), where decoding, which both pipelines do, takes longest.
+The script packs photo-like JPEGs with short captions into tar shards (photo_shards.py).  Decoding, which both
+pipelines do, takes longest with COCO's sizes.
 Theirs is ``open_clip_train.data.get_wds_dataset`` with open_clip's training transform and tokenizer: float batches,
 normalised.  Ours is measured twice: as it trains, uint8 batches that the towers normalise on the device; and with that
 work done in the workers, so that the batches are of their kind.  Rounds are interleaved and the ratio is the median
@@ -16,19 +15,14 @@ doing.  A round is an epoch; the first batch of each worker is not counted, for 
 the filling of shuffle buffers.
 """
 
-# C: channels   H, W: pixels
-
 from __future__ import annotations
 
 import argparse
 import datetime
 import inspect
-import io
 import os
 import platform
-import random
 import statistics
-import tarfile
 import tempfile
 import time
 from collections.abc import Callable, Iterable
@@ -41,11 +35,10 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
-import numpy as np
 import open_clip
 import open_clip_train.data as their_data
 import torch
-from PIL import Image
+from photo_shards import PHOTOS, cpu_name, write_shards
 from torch.utils.data import Dataset
 
 from fullbatch.config.data import Data
@@ -55,67 +48,7 @@ from fullbatch.data.loader import LoadedBatch, TrainingBatches, load, open_pool
 from fullbatch.models.tokenizers import clip_tokenizer
 
 SHARDS = 8
-WORDS = (
-    *("a", "photo", "of", "the", "small", "red", "old", "street", "market", "boat", "dog", "tree"),
-    *("on", "with", "two", "people", "near", "river", "at", "night", "in", "winter"),
-)
 Epoch = Callable[[], Iterable[object]]
-
-
-@dataclass(frozen=True)
-class Photos:
-    """The least and the most of each."""
-
-    width: tuple[int, int]
-    height: tuple[int, int]
-    quality: tuple[int, int]
-
-
-PHOTOS = {
-    "datacomp": Photos(width=(256, 512), height=(256, 512), quality=(85, 95)),
-    "coco": Photos(width=(640, 640), height=(480, 480), quality=(96, 99)),
-}
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# the shards
-
-
-def photo_like(photos: Photos, rng: np.random.Generator) -> bytes:
-    """A JPEG whose power falls with frequency about as a photo's does."""
-    width, height = (int(rng.integers(least, most + 1)) for least, most in (photos.width, photos.height))
-    fall = rng.uniform(0.3, 0.7)
-    total_HWC = np.zeros((height, width, 3), np.float32)
-    cells = 2
-    while cells < max(width, height):
-        shape = (max(2, cells * height // max(width, height)), max(2, cells * width // max(width, height)))
-        grey, colour = rng.normal(size=(*shape, 1)), rng.normal(size=(*shape, 3))
-        grid = (cells**-fall * (grey + 0.3 * colour)).astype(np.float32)
-        for channel in range(3):
-            layer = Image.fromarray(grid[:, :, channel]).resize((width, height), Image.Resampling.BICUBIC)
-            total_HWC[:, :, channel] += np.asarray(layer)
-        cells *= 2
-    pixels_HWC = (128.0 + 55.0 * total_HWC / total_HWC.std()).clip(0, 255).astype(np.uint8)
-    file = io.BytesIO()
-    Image.fromarray(pixels_HWC).save(file, "JPEG", quality=int(rng.integers(photos.quality[0], photos.quality[1] + 1)))
-    return file.getvalue()
-
-
-def write_shards(folder: Path, photos: Photos, samples: int) -> float:
-    """``SHARDS`` tar files of equally many samples; returns the mean size of an image in kB."""
-    rng, words = np.random.default_rng(0), random.Random(0)
-    size = 0
-    for shard in range(SHARDS):
-        with tarfile.open(folder / f"{shard:05d}.tar", "w") as tar:
-            for number in range(samples // SHARDS):
-                caption = " ".join(words.choices(WORDS, k=words.randint(4, 16)))
-                image = photo_like(photos, rng)
-                size += len(image)
-                for ending, raw in (("jpg", image), ("txt", caption.encode())):
-                    member = tarfile.TarInfo(f"{shard:05d}{number:04d}.{ending}")
-                    member.size = len(raw)
-                    tar.addfile(member, io.BytesIO(raw))
-    return size / samples / 1e3
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -192,15 +125,6 @@ def images_per_second(epoch: Epoch, batch: int, workers: int) -> float:
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-def cpu_name() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return f"{names[0] if names else platform.machine()}, {os.cpu_count()} cores"
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--photos", choices=PHOTOS, default="datacomp")
@@ -220,7 +144,7 @@ def main() -> None:
 
     with tempfile.TemporaryDirectory() as folder:
         os.environ["FULLBATCH_CACHE"] = str(Path(folder) / "cache")
-        kilobytes = write_shards(Path(folder), PHOTOS[args.photos], samples)
+        kilobytes = write_shards(Path(folder), PHOTOS[args.photos], samples, SHARDS)
         pattern = f"{folder}/{{00000..{SHARDS - 1:05d}}}.tar"
         versions = ", ".join(f"{name} {version(name)}" for name in ("torch", "open_clip_torch", "webdataset", "pillow"))
         print(f"{datetime.date.today()}, {cpu_name()}, Python {platform.python_version()}, {versions}")

@@ -6,14 +6,14 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from fullbatch import distributed
 from fullbatch.config.axes import Constant, LearnedScale, RobustGlobal
@@ -22,7 +22,7 @@ from fullbatch.config.run import RunConfig
 from fullbatch.config.tree import from_dict, merged, to_dict
 from fullbatch.data.images import EvalTransform, TrainTransform, ViewMaker, no_tokens
 from fullbatch.data.in_memory import InMemoryBatches, decode_all, decoded_key, resident
-from fullbatch.data.loader import SamplePool, TrainingBatches, open_pool
+from fullbatch.data.loader import LoadedBatch, SamplePool, TrainingBatches, open_pool
 from fullbatch.data.order import Order
 from fullbatch.distributed import towers
 from fullbatch.evaluation.embed import Embedder
@@ -33,7 +33,7 @@ from fullbatch.objective.objective import Objective
 from fullbatch.objective.parts import Context
 from fullbatch.selection.periods import Periods, Plans
 from fullbatch.selection.planning import Planners
-from fullbatch.selection.selector import EmbeddingTable, Selector, mean_temperature
+from fullbatch.selection.selector import EmbeddingTable, Seen, Selector, mean_temperature, text_keys
 from fullbatch.selection.spectral import require_packages, thread_pools
 from fullbatch.training import checkpoint
 from fullbatch.training.optimizer import WeightAverage, make_optimizer, make_temperature_optimizer, phases
@@ -200,6 +200,7 @@ def build_objective(config: RunConfig, model: TwoTowers, pool: SamplePool) -> Ob
         table_dtype=getattr(torch, described.table_dtype),
         table_storage=described.table_storage,
         dataset=pool.fingerprint,
+        correct_weights=config.selection.correction == "weights",
     )
     return Objective(replace(described, settings=settings).build(), context)
 
@@ -211,7 +212,10 @@ def make_state(
     training = config.training
     model.to(device)
     in_16_bits = device.type == "cuda" and training.precision != "fp32"
-    if training.channels_last or (in_16_bits and is_convolutional(model)):
+    shards = training.parallel == "fsdp" and distributed.world().size > 1
+    if shards and training.channels_last:
+        raise ValueError("--channels-last does not go with --parallel fsdp, which shards rows; leave one of them out.")
+    if training.channels_last or (in_16_bits and is_convolutional(model) and not shards):
         model.to(memory_format=torch.channels_last)
     if training.compile:
         model.compile()
@@ -261,26 +265,36 @@ def make_selector(config: RunConfig, parts: Parts, folder: Folder, embedder: Emb
         kept = checkpoint.checkpoints(folder.checkpoints)
         return stages.place(checkpoint.step_of(kept[0])) if kept else None
 
-    embeddings = partial(whole_table, embedder, batches) if table is None else lambda: table.rows_n2D
+    method = parts.state.objective.method
+    corrects_for = method if selection.correction != "none" and method.remembers else None
+    periods = replace(periods_of(config, batches), joined=stages.joined_batches)
     return Selector(
-        plans=Plans(folder.batches, periods_of(config, batches), batches.batch_size),
+        plans=Plans(folder.batches, periods, batches.batch_size, corrects_for),
         order=batches.order,
         planners=Planners(selection.planners, thread_pools if selection.batches == "spectral" else int),
-        embeddings=embeddings,
+        seen=partial(seen_now, embedder, batches) if table is None else lambda: table.seen,
         temperature=partial(mean_temperature, parts.state.objective),
         oldest=oldest,
     )
 
 
-def whole_table(embedder: Embedder, batches: Batches) -> Tensor:
-    """The whole training set embedded by the model as it is now, (n, 2, D); NaN where a sample cannot be read.  The
-    towers are in evaluation mode, and the random generators are as they were.  Every rank must call."""
+def seen_now(embedder: Embedder, batches: Batches) -> Seen:
+    """The whole training set embedded by the model as it is now; NaN where a sample cannot be read.  The towers are in
+    evaluation mode, and the random generators are as they were.  Every rank must call."""
     device, pool = embedder.device, batches.pool
+    texts_n = torch.zeros(len(pool), dtype=torch.int64, device=device)
+
+    def noted(read: Iterable[LoadedBatch]) -> Iterator[LoadedBatch]:
+        for batch in read:
+            texts_n[batch.ids.to(device)] = text_keys(batch.tokens).to(device)
+            yield batch
+
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         if isinstance(batches, InMemoryBatches):
-            tables = embedder.tables(batches.chosen(range(len(pool)), embedder.batch_size))
+            tables = embedder.tables(noted(batches.chosen(range(len(pool)), embedder.batch_size)))
         else:
-            tables = embedder.tables(embedder.uncropped(pool, device))
+            tables = embedder.tables(noted(embedder.uncropped(pool, device)))
     both_m2D = torch.stack([tables.image_nD, tables.text_nD], dim=1).float()
     rows_n2D = torch.full((len(pool), *both_m2D.shape[1:]), torch.nan, device=device)
-    return rows_n2D.index_copy_(0, tables.ids_n, both_m2D)
+    texts_n = distributed.gather_rows(texts_n[None]).sum(0)  # each rank has read its own
+    return Seen(rows_n2D.index_copy_(0, tables.ids_n, both_m2D), texts_n)

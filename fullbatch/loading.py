@@ -6,19 +6,20 @@ import math
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from glob import escape
 from pathlib import Path
 from typing import Any
 
 from fullbatch.config.axes import Constant
 from fullbatch.config.model import DEFAULT_MODEL, Model
 from fullbatch.config.run import RunConfig
+from fullbatch.data.durable import make_folder, sync
 from fullbatch.models.adapters import plain_state
 from fullbatch.models.build import build_model, rebuild_model, require_temperature
 from fullbatch.models.open_clip_towers import design_named
 from fullbatch.models.saved import EXPORTS, Format, export, find_saved
 from fullbatch.models.two_towers import TwoTowers
 from fullbatch.training import checkpoint
-from fullbatch.training.checkpoint import sync
 from fullbatch.training.run_folder import Folder
 
 KINDS = "a run folder, one of its checkpoints, what `fullbatch export` wrote, or an open_clip model with --pretrained"
@@ -168,7 +169,7 @@ def replace_folder(folder: Path, write: Callable[[Path], object]) -> None:
     what was cut off between them."""
     settle(folder)
     new, old = _beside(folder)
-    folder.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(folder.parent)
     write(new)
     for path in (*new.rglob("*"), new):
         sync(path)
@@ -184,7 +185,7 @@ def settle(folder: Path) -> None:
     new, old = _beside(folder)
     if not folder.exists() and old.exists():
         (new if new.exists() else old).rename(folder)
-    for path in (new, old):
+    for path in (new, old, *folder.parent.glob(f".{escape(new.name)}.*")):  # the last: an export that was cut off
         shutil.rmtree(path, ignore_errors=True)
 
 

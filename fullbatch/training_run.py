@@ -25,6 +25,9 @@ from fullbatch.assembly import (
 from fullbatch.audit.probe import Probe, plan_audits
 from fullbatch.config.messages import MessageFormatter
 from fullbatch.config.run import RunConfig
+from fullbatch.data.durable import read_lines, sync, told_if_full
+from fullbatch.data.sources import shuffle_for
+from fullbatch.distributed import towers
 from fullbatch.evaluation.embed import Embedder
 from fullbatch.evaluation.metric_names import Metric, metric_named
 from fullbatch.evaluation.result import Measured
@@ -96,8 +99,10 @@ def train(
                 held.enter_context(run_folder.training_alone_in(folder.path))
                 folder.sweep()
 
-        if resume is not None:
-            run_folder.check_same_run(folder.read_config(), config)
+        before = None if resume is None else folder.read_config()
+        config = _with_shuffle(config, before)
+        if before is not None:
+            run_folder.check_same_run(before, config)
             distributed.together(lock)
         saved = resume is not None and bool(checkpoint.checkpoints(folder.checkpoints))
         design = _design_of(folder) if saved else None
@@ -112,7 +117,10 @@ def train(
         if first:
             folder.write_config(config)  # first of all, so that whatever was begun can go on
             if design is None:
-                write_design(parts.model, folder.model)
+                with told_if_full(folder.model):
+                    write_design(parts.model, folder.model)
+                for path in (*folder.model.iterdir(), folder.model, folder.path):
+                    sync(path)
         distributed.host_barrier()
         write_log_to(folder.log if first else None)
         _announce(config, parts, display)
@@ -121,14 +129,22 @@ def train(
         run = _Run(config, parts, folder, display, watch, judge, embedder, metrics)
         try:
             run.trainer(command, abandoned).run()
+            metrics.settle()
         finally:
             metrics.close()
         if first:  # the cost, beside the numbers of the last evaluation or alone where there was none
             written = folder.read_results() or {"results": []}
-            cost = cost_of(run_folder.read_lines(folder.metrics), world.size)
+            cost = cost_of(read_lines(folder.metrics), world.size)
             replace_text(folder.results, json.dumps({**written, "cost": cost}, indent=1))
         distributed.host_barrier()
         return Trained(folder.path, folder.read_results())
+
+
+def _with_shuffle(config: RunConfig, before: RunConfig | None) -> RunConfig:
+    """Chosen once: neither data that have moved nor another machine changes the order of a run."""
+    if before is not None:
+        return run_folder.with_choices_of(before, config)
+    return changed(config, shuffle=distributed.from_first_rank(shuffle_for(config.data)))
 
 
 def _design_of(folder: Folder) -> Path | None:
@@ -160,7 +176,9 @@ def _restore(parts: Parts, folder: Folder, display: Display) -> None:
     if good is None and checkpoint.checkpoints(folder.checkpoints):
         raise ValueError(f"Every checkpoint in {folder.checkpoints} is damaged; start a new run.")
     if good is not None:
-        parts.state.restore(checkpoint.read(good, checked=True))
+        empty = towers.empty_as_in(parts.model)
+        saved = distributed.together(lambda: checkpoint.read(good, checked=True, empty=empty))
+        parts.state.restore(saved)
         step, total = parts.state.position.step, parts.stages.total
         if step > total:
             raise ValueError(
@@ -248,13 +266,14 @@ class _Run:
 
 
 def _announce(config: RunConfig, parts: Parts, display: Display) -> None:
-    world = distributed.world()
+    world, order = distributed.world(), parts.batches.order
     weights = sum(weight.numel() for weight in parts.model.parameters())
     ranks = f" on {world.size} ranks" if world.size > 1 else ""
+    blocks = " in blocks" if order.by_blocks else ""
     recovered = f" after {parts.stages.recovery:,} with frozen weights" if parts.stages.recovery else ""
     display.say(
         f"{config.objective.method}, {parts.model.design.name}, {weights / 1e6:.1f} M weights, "
-        f"{parts.batches.order.num_samples:,} samples, batch {config.training.batch_size}{ranks}, "
+        f"{order.num_samples:,} samples{blocks}, batch {config.training.batch_size}{ranks}, "
         f"{parts.stages.training:,} steps{recovered}"
     )
 

@@ -26,6 +26,7 @@ NORMALIZERS = {
     "batch": fb.BatchMean(epsilon=1e-14),
     "average": fb.MovingAverage(gamma=0.6, gamma_epochs=2),
     "shared": fb.MovingAverage(gamma=0.6, gamma_epochs=2, shared=True),
+    "unit_mean": fb.MovingAverage(gamma=0.6, gamma_epochs=2, unit_mean=True),
     "prototypes": fb.Prototypes(prototypes=40, updates=2, restart_every=2),
     "prototypes_from_batch": fb.Prototypes(prototypes=40, updates=2, restart_every=2, restart_from="batch"),
     "simultaneous": fb.Prototypes(prototypes=40, schedule="simultaneous", restart_every=None),
@@ -62,7 +63,7 @@ COMBINATIONS = [
     if _exists(PAIRWISE[names[0]], NORMALIZERS[names[1]], TEMPERATURES[names[2]])
 ]
 # Variants of a normalizer, whose every pairing says little that the normalizer's own does not.
-_VARIANTS = {"batch", "shared", "prototypes_from_batch", "simultaneous", "separate", "amortized_net"}
+_VARIANTS = {"batch", "shared", "unit_mean", "prototypes_from_batch", "simultaneous", "separate", "amortized_net"}
 
 
 def _is_common(name: str) -> bool:

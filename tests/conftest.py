@@ -19,11 +19,21 @@ def unit_rows(count: int, width: int, seed: int, dtype: torch.dtype = torch.floa
     return normalize(torch.randn(count, width, generator=generator, dtype=torch.float64), dim=-1).to(dtype)
 
 
+def _ranks(size):
+    from tests.distributed.pool import RankPool
+
+    pool = RankPool(size)
+    yield pool
+    pool.close()
+
+
 @pytest.fixture(scope="session")
 def two_ranks():
     """Two real gloo processes, started once a session."""
-    from tests.distributed.pool import RankPool
+    yield from _ranks(2)
 
-    pool = RankPool(size=2)
-    yield pool
-    pool.close()
+
+@pytest.fixture(scope="session")
+def four_ranks():
+    """More than two add up in an order that matters."""
+    yield from _ranks(4)

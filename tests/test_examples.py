@@ -10,10 +10,12 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from PIL import Image
 from torch.nn.functional import normalize
 
 import fullbatch as fb
+from fullbatch.cli.train import train_config
 from tests.training.small import small_config
 
 ROOT = Path(__file__).parent.parent
@@ -127,9 +129,15 @@ def test_commands_of_the_readme_and_the_docs_exist():
 
 
 @pytest.mark.slow
-def test_benchmarks_of_training_run():
+def test_benchmarks_of_training_run(tmp_path):
     out = run("benchmarks/loader.py", "--samples", "64", "--rounds", "1", "--workers", "1", "--size", "64")
     assert "ratio" in out
+    out = run(
+        "benchmarks/reading.py", str(tmp_path), "--samples", "64", "--shards", "4", "--batch", "8", "--block", "8",
+        "--window", "16", "--size", "64", "--latency", "0", "--rounds", "1", "--workers", "1", "--places", "disk",
+        "http", "--webdataset-python", sys.executable,
+    )  # fmt: skip
+    assert "| webdataset, `cache_dir` |" in out and "| 1.00, 1.00, 0.00 |" in out
     out = run(
         "benchmarks/train_step.py", "--device", "cpu", "--steps", "2", "--rounds", "1", "--batch", "8",
         "--model", "tiny", "--methods", "openclip", "neuclip",
@@ -148,3 +156,16 @@ def test_benchmarks_run():
     )  # fmt: skip
     assert "batch estimate" in out
     assert "bfloat16" in run("benchmarks/kernel_error.py", "--batch", "32", "--width", "8")
+
+
+def test_many_machines():
+    """The two files are what their schedulers read, as far as that can be seen here, and their flags are ours."""
+    script = ROOT / "examples" / "slurm.sh"
+    assert subprocess.run(["bash", "-n", script], check=False).returncode == 0
+    _, job = yaml.safe_load_all((ROOT / "examples" / "kubernetes.yaml").read_text())
+    (container,) = job["spec"]["template"]["spec"]["containers"]
+    line = script.read_text().replace("\\\n", " ").splitlines()[-1]
+    for words in (container["args"], shlex.split(line)):
+        config, resume = train_config(words[words.index("train") + 1 :])
+        assert config.run.name == "vit-b-32" and config.training.compile and resume is None
+        assert config.data.data[0].endswith("{00000..00331}.tar") and config.training.batch_size % 16 == 0

@@ -7,6 +7,7 @@ import pytest
 from fullbatch.cli import main
 from fullbatch.cli.train import holding_out, train_config
 from fullbatch.config.data import Source
+from fullbatch.data.sample import Samples
 from fullbatch.data.sources import FEWEST, MOST_HELD_OUT, open_source, part_of
 from tests.data.making import captioned, write_csv, write_images, write_shard
 from tests.training.small import write_inputs
@@ -57,7 +58,7 @@ def test_no_picture_is_in_both_parts(place):
     assert len({whole.fingerprint, train.fingerprint, held_out.fingerprint}) == 3
 
 
-class Numbers:
+class Numbers(Samples):
     name = fingerprint = "numbers"
 
     def __init__(self, count):

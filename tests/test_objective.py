@@ -197,6 +197,16 @@ def test_a_temperature_on_its_bound_is_noticed(caplog):
     assert "lower bound 0.01" in caplog.text
 
 
+def test_temperatures_of_single_samples_on_their_bound_are_noticed(caplog):
+    """With a budget of 8 the first visit takes each one there: 0.01 - 0.001 * 0.9 * (about 8) < 0.005."""
+    objective = fb.make_objective("isogclr_new_v2", num_samples=10_000)
+    with caplog.at_level(logging.WARNING, logger="fullbatch"):
+        for _ in range(2):
+            out = objective(rows(), rows(seed=1), torch.arange(8))
+    assert float(out.metrics["tau"]) == pytest.approx(0.005)
+    assert "lower bound 0.005" in caplog.text
+
+
 def test_a_temperature_that_starts_on_its_bound_is_not_noticed(caplog):
     with caplog.at_level(logging.WARNING, logger="fullbatch"):
         fb.make_objective("openclip", temperature=0.01)(rows(), rows(seed=1))

@@ -14,16 +14,15 @@ from fullbatch.objective.per_sample import (
     log_mean_within,
     mean_within,
     round_stochastically,
-    same_id_groups,
 )
-from fullbatch.objective.step import Progress
+from fullbatch.objective.step import Ids, Progress
 from tests.conftest import unit_rows
 
 PROGRESS = Progress(step=0, epoch=0, seed=0, training=True)
 
 
 def put(table, ids, values, step=0):
-    table.put(ids, values, same_id_groups(ids), Progress(step, 0, 0, True))
+    table.put(Ids(ids), values, Progress(step, 0, 0, True))
 
 
 @pytest.mark.parametrize("storage", ["rank", "node", "folder"])
@@ -77,7 +76,7 @@ def test_rounding_leaves_nan_and_infinity():
 
 def test_the_same_id_twice_shares_one_value():
     ids = torch.tensor([5, 3, 5, 8, 3, 5])
-    group = same_id_groups(ids)
+    group = Ids(ids).group_N
     assert (group[:, None] == group[None]).equal(ids[:, None] == ids[None])
     values = torch.tensor([1.0, 10.0, 2.0, 7.0, 20.0, 6.0])
     assert mean_within(values, group).tolist() == [3.0, 15.0, 3.0, 7.0, 15.0, 3.0]

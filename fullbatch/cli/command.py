@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
 
-from fullbatch.config.messages import MessageFormatter, message, without_password
+from fullbatch.config.messages import MessageFormatter, message, reason_of, without_password
 from fullbatch.training.interruption import Interrupted
 
 
@@ -98,8 +98,6 @@ def _answer(error: Exception, command: str) -> str | None:
         return f"{first}. The same gradient in less memory: --micro-batch (a divisor of a rank's share of the batch)."
     if not isinstance(error, ValueError | OSError):
         return None
-    if isinstance(error, OSError) and error.filename and error.strerror:
-        return f"{os.fsdecode(error.filename)}: {error.strerror}."
     from fullbatch.cli.flags import naming_flags
 
-    return naming_flags(str(error), command)
+    return naming_flags(reason_of(error), command)

@@ -36,7 +36,7 @@ class _Start:
 
     recipe   a recipe's; `fullbatch recipes` lists them
     config   a YAML file's, over the recipe's
-    resume   those of the run in this folder, which goes on
+    resume   those of the run in this folder, which goes on; auto: with the --name's, if it has begun
     """
 
     recipe: str | None = None

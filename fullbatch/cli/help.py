@@ -17,7 +17,7 @@ _Group = dict[str, tuple[str, str]]  # flag: (its value, what it is)
 _START: _Group = {
     "recipe": ("NAME", "start from a recipe's settings; `fullbatch recipes` lists them (default: none)"),
     "config": ("FILE", "start from a YAML file's settings, such as a run's config.yaml (default: none)"),
-    "resume": ("FOLDER", "go on with the run in this folder (default: none)"),
+    "resume": ("FOLDER", "go on with the run in this folder; auto: with the --name's, if it has begun (default: none)"),
 }
 _READING: _Group = {"workers": ("N", "processes that read and decode pictures")}
 _COMPUTING: _Group = {

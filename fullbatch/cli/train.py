@@ -34,20 +34,57 @@ def train_config(
     Later wins: the defaults, the recipe, the config file (or the resumed run's config), the flags.
     ``values`` stand in a config file's place.
     """
-    base, chosen = _start(arguments, values, command)
+    going_on = _automatic(arguments, values, command)
+    base, chosen = _start(going_on, values, command)
     from fullbatch.cli.flags import config_from_flags
 
-    config = config_from_flags(base, arguments, command.name, command.about, command.own)
+    config = config_from_flags(base, going_on, command.name, command.about, command.own)
     if chosen.resume and (config.run.runs, config.run.name) != (base.run.runs, base.run.name):
         raise ValueError(f"--resume goes on in {chosen.resume}; leave --name and --runs out.")
-    return config, chosen.resume
+    return _as_begun(base, config) if chosen.resume else config, chosen.resume
+
+
+def _as_begun(begun: RunConfig, config: RunConfig) -> RunConfig:
+    """A run that ``holding_out`` began keeps its parts where its data are given again as they were given then."""
+    given, tasks = config.data.sources, begun.evaluation.evaluate or ()
+    split = [(replace(source, part="train"), _held_out_task(source) in tasks) for source in given]
+    parts = [part if task else source for source, (part, task) in zip(given, split, strict=True)]
+    if parts != list(begun.data.sources):
+        return config
+    return replace(config, data=replace(config.data, data=begun.data.data))
+
+
+def _automatic(arguments: Sequence[str], values: Mapping[str, Any] | None, command: Command) -> Sequence[str]:
+    """``--resume auto``, for a scheduler that starts a command again and again: the run of this --name goes on if it
+    has begun, and begins otherwise."""
+    chosen, beginning = _taken(arguments, "resume")
+    if chosen.resume != "auto":
+        return arguments
+    run = train_config(beginning, values, command)[0].run
+    if not run.name:
+        raise ValueError("--resume auto goes on with the run of this --name, or begins it: give a --name.")
+    folder = Path(run.runs) / run.name
+    if not (folder / "config.yaml").is_file():
+        return beginning
+    others = _taken(arguments, "resume", "recipe", "config")[1]  # the run brings its own
+    return [*others, "--resume", str(folder)]
+
+
+def _taken(arguments: Sequence[str], *names: str) -> tuple[argparse.Namespace, list[str]]:
+    """What these flags say, and the other arguments."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    for name in names:
+        parser.add_argument(f"--{name}")
+    return parser.parse_known_args(arguments)
 
 
 def help_asked(arguments: Sequence[str], command: Command = Command()) -> bool:
     """Print the short help, if it is asked for."""
     if not {"-h", "--help"} & set(arguments):
         return False
-    base, _ = _start([word for word in arguments if word not in ("-h", "--help")], None, command, demo=False)
+    asked = [word for word in arguments if word not in ("-h", "--help")]
+    chosen, beginning = _taken(asked, "resume")
+    base, _ = _start(beginning if chosen.resume == "auto" else asked, None, command, demo=False)
     print(short_help(command.name, command.about, base))
     return True
 
@@ -102,12 +139,16 @@ def holding_out(config: RunConfig, say: Callable[[str], None] = lambda text: Non
         left += len(trained)
         data.append(str(replace(source, part="train") if len(held) else source))
         if len(held):
-            tasks.append(f"retrieval:{replace(source, part='held_out', weight=1.0)}")
+            tasks.append(_held_out_task(source))
             say(f"{len(held):,} of {len(held.whole):,} pictures of {source} are kept out of training, to measure on")
     if not tasks or left < config.training.batch_size:
         return config
     held_out = replace(config.evaluation, evaluate=tuple(tasks))
     return replace(config, data=replace(config.data, data=tuple(data)), evaluation=held_out)
+
+
+def _held_out_task(source: Source) -> str:
+    return f"retrieval:{replace(source, part='held_out', weight=1.0)}"
 
 
 def train(arguments: list[str]) -> int:

@@ -116,6 +116,9 @@ class MovingAverage(Checked):
     # one u_i for both directions, the mean of what they make of it: for two views of one image, which are alike
     # (SogCLR's code)
     shared: bool = False
+    # in each step u is scaled so that the batch's weights (epsilon + g_i) / u_i have mean 1, as those of a run without
+    # memory have; what is kept is not scaled.  A control: what remains of u then is which samples count for more
+    unit_mean: bool = False
 
 
 @dataclass(frozen=True)

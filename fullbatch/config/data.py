@@ -21,19 +21,25 @@ from fullbatch.config.checks import (
     is_number,
     is_text,
 )
-from fullbatch.config.messages import listed, nearest
+from fullbatch.config.messages import listed, nearest, without_password
 
 # Sets inside the package and their splits, so that a first run needs no download.
 BUILTIN: dict[str, tuple[str, ...]] = {"emoji": ("train", "new_style", "new_concept")}
 
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+
 SourceKind = Literal["auto", "builtin", "tar", "csv", "parquet", "folder", "coco", "huggingface"]
+
+
+def is_url(path: str) -> bool:
+    return _URL.match(path) is not None
 
 
 @dataclass(frozen=True)
 class Source(Checked):
     """One place samples come from."""
 
-    # a built-in set ("emoji"), or a file, folder, glob or brace pattern: "cc3m/{00000..00331}.tar"
+    # a built-in set ("emoji"), or a file, folder, glob or brace pattern: "cc3m/{00000..00331}.tar", also by URL
     path: Annotated[str, Rule("name a file, folder, pattern or set", is_text)]
     kind: SourceKind = "auto"  # what it is; "auto" decides by the name
     weight: Positive = 1.0  # how many times an epoch shows each of its samples; 0.5 shows a random half
@@ -41,7 +47,7 @@ class Source(Checked):
     # the columns or fields with captions; () tries the usual names; of a folder: "folder" is the name of the folder an
     # image lies in, "none" is no captions, for training on two views
     captions: tuple[str, ...] = ()
-    root: str = ""  # the folder that relative image paths start from; "" is the folder of the file itself
+    root: str = ""  # the folder or URL that relative image paths start from; "" is the folder of the file itself
     split: str = "train"  # the part of a built-in or Hugging Face set
     # "held_out": every tenth picture, up to 1,000, the same ones in every run; "train": all others
     part: Literal["all", "train", "held_out"] = "all"
@@ -56,6 +62,8 @@ class Source(Checked):
         match = re.fullmatch(r"(?P<path>.+?)\?(?P<options>\w+=.*)", text)
         if match is None:
             return cls(text)
+        if "://" in text:
+            text = f"{cls(match['path']).path}?..."  # checked first; a query of its own may hold a secret
         options: dict[str, object] = {}
         known = [field.name for field in dataclasses.fields(cls) if field.name != "path"]
         for key, value in parse_qsl(match["options"], keep_blank_values=True):
@@ -71,6 +79,23 @@ class Source(Checked):
             else:
                 options[key] = tuple(value.split(",")) if key == "captions" else value
         return cls(match["path"], **options)  # type: ignore[arg-type]
+
+    def _check(self) -> None:
+        """What is written on a command line is kept in config.yaml and in logs: no place for secrets."""
+        for url in filter(is_url, [*self.path.split("::"), self.root]):
+            protocol, _, rest = url.partition("://")
+            if without_password(url) != url or "@" in rest.partition("/")[0]:
+                raise ValueError(
+                    f"The URL '{protocol}://...@{rest.rpartition('@')[2].partition('?')[0]}' in a source names a user "
+                    "or a password; leave that out: credentials are taken from the environment, where the store's own "
+                    "tools look for them."
+                )
+            if "?" in rest:
+                raise ValueError(
+                    f"The URL {url.partition('?')[0] + '?...'!r} in a source has a query of its own, which may hold a "
+                    "secret; after ? come options of the source alone. For a ? in the name of a file on a web server "
+                    "write %3F, in a pattern *."
+                )
 
     def __str__(self) -> str:
         """As ``parse`` reads it."""
@@ -95,6 +120,12 @@ class Data(Checked):
     # the training sources: PATH, or PATH?weight=2&captions=title
     data: Annotated[tuple[str, ...], _SOURCES] = ("emoji",)
     data_share: UpToOne = 1.0  # train on this share of each source's samples, the same ones in every run
+    # "full": any sample may come anywhere in an epoch; "blocks": blocks of neighbours come in random order, and samples
+    # are mixed within a window of some blocks, so that storage is read in long pieces, each about once an epoch;
+    # "auto": blocks where samples lie in a store, on a web server or on a rotating disk
+    shuffle: Literal["auto", "full", "blocks"] = "auto"
+    block_samples: Count = 1024  # blocks: samples of a block
+    window_blocks: Count = 64  # blocks: blocks of a window
     workers: Whole = 2  # processes that read and decode; 0: the training process itself
     image_size: Annotated[int, at_least(8)] | None = None  # pixels a side; None: what the model wants
     crop: Crop = (0.9, 1.0)  # share of the image's area that a training crop keeps, least and most

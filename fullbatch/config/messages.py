@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import difflib
 import logging
+import os
 import re
 import unicodedata
 from collections.abc import Iterable
@@ -73,6 +74,17 @@ def without_password(url: str) -> str:
 def message(text: object) -> str:
     """A message for the terminal or a log, in which a URL ends at a blank."""
     return clean(re.sub(r"\S+", lambda word: without_password(word[0]), str(text)))
+
+
+def reason_of(error: Exception) -> str:
+    """What went wrong, without the system's number for it.
+
+    >>> reason_of(FileNotFoundError(2, "No such file or directory", "a.csv")), reason_of(ValueError("It is late."))
+    ('a.csv: No such file or directory.', 'It is late.')
+    """
+    if isinstance(error, OSError) and error.filename and error.strerror:
+        return f"{os.fsdecode(error.filename)}: {error.strerror}."
+    return str(error)
 
 
 class MessageFormatter(logging.Formatter):

@@ -88,6 +88,11 @@ class Method:
         return isinstance(self.normalizer, AVERAGES) or isinstance(self.temperature, PerSample)
 
     @property
+    def remembers(self) -> bool:
+        """Whether its normalizers are more than what the batch at hand, or a queue beside it, shows."""
+        return not isinstance(self.normalizer, (BatchMean, BatchAndQueue, NoNormalizer))
+
+    @property
     def needs_width(self) -> bool:
         return isinstance(self.normalizer, SUMMARIES) or isinstance(self.temperature, Predicted)
 

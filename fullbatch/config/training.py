@@ -62,6 +62,7 @@ class Selection(Checked):
     embeddings: Literal["passes", "forward"] = "passes"
     # plan a period during the one before it, from embeddings one period old; otherwise training waits
     plan_ahead: bool = True
+    uniform_epochs: Whole = 0  # epochs before the first that is selected; as few as possible without it
     # spectral: steps a plan is for, at most an epoch's; None: an epoch.  An ordered plan is for kept_batches
     period_steps: Count | None = None
     # spectral: batches of a block; samples meet within their block of so many batches, drawn at random
@@ -71,6 +72,9 @@ class Selection(Checked):
     # ordered: "sequential", a step for each kept batch (the authors' code), or "averaged", one step on the mean of
     # their losses (Algorithm 7 to the letter)
     reading: Literal["sequential", "averaged"] = "sequential"
+    # what a plan knows of how its batches differ from uniform ones corrects the normalizers that a method keeps
+    # ("normalizers"), the weights of a batch's pairs as well, which then have no emphasis ("weights"), or nothing
+    correction: Literal["normalizers", "weights", "none"] = "normalizers"
     planners: Whole = 1  # processes that plan; 0: the training process itself, while training waits
 
     def _check(self) -> None:
@@ -97,11 +101,6 @@ class Selection(Checked):
     def lead(self) -> int:
         """Periods between the one at whose start the embeddings are looked at and the one that is planned by them."""
         return 1 if self.plan_ahead else 0
-
-    @property
-    def first_planned(self) -> int:
-        """The periods before this one are uniform: there is nothing to go by yet."""
-        return self.lead + (1 if self.embeddings == "passes" else 0)
 
 
 @dataclass(frozen=True)

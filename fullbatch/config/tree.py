@@ -42,7 +42,14 @@ def from_dict(kind: type[Config], values: Any, where: str = "") -> Config:
             home = [name for name in groups if key in {field.name for field in dataclasses.fields(hints[name])}]
             guess = f"; it belongs under {home[0]!r}." if home else nearest(key, names)
             raise ValueError(f"Unknown key {key!r}{place}{guess} The keys are {listed(names)}.")
+    needed = [field.name for field in dataclasses.fields(kind) if _is_needed(field)]  # type: ignore[arg-type]
+    if missing := [name for name in needed if name not in values]:
+        raise ValueError(f"{where or kind.__name__} needs {listed(missing)}.")
     return kind(**{key: _typed(hints[key], value, f"{where}.{key}".strip(".")) for key, value in values.items()})
+
+
+def _is_needed(field: dataclasses.Field[Any]) -> bool:
+    return field.init and field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
 
 
 def _typed(hint: Any, value: Any, where: str) -> Any:
@@ -52,7 +59,9 @@ def _typed(hint: Any, value: Any, where: str) -> Any:
     if get_origin(hint) in (Union, types.UnionType):
         others = [option for option in get_args(hint) if option is not type(None)]
         return None if value is None else _typed(others[0], value, where) if len(others) == 1 else value
-    if get_origin(hint) is Mapping:
+    if get_origin(hint) in (Mapping, dict):
+        if not isinstance(value, Mapping | None):
+            raise ValueError(f"{where} must map names to values, got {value!r}.")
         return {} if value is None else value
     if get_origin(hint) is tuple:
         items = value if isinstance(value, (list, tuple)) else (value,)

@@ -8,7 +8,6 @@ for a period that has a plan.  Crops are cut from the middle square at the model
 from __future__ import annotations
 
 import hashlib
-import itertools
 import json
 import pickle
 from collections.abc import Generator, Iterable, Iterator, Sequence
@@ -23,11 +22,11 @@ import torch
 from torch import Tensor
 
 from fullbatch.config.data import Source
+from fullbatch.data.cache_folder import cache_folder, keep_in_cache
 from fullbatch.data.images import EVALUATION, EvalTransform, Floats, ViewMaker, cropped, no_tokens, random_boxes
 from fullbatch.data.loader import EvaluationBatches, LoadedBatch, SamplePool, Tokenize, tokenized
-from fullbatch.data.order import BatchPlans, Ints, Order, PeriodPlan, key_of, uniforms
+from fullbatch.data.order import BatchPlan, BatchPlans, Ints, Order, key_of, uniforms
 from fullbatch.data.sources import fingerprint_of_samples
-from fullbatch.data.tar_shards import cache_folder, keep_in_cache
 from fullbatch.data.workers import read_ahead
 from fullbatch.distributed import World
 
@@ -148,15 +147,16 @@ def _require_room(pixels_nCHW: Pixels, device: torch.device) -> None:
 
 @dataclass(frozen=True)
 class _Drawn:
-    """What happens at some positions of an epoch, on the device: at all of them, or at those of a period's plan."""
+    """What happens at some positions of an epoch, on the device: at all of them, or at those of a plan."""
 
-    period: int
+    batches: range  # of the run
     ids_P: Tensor
     captions_P: Tensor
     boxes_P4: Tensor
     mirrored_P: Tensor
     lengths_P: tuple[int, ...]  # of the captions, on the host
     views_2PK: Tensor | None = None  # what makes the two views, where there are two
+    log_c_P2: Tensor | None = None  # corrections of the plan
 
 
 @dataclass
@@ -178,10 +178,13 @@ class InMemoryBatches:
     def steps_per_epoch(self) -> int:
         return self.order.epoch_size // self.batch_size
 
-    def stream(self, ranges: Iterable[range], workers: int, device: torch.device) -> Generator[LoadedBatch, None, None]:
+    def stream(
+        self, ranges: Iterable[range], workers: int, device: torch.device, stop: int | None = None
+    ) -> Generator[LoadedBatch, None, None]:
         """These batches in this order, as ``TrainingBatches`` has them; there is nothing for workers to do."""
-        for step in itertools.chain.from_iterable(ranges):
-            yield self[step]
+        for numbers in ranges:
+            for step in numbers:
+                yield self._batch(step, numbers.stop)
 
     def chosen(self, ids: Ints | Sequence[int], rows: int) -> Iterator[LoadedBatch]:
         """These samples as evaluation sees them, uncropped and with their first captions, but for the bad ones.  The
@@ -200,38 +203,45 @@ class InMemoryBatches:
                 images, tokens = self.views(images, EVALUATION, places)
             yield LoadedBatch(torch.from_numpy(places).to(device), images, tokens, lengths=lengths)
 
-    @torch.no_grad()
     def __getitem__(self, step: int) -> LoadedBatch:
-        plan = self.plans.of(step) if self.plans is not None else self._epoch(step)
-        if self._drawn is None or self._drawn.period != plan.number:
-            self._drawn = self._draw(plan)
+        return self._batch(step, step + 1)
+
+    @torch.no_grad()
+    def _batch(self, step: int, stop: int) -> LoadedBatch:
+        """``stop``: up to where batches may be drawn along with it."""
+        if self._drawn is None or step not in self._drawn.batches:
+            self._drawn = self._draw(self.plans.of(step, stop) if self.plans is not None else self._epoch(step))
         drawn, rows = self._drawn, self.batch_size // self.world.size
-        first = (step - plan.first) * self.batch_size + self.world.rank * rows
+        first = (step - drawn.batches.start) * self.batch_size + self.world.rank * rows
         here = slice(first, first + rows)
-        ids = drawn.ids_P[here]
+        ids, log_c = drawn.ids_P[here], None if drawn.log_c_P2 is None else drawn.log_c_P2[here]
         if self.views is not None and drawn.views_2PK is not None:
-            return LoadedBatch(ids, *self.views.made(self.resident.images_nCSS[ids], drawn.views_2PK[:, here]))
+            views = self.views.made(self.resident.images_nCSS[ids], drawn.views_2PK[:, here])
+            return LoadedBatch(ids, *views, log_correction=log_c)
         images = cropped(self.resident.images_nCSS[ids], drawn.boxes_P4[here], drawn.mirrored_P[here])
         tokens = self.resident.tokens_mL[drawn.captions_P[here]]
-        return LoadedBatch(ids, images, tokens, lengths=drawn.lengths_P[here])
+        return LoadedBatch(ids, images, tokens, lengths=drawn.lengths_P[here], log_correction=log_c)
 
-    def _epoch(self, step: int) -> PeriodPlan:
-        """Where nothing is planned an epoch is the period, in its own order."""
+    def _epoch(self, step: int) -> BatchPlan:
+        """Where nothing is planned, in the epoch's own order."""
         epoch = step // self.steps_per_epoch
-        return PeriodPlan(epoch, epoch * self.steps_per_epoch, epoch, self._places_LB)
+        return BatchPlan(
+            range(epoch * self.steps_per_epoch, (epoch + 1) * self.steps_per_epoch), epoch, self._places_LB
+        )
 
     @cached_property
     def _places_LB(self) -> Ints:
         return np.arange(self.steps_per_epoch * self.batch_size).reshape(-1, self.batch_size)
 
-    def _draw(self, plan: PeriodPlan) -> _Drawn:
+    def _draw(self, plan: BatchPlan) -> _Drawn:
         epoch, positions_P = plan.epoch, np.array(plan.places_LB).reshape(-1)
 
         def draw(*tags: int) -> Floats:
             return uniforms(positions_P, key_of(self.order.seed, epoch, 3, *tags))
 
         data, device = self.resident, self.resident.images_nCSS.device
-        ids_P = self._readable(self.order.ids(epoch, positions_P), epoch, positions_P)
+        planned_P = self.order.ids(epoch, positions_P)
+        ids_P = self._readable(planned_P.copy(), epoch, positions_P)
         captions_P = data.firsts_n[ids_P] + (draw(0) * data.counts_n[ids_P]).astype(np.int64)
         boxes_P4 = random_boxes(data.images_nCSS.shape[-1], self.crop, lambda tries, what: draw(1, tries, what))
         mirrored_P = draw(2) < (0.5 if self.flip else 0.0)
@@ -241,7 +251,11 @@ class InMemoryBatches:
         views = None
         if self.views is not None:
             views = torch.from_numpy(self.views.drawn(epoch, positions_P, data.images_nCSS.shape[-1])).to(device)
-        return _Drawn(plan.number, ids, captions, boxes.float(), mirrored, data.lengths(captions_P), views)
+        log_c = None
+        if plan.log_c_LB2 is not None:  # a sample that stands in for another has none
+            kept_P1 = (ids_P == planned_P)[:, None]
+            log_c = torch.from_numpy(plan.log_c_LB2.reshape(-1, 2) * kept_P1).to(device)
+        return _Drawn(plan.batches, ids, captions, boxes.float(), mirrored, data.lengths(captions_P), views, log_c)
 
     def _readable(self, ids_P: Ints, epoch: int, positions_P: Ints) -> Ints:
         """In place of samples that cannot be read, others of the epoch."""

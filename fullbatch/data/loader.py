@@ -7,10 +7,12 @@ machine; it is reported in ``LoadedBatch.bad``."""
 
 from __future__ import annotations
 
+import logging
 import random
 from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from operator import itemgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -19,14 +21,19 @@ from torch import Tensor
 from torch.utils.data import Dataset, default_collate
 
 from fullbatch.config.data import Data
+from fullbatch.data.ahead import ReadingAhead, ranks_here
+from fullbatch.data.block_cache import block_cache
 from fullbatch.data.images import EVALUATION, EvalTransform, TrainTransform, ViewMaker
-from fullbatch.data.order import BatchPlans, Ints, Order, key_of
-from fullbatch.data.sample import BadSample, RawSample, Samples
-from fullbatch.data.sources import open_source, share_of
+from fullbatch.data.order import BatchPlans, Blocks, Ints, Order, key_of
+from fullbatch.data.sample import BadSample, RawSample, Remote, Samples
+from fullbatch.data.sources import open_source, share_of, shuffle_for
 from fullbatch.data.workers import read_ahead
 from fullbatch.distributed import World
 
+_AHEAD = 4096  # samples whose remote files are fetched before their turn, where they come in no other's neighbourhood
 REPLACEMENTS = 16  # tries; when that many in a row are bad, the data set is no data set
+
+log = logging.getLogger("fullbatch")
 
 Tokenize = Callable[[list[str]], Tensor]
 
@@ -58,6 +65,7 @@ class LoadedBatch:
     bad: tuple[BadSample, ...] = ()  # what could not be read in making this batch
     captions: tuple[tuple[str, ...], ...] = ()  # all that each of the samples has, where evaluation wants them
     lengths: tuple[int, ...] = ()  # how many of each caption's tokens are no padding, where that is known
+    log_correction: Tensor | None = None  # (B, 2), of normalizers, where the batch was selected
 
     @property
     def inputs(self) -> tuple[Tensor | TextSize, ...]:
@@ -65,13 +73,19 @@ class LoadedBatch:
         return (self.images, self.tokens, *known_size(self.tokens, self.lengths))
 
     def pin_memory(self) -> LoadedBatch:
-        return self._with(lambda tensor: tensor.pin_memory())
+        return self.moved(lambda tensor: tensor.pin_memory())
 
     def to(self, device: torch.device) -> LoadedBatch:
-        return self._with(lambda tensor: tensor.to(device, non_blocking=True))
+        return self.moved(lambda tensor: tensor.to(device, non_blocking=True))
 
-    def _with(self, moved: Callable[[Tensor], Tensor]) -> LoadedBatch:
-        return replace(self, ids=moved(self.ids), images=moved(self.images), tokens=moved(self.tokens))
+    def moved(self, move: Callable[[Tensor], Tensor]) -> LoadedBatch:
+        tensors = {name: move(tensor) for name, tensor in self.tensors.items()}
+        return replace(self, **tensors)  # type: ignore[arg-type]
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        found = {"ids": self.ids, "images": self.images, "tokens": self.tokens}
+        return found if self.log_correction is None else {**found, "log_correction": self.log_correction}
 
     def split(self, rows: int | None) -> list[LoadedBatch]:
         """In pieces of at most ``rows`` rows; None: in one."""
@@ -79,9 +93,18 @@ class LoadedBatch:
             return [self]
         pieces = [slice(start, start + rows) for start in range(0, len(self.ids), rows)]
         return [
-            LoadedBatch(self.ids[piece], self.images[piece], self.tokens[piece], lengths=self.lengths[piece])
-            for piece in pieces
+            replace(self.moved(itemgetter(piece)), bad=(), captions=(), lengths=self.lengths[piece]) for piece in pieces
         ]
+
+    @staticmethod
+    def joined(parts: Sequence[LoadedBatch]) -> LoadedBatch:
+        """Several batches as one; on several ranks its rows come in another order than on one."""
+        if len(parts) == 1:
+            return parts[0]
+        tensors = {name: torch.cat([part.tensors[name] for part in parts]) for name in parts[0].tensors}
+        bad = tuple(sample for part in parts for sample in part.bad)
+        lengths = tuple(length for part in parts for length in part.lengths)
+        return replace(parts[0], **tensors, bad=bad, captions=(), lengths=lengths)
 
 
 def tokenized(tokenize: Tokenize, captions: list[str]) -> tuple[Tensor, tuple[int, ...]]:
@@ -99,22 +122,50 @@ class SamplePool(Samples):
         self.lengths = tuple(len(source) for source in self.sources)
         self._ends, self.count = np.cumsum(self.lengths), sum(self.lengths)
         self.fingerprint = " ".join(source.fingerprint for source in self.sources)
+        self.remote_bytes = sum(source.remote_bytes for source in self.sources)
 
     def _read(self, index: int) -> RawSample:
         source = int(np.searchsorted(self._ends, index, side="right"))
         return self.sources[source].read(index - int(self._ends[source]) + self.lengths[source])
 
+    def remote_pieces(self, indices_P: Ints) -> list[Remote]:
+        found: list[Remote] = []
+        sources_P = np.searchsorted(self._ends, indices_P, side="right")
+        for number, source in enumerate(self.sources):
+            if source.remote_bytes:
+                here_P = indices_P[sources_P == number]
+                found += source.remote_pieces(here_P - int(self._ends[number]) + self.lengths[number])
+        return found
+
 
 def open_pool(config: Data) -> tuple[SamplePool, Order]:
     """The training samples and, for seed 0, their order."""
     pool = SamplePool([share_of(open_source(source), config.data_share) for source in config.sources])
-    order = Order(pool.lengths, tuple(source.weight for source in config.sources), seed=0)
+    blocks = Blocks(config.block_samples, config.window_blocks) if shuffle_for(config) == "blocks" else None
+    order = Order(pool.lengths, tuple(source.weight for source in config.sources), seed=0, blocks=blocks)
     for source, length, slots in zip(config.sources, pool.lengths, order.slots, strict=True):
         if length == 0:
             raise ValueError(f"The source {str(source)!r} holds no sample.")
         if slots == 0:
             raise ValueError(f"The source {str(source)!r} has {length} samples, of which its weight shows none.")
+    _warn_of_small_cache(pool, order)
     return pool, order
+
+
+def _warn_of_small_cache(pool: SamplePool, order: Order) -> None:
+    """What is mixed, and what comes next, must fit."""
+    cache, blocks = block_cache() if pool.remote_bytes else None, order.blocks
+    mixed = pool.remote_bytes if blocks is None else pool.remote_bytes * blocks.size * blocks.window // len(pool)
+    needed = min(pool.remote_bytes, 2 * mixed)
+    if cache is not None and needed > cache.bound:
+        advice = "--shuffle blocks" if blocks is None else f"a smaller --window-blocks than {blocks.window}"
+        log.warning(
+            "The samples that are mixed need %.1f GB of cache, and it may have %.1f: files will be fetched again and "
+            "again. Set FULLBATCH_CACHE_GB to more, or choose %s.",
+            needed / 1e9,
+            cache.bound / 1e9,
+            advice,
+        )
 
 
 @dataclass(frozen=True)
@@ -129,6 +180,7 @@ class TrainingBatches(Dataset[LoadedBatch]):
     world: World = World()
     plans: BatchPlans | None = None
     views: ViewMaker | None = None
+    stop: int | None = None  # the run's last batch comes before; None: not known, and more may be read ahead
 
     @cached_property
     def steps_per_epoch(self) -> int:
@@ -144,36 +196,75 @@ class TrainingBatches(Dataset[LoadedBatch]):
         first = step % self.steps_per_epoch * self.batch_size
         return step // self.steps_per_epoch, np.arange(first + here.start, first + here.stop)
 
-    def stream(self, ranges: Iterable[range], workers: int, device: torch.device) -> Generator[LoadedBatch, None, None]:
-        """These batches in this order; each range is asked for when its turn has come."""
-        return read_ahead(self, ranges, workers, device)
+    def log_correction(self, step: int, read: Tensor) -> Tensor | None:
+        """Of the samples that were ``read``; one that stands in for another has none."""
+        log_c = None if self.plans is None else self.plans.of(step).log_c(step)
+        if log_c is None:
+            return None
+        here = self.world.rows(self.batch_size // self.world.size)
+        return torch.from_numpy(log_c[here]) * (read == torch.tensor(self.ids(step)))[:, None]
+
+    def stream(
+        self, ranges: Iterable[range], workers: int, device: torch.device, stop: int | None = None
+    ) -> Generator[LoadedBatch, None, None]:
+        """These batches in this order; each range is asked for when its turn has come.  None of the run comes after
+        ``stop``."""
+        return read_ahead(replace(self, stop=stop), ranges, workers, device)
 
     def ids(self, step: int) -> list[int]:
         return [int(sample) for sample in self.order.ids(*self.places(step))]
 
+    @cached_property
+    def _ahead(self) -> ReadingAhead:
+        blocks = self.order.blocks
+        samples = _AHEAD if blocks is None else 2 * blocks.size * blocks.window
+        batches = -(-samples // self.batch_size)
+        most = min(batches, self.steps_per_epoch)  # another epoch needs the same
+        return ReadingAhead(self._pieces, most, self.world)
+
+    def _pieces(self, step: int) -> list[Remote] | None:
+        """What the rows of this machine's ranks are read from, if the batch is the uniform one; a selected one is of
+        its time."""
+        if self.stop is not None and step >= self.stop:
+            return None
+        epoch, number = divmod(step, self.steps_per_epoch)
+        rows, here = self.batch_size // self.world.size, ranks_here(self.world)
+        places = number * self.batch_size + np.arange(here.start * rows, here.stop * rows)
+        return self.pool.remote_pieces(self.order.ids(epoch, places))
+
     def __getitem__(self, step: int) -> LoadedBatch:
+        if self.pool.remote_bytes:
+            self._ahead.reached(step)
         epoch, places = self.places(step)
         bad: list[BadSample] = []
         samples = []
         for place, sample in zip(places.tolist(), self.ids(step), strict=True):
             rng = random.Random(key_of(self.order.seed, epoch, place, 2))
-            samples.append(self._sample(epoch, sample, rng, bad))
-        ids, images, captions = zip(*samples, strict=True)
+            samples.append(self._sample(epoch, place, sample, rng, bad))
+        numbers, images, captions = zip(*samples, strict=True)
+        ids = torch.tensor(numbers)
+        log_c = self.log_correction(step, ids)
         if self.views is not None:
-            return LoadedBatch(torch.tensor(ids), *self.views(torch.stack(images), epoch, places), tuple(bad))
+            views = self.views(torch.stack(images), epoch, places)
+            return LoadedBatch(ids, *views, tuple(bad), log_correction=log_c)
         stacked: Tensor = default_collate(list(images))  # by a worker in memory that it shares: not copied later
         tokens, lengths = tokenized(self.tokenize, list(captions))
-        return LoadedBatch(torch.tensor(ids), stacked, tokens, tuple(bad), lengths=lengths)
+        return LoadedBatch(ids, stacked, tokens, tuple(bad), lengths=lengths, log_correction=log_c)
 
-    def _sample(self, epoch: int, sample: int, rng: random.Random, bad: list[BadSample]) -> tuple[int, Tensor, str]:
-        """One pair; in place of a bad one, others that ``rng`` draws from the epoch."""
-        for _ in range(REPLACEMENTS):
+    def _sample(
+        self, epoch: int, place: int, sample: int, rng: random.Random, bad: list[BadSample]
+    ) -> tuple[int, Tensor, str]:
+        """One pair; in place of a bad one, others that ``rng`` draws: from those that the place is mixed with, since
+        these are read now; if half the tries do not find one there, from the epoch."""
+        for tried in range(REPLACEMENTS):
             try:
                 raw = self.pool.read(sample)
                 return sample, self.transform(raw.image, raw.name, rng), rng.choice(raw.captions)
             except BadSample as error:
                 bad.append(error)
-                sample = int(self.order.ids(epoch, np.array([rng.randrange(self.order.epoch_size)]))[0])
+                near = tried < REPLACEMENTS // 2
+                drawn = rng.choice(self.order.neighbourhood(place) if near else range(self.order.epoch_size))
+                sample = int(self.order.ids(epoch, np.array([drawn]))[0])
         raise ValueError(
             f"{REPLACEMENTS} samples in a row could not be read, the last one was {bad[-1]}. "
             "Check --data: are these files the images and captions you mean?"
@@ -196,7 +287,20 @@ class EvaluationBatches(Dataset[LoadedBatch]):
     def __len__(self) -> int:
         return -(-len(self.pool) // (self.batch_size * self.world.size))
 
+    @cached_property
+    def _ahead(self) -> ReadingAhead:
+        batches = -(-_AHEAD // (self.batch_size * self.world.size))
+        return ReadingAhead(self._pieces, batches, self.world)
+
+    def _pieces(self, index: int) -> list[Remote] | None:
+        here, first = ranks_here(self.world), index * self.world.size
+        start, stop = ((first + rank) * self.batch_size for rank in (here.start, here.stop))
+        ids = np.arange(start, min(stop, len(self.pool)))
+        return self.pool.remote_pieces(ids) if len(ids) else None
+
     def __getitem__(self, index: int) -> LoadedBatch:
+        if self.pool.remote_bytes:
+            self._ahead.reached(index)
         first = (self.world.rank + index * self.world.size) * self.batch_size
         ids, images, captions, bad = [], [], [], []
         for sample in range(first, min(first + self.batch_size, len(self.pool))):

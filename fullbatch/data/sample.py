@@ -7,12 +7,13 @@ import json
 import os
 import stat
 from array import array
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice, pairwise
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fullbatch.config.messages import plain
 
@@ -35,6 +36,17 @@ class RawSample:
     captions: tuple[str, ...]  # one or more, stripped, none empty
 
 
+class Remote(Protocol):
+    """A piece of a file on another machine."""
+
+    @property
+    def name(self) -> str:
+        """By which this machine's cache knows it."""
+
+    def keep(self) -> None:
+        """See that it is in the cache when it is read, if there is room for it."""
+
+
 class Samples:
     """An ordered, finite list of samples with random access; it pickles and survives a fork, since workers hold copies.
     ``fingerprint`` changes when the samples or their order do.  ``_read`` gives a sample or raises BadSample."""
@@ -42,6 +54,7 @@ class Samples:
     name: str
     fingerprint: str
     count: int
+    remote_bytes: int = 0  # of all samples, as far as they lie on other machines
 
     def __len__(self) -> int:
         return self.count
@@ -53,6 +66,10 @@ class Samples:
 
     def _read(self, index: int) -> RawSample:
         raise NotImplementedError
+
+    def remote_pieces(self, indices_P: NDArray[np.int64]) -> Sequence[Remote]:
+        """What these samples are read from, as far as it lies on other machines."""
+        return ()
 
 
 MAX_IMAGE_BYTES = 256 << 20

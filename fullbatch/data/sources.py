@@ -9,17 +9,23 @@ import os
 import re
 from collections.abc import Sequence
 from importlib import resources
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
 from typing_extensions import assert_never
 
-from fullbatch.config.data import BUILTIN, Source, SourceKind
+from fullbatch.config.data import BUILTIN, Data, Source, SourceKind, is_url
 from fullbatch.config.messages import listed, nearest
 from fullbatch.data.order import Ints, key_of, shuffled
-from fullbatch.data.sample import BadSample, CocoCaptions, ImageFolder, RawSample, Samples, fingerprint_of
+from fullbatch.data.remote import look_up, matching
+from fullbatch.data.sample import BadSample, CocoCaptions, ImageFolder, RawSample, Remote, Samples, fingerprint_of
 from fullbatch.data.table_files import ByPicture, CsvTable, HuggingFaceSet, ParquetTable
 from fullbatch.data.tar_shards import TAR_ENDINGS, TarShards
+
+
+def _is_builtin(source: Source) -> bool:
+    return source.kind == "builtin" or (source.kind == "auto" and source.path in BUILTIN)
 
 
 def builtin_path(name: str, split: str = "train") -> str:
@@ -49,7 +55,7 @@ _MOST_PATHS = 1_000_000
 
 def open_source(source: Source) -> Samples:
     """The samples of a source; ValueError where it cannot be opened, with what to do about it."""
-    if source.kind == "builtin" or (source.kind == "auto" and source.path in BUILTIN):
+    if _is_builtin(source):
         samples: Samples = TarShards([builtin_path(source.path, source.split)], source.image, source.captions)
         samples.name = f"{source.path}/{source.split}"
     else:
@@ -63,23 +69,31 @@ def _opened(source: Source) -> Samples:
     kinds = sorted({_kind_of(path) for path in paths}) if source.kind == "auto" else [source.kind]
     if len(kinds) > 1:
         raise ValueError(f"{source.path!r} mixes {' and '.join(kinds)} sources; name them apart: --data A B.")
-    kind = kinds[0]
+    kind, root = kinds[0], source.root.removeprefix("file://")
+    if kind == "coco" and is_url(root):
+        raise ValueError(
+            f"{source.path!r}: the images of a COCO file lie on a disk; root must be a folder, got {root!r}."
+        )
+    if kind not in ("tar", "csv", "parquet") and any(map(is_url, paths)):
+        raise ValueError(
+            f"{source.path!r}: only tar shards, CSV and parquet are read by URL; copy what is of kind {kind} to a disk."
+        )
     match kind:
         case "tar":
             return TarShards(_files(paths, kind), source.image, source.captions)
         case "csv" | "parquet":
             table = CsvTable if kind == "csv" else ParquetTable
-            return table(_files(paths, kind), source.image, source.captions, source.root)
+            return table(_files(paths, kind), source.image, source.captions, root)
         case "folder":
             captions = source.captions
             _refuse_options(source, captions not in ((), ("folder",), ("none",)), "captions=folder or captions=none")
             return ImageFolder(_only(paths, source.path), captions == ("folder",), captions == ("none",))
         case "coco":
             _refuse_options(source, bool(source.captions), "root")
-            return CocoCaptions(_only(paths, source.path), source.root)
+            return CocoCaptions(_only(paths, source.path), root)
         case "huggingface":
             path = _only(paths, source.path)
-            return HuggingFaceSet(path, source.split, source.image, source.captions, source.root)
+            return HuggingFaceSet(path, source.split, source.image, source.captions, root)
         case "builtin" | "auto":
             raise AssertionError("built-in sets were opened above, and auto was decided")
         case _:
@@ -140,15 +154,20 @@ def expand_pattern(pattern: str) -> list[str]:
     """Paths in order: ``::`` joins patterns, ``{000..331}`` and ``{a,b}`` are written out, globs are sorted."""
     paths: list[str] = []
     for part in pattern.split("::"):
-        if re.match(r"[A-Za-z][A-Za-z0-9+.-]*://|pipe:", part):
+        if part.startswith("pipe:"):
             raise ValueError(
-                f"{part!r} is not local: samples are drawn at random from all shards, so each must lie on a disk "
-                "of this machine (or one mounted there); copy it there first."
+                f"{part!r} is no place: samples are drawn at random from all shards, so each must be a file, or a URL."
             )
         if not part:
             raise ValueError(f"{pattern!r} holds an empty pattern between '::'.")
-        paths += _expand_part(os.path.expanduser(part))
+        part = part.removeprefix("file://")
+        paths += _expand_url(part) if is_url(part) else _expand_part(os.path.expanduser(part))
     return paths
+
+
+def _expand_url(part: str) -> list[str]:
+    """Whether the files are there is seen when they are opened, many at a time."""
+    return [url for text in expand_braces(part) for url in (matching(text) if glob.has_magic(text) else [text])]
 
 
 def _expand_part(part: str) -> list[str]:
@@ -201,6 +220,45 @@ def _words(braced: str) -> list[str]:
     return [str(number).zfill(width) for number in range(first, last + step, step)[: _MOST_PATHS + 1]]
 
 
+# -- where a source lies -----------------------------------------------------------------------------------------------
+
+
+def shuffle_for(config: Data) -> Literal["full", "blocks"]:
+    """What "auto" means for these sources: blocks where reading here and there is slow."""
+    if config.shuffle != "auto":
+        return config.shuffle
+    of_files = [source for source in config.sources if not _is_builtin(source)]
+    paths = [path.removeprefix("file://") for source in of_files for path in source.path.split("::")]
+    slow = any(is_url(path) or _rotates(path) for path in paths)
+    return "blocks" if slow and not config.in_memory else "full"
+
+
+def _rotates(path: str) -> bool:
+    try:
+        return _disk_rotates(_disk_of(path))
+    except (OSError, ValueError, RuntimeError):  # another system, or a path that is none
+        return False
+
+
+def _disk_rotates(disk: Path) -> bool:
+    """As far as Linux knows; of a virtual machine's disk it does not know, and says yes."""
+    disk = disk if (disk / "queue").is_dir() else disk.parent  # of a partition
+    below = [*(disk / "slaves").glob("*")]  # of a volume or an array
+    if below:
+        return any(_disk_rotates(part.resolve()) for part in below)
+    known = not any(kind in str(disk) for kind in ("/virtual/", "/virtio", "/vbd-"))
+    return known and (disk / "queue" / "rotational").read_text().strip() == "1"
+
+
+def _disk_of(path: str) -> Path:
+    """Where Linux tells of it."""
+    there = Path(path).expanduser().absolute()
+    while not there.exists():  # of a pattern, the folder that it begins with
+        there = there.parent
+    device = there.stat().st_dev
+    return Path(f"/sys/dev/block/{os.major(device)}:{os.minor(device)}").resolve(strict=True)
+
+
 # -- parts of a source: the same samples for every seed, method and rank -----------------------------------------------
 
 
@@ -217,9 +275,13 @@ class Share(Samples):
     def __init__(self, whole: Samples, ids: Ints | Sequence[int], *described: object) -> None:
         self.whole, self.name, self.ids, self.count = whole, whole.name, np.sort(ids), len(ids)
         self.fingerprint = fingerprint_of("share", whole.fingerprint, *described)
+        self.remote_bytes = whole.remote_bytes * len(ids) // max(len(whole), 1)
 
     def _read(self, index: int) -> RawSample:
         return self.whole.read(int(self.ids[index]))
+
+    def remote_pieces(self, indices_P: Ints) -> Sequence[Remote]:
+        return self.whole.remote_pieces(self.ids[indices_P])
 
 
 def share_of(samples: Samples, share: float) -> Samples:
@@ -262,7 +324,7 @@ def fingerprint_of_samples(samples: Samples, source: Source | None) -> str:
     """Unlike the samples' own fingerprint, this one changes when pictures are replaced under their old names: it looks
     at sizes, times and some of the bytes too."""
     parts: list[object] = [samples.fingerprint, len(samples)]
-    if source is not None and source.kind != "builtin" and source.path not in BUILTIN:
+    if source is not None and not _is_builtin(source):
         parts += [part for path in expand_pattern(source.path) for part in _sizes_and_times(path)]
     for index in range(0, len(samples), max(1, len(samples) // _PROBED)):
         try:
@@ -274,6 +336,9 @@ def fingerprint_of_samples(samples: Samples, source: Source | None) -> str:
 
 
 def _sizes_and_times(path: str) -> list[object]:
+    if is_url(path):
+        there = look_up(path)
+        return [os.path.basename(path), there.size, there.version]
     inside = [os.path.join(folder, name) for folder, _, names in os.walk(path, followlinks=True) for name in names]
     parts: list[object] = []
     for file in sorted(inside) or [path]:

@@ -1,20 +1,29 @@
-"""Tables of images and captions: CSV, TSV, parquet, and sets that Hugging Face's ``datasets`` saved to disk."""
+"""Tables of images and captions: CSV, TSV, parquet, and sets that Hugging Face's ``datasets`` saved to disk.  CSV, TSV
+and parquet may lie in a store: the bytes that are wanted of them come by way of the cache."""
 
 from __future__ import annotations
 
 import csv
+import functools
 import logging
 import os
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
+from io import TextIOWrapper
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fullbatch.config.data import is_url
 from fullbatch.config.messages import nearest
+from fullbatch.data.files import AnyFile, looked_up, name_of, name_on_disk, opened, size_of
+from fullbatch.data.picture_files import PictureFiles, RemotePicture
+from fullbatch.data.remote import RemoteBlock, RemoteStream, blocks_of
 from fullbatch.data.sample import (
     BadSample,
     PackedStrings,
@@ -24,14 +33,16 @@ from fullbatch.data.sample import (
     checked_captions,
     checked_image,
     fingerprint_of,
-    read_image,
     utf8,
 )
+from fullbatch.data.store_requests import StoreError
 
 IMAGE_COLUMNS = ("image", "filepath", "file_path", "path", "image_path", "filename", "jpg")
 CAPTION_COLUMNS = ("caption", "captions", "text", "title", "txt", "TEXT")
 _ROW_GROUP_BYTES = 256 << 20  # of row groups kept in memory
 _SLOW_ROW_GROUP = 16 << 20
+_END = 65536  # bytes
+_OPEN_FILES = 8  # each keeps its footer
 
 log = logging.getLogger("fullbatch")
 
@@ -54,38 +65,48 @@ def choose_columns(
 
 class _Row(NamedTuple):
     label: str
-    root: str
+    pictures: PictureFiles
     path: str  # of the image
     captions: tuple[str, ...]
 
 
 class CsvTable(Samples):
     """Rows of CSV or TSV files.  Relative image paths start at ``root``, by default each file's folder, and may not
-    leave it; absolute paths are taken as they are."""
+    leave it; absolute paths and URLs are taken as they are."""
 
     def __init__(self, paths: list[str], image: str = "", captions: tuple[str, ...] = (), root: str = "") -> None:
         self.name = paths[0]
-        self._roots = [root or os.path.dirname(os.path.abspath(path)) for path in paths]
-        self._labels = [os.path.basename(path) for path in paths]
+        self._pictures = [PictureFiles.beside(path, root) for path in paths]
+        self._labels = [os.path.basename(name_on_disk(path)) for path in paths]
         self._width = 2 + len(captions or ("caption",))
-        starts = [0]
+        starts, by_url = [0], any(is_url(pictures.root) for pictures in self._pictures)
 
         def fields() -> Iterator[bytes]:
-            for path in paths:
+            nonlocal by_url
+            for file in looked_up(paths):
                 rows = 0
-                for row in _csv_rows(path, image, captions):
+                for row in _csv_rows(file, image, captions):
                     rows += 1
+                    by_url = by_url or b"://" in row[1]  # the image
                     yield from row
                 starts.append(starts[-1] + rows)
 
         self._fields = PackedStrings(fields())
         self._starts, self.count = np.array(starts), starts[-1]
-        names = [os.path.basename(path) for path in paths]
-        self.fingerprint = fingerprint_of("csv", image, *captions, *names, *self._fields)
+        self.fingerprint = fingerprint_of("csv", image, *captions, *self._labels, *self._fields)
+        self.remote_bytes = self.count if by_url else 0  # at least; how large pictures are, no table tells
 
     def _read(self, index: int) -> RawSample:
         row = self._row(index)
-        return RawSample(row.label, read_image(row.label, row.root, row.path), row.captions)
+        return RawSample(row.label, row.pictures.read(row.label, row.path), row.captions)
+
+    def remote_pieces(self, indices_P: NDArray[np.int64]) -> list[RemotePicture]:
+        pieces: list[RemotePicture] = []
+        for index in indices_P.tolist():
+            with suppress(BadSample):
+                row = self._row(index)
+                pieces += filter(None, [row.pictures.remote(row.label, row.path)])
+        return pieces
 
     def picture(self, index: int) -> str | None:
         """The file that a row names; None where the row cannot be used."""
@@ -93,7 +114,7 @@ class CsvTable(Samples):
             row = self._row(index)
         except BadSample:
             return None
-        return os.path.normpath(os.path.join(row.root, row.path))
+        return row.pictures.place(row.path)
 
     def captions(self, index: int) -> tuple[str, ...]:
         return self._row(index).captions
@@ -105,7 +126,7 @@ class CsvTable(Samples):
         if problem:
             raise BadSample(label, problem.decode())
         checked = checked_captions(label, [utf8(label, caption) for caption in captions])
-        return _Row(label, self._roots[file], os.fsdecode(path).strip(), checked)
+        return _Row(label, self._pictures[file], os.fsdecode(path).strip(), checked)
 
 
 class ByPicture(Samples):
@@ -117,11 +138,14 @@ class ByPicture(Samples):
         rows: dict[str | int, list[int]] = {}
         for index in range(len(table)):
             rows.setdefault(table.picture(index) or index, []).append(index)
-        self._rows, self.count = list(rows.values()), len(rows)
+        self._rows, self.count, self.remote_bytes = list(rows.values()), len(rows), table.remote_bytes
 
     def rows_of(self, pictures: Iterable[int]) -> NDArray[np.int64]:
         """Where the table names these."""
         return np.array([row for picture in pictures for row in self._rows[picture]], np.int64)
+
+    def remote_pieces(self, indices_P: NDArray[np.int64]) -> list[RemotePicture]:
+        return self._table.remote_pieces(np.array([self._rows[index][0] for index in indices_P], np.int64))
 
     def _read(self, index: int) -> RawSample:
         first, *others = self._rows[index]
@@ -130,9 +154,10 @@ class ByPicture(Samples):
         return RawSample(raw.name, raw.image, tuple(dict.fromkeys(captions)))
 
 
-def _csv_rows(path: str, image: str, captions: tuple[str, ...]) -> Iterator[tuple[bytes, ...]]:
+def _csv_rows(table: AnyFile, image: str, captions: tuple[str, ...]) -> Iterator[tuple[bytes, ...]]:
     """A row is (what is wrong with it or b"", image path, captions ...); a row that cannot be used keeps its place."""
-    with open(path, encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
+    path = name_of(table)
+    with TextIOWrapper(opened(table), encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
         header = file.readline()
         separators = ("\t",) if path.lower().endswith(".tsv") else (",", "\t", ";")
         separator = max(separators, key=header.count)  # the first of equals
@@ -165,40 +190,39 @@ def _records(lines: Iterable[str], separator: str) -> Iterator[tuple[list[str], 
 
 
 class ParquetTable(Samples):
-    """Rows of parquet files whose images are bytes, Hugging Face's {bytes, path} or paths below ``root``.  A row is
-    read with its whole row group, and the last groups stay in memory: images at random are slow."""
+    """Rows of parquet files whose images are bytes, Hugging Face's {bytes, path}, or paths and URLs as in CSV.  A row
+    is read with its whole row group, and the last groups stay in memory: images at random are slow."""
 
     def __init__(self, paths: list[str], image: str = "", captions: tuple[str, ...] = (), root: str = "") -> None:
         self.name = paths[0]
-        self._paths = paths
-        self._roots = [root or os.path.dirname(os.path.abspath(path)) for path in paths]
-        self._columns: list[tuple[str, tuple[str, ...]]] = []
-        starts, groups = [0], []
-        for number, path in enumerate(paths):
-            file = _open_parquet(path)
-            self._columns.append(choose_columns(repr(path), file.schema_arrow.names, image, captions))
-            for group in range(file.metadata.num_row_groups):
-                starts.append(starts[-1] + file.metadata.row_group(group).num_rows)
-                groups.append((number, group))
-            if number == 0:
-                _warn_if_slow(file, path, self._columns[0][0])
-        self._starts, self._groups = np.array(starts), np.array(groups, np.int64).reshape(-1, 2)
-        self.count = starts[-1]
+        self._labels = [os.path.basename(name_on_disk(path)) for path in paths]
+        self._pictures = [PictureFiles.beside(path, root) for path in paths]
+        self._files = looked_up(paths)
+        with ThreadPoolExecutor(max_workers=8) as pool:
+            tables = list(pool.map(lambda file: _outline(file, image, captions), self._files))
+        self._columns = [table.columns for table in tables]
+        places = [(number, place) for number, table in enumerate(tables) for place in range(len(table.groups))]
+        groups = [group for table in tables for group in table.groups]
+        self._groups = np.array(places, np.int64).reshape(-1, 2)
+        self._starts = np.cumsum([0, *(group.rows for group in groups)])
+        self.count = int(self._starts[-1])
+        spans = [(number, *span) for number, group in enumerate(groups) for span in group.remote_spans]
+        self._spans = np.array(spans, np.int64).reshape(-1, 3)  # row group, first byte, the byte after the last
+        self.remote_bytes = int((self._spans[:, 2] - self._spans[:, 1]).sum())
+        _warn_if_slow(paths[0], tables[0])
         described: list[object] = []
-        for path in paths:
-            size = os.path.getsize(path)
-            with open(path, "rb") as file:  # its end says where each piece of each column lies, so it tells the order
-                file.seek(max(0, size - 65536))
-                described += [os.path.basename(path), size, file.read()]
+        for label, file, table in zip(self._labels, self._files, tables, strict=True):
+            described += [label, size_of(file), table.end]
         self.fingerprint = fingerprint_of("parquet", image, *captions, *described, len(self))
         self._forget()
 
     def _forget(self) -> None:
         self._loaded: OrderedDict[int, Any] = OrderedDict()
+        self._opened = functools.lru_cache(_OPEN_FILES)(_open_parquet)
         self._lock, self._process = threading.Lock(), os.getpid()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {key: value for key, value in self.__dict__.items() if key not in ("_loaded", "_lock")}
+        return {key: value for key, value in self.__dict__.items() if key not in ("_loaded", "_opened", "_lock")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -212,7 +236,7 @@ class ParquetTable(Samples):
             if number not in self._loaded:
                 file_number, group = self._groups[number].tolist()
                 image, captions = self._columns[file_number]
-                table = _open_parquet(self._paths[file_number]).read_row_group(
+                table = self._opened(self._files[file_number]).read_row_group(
                     group, columns=list(dict.fromkeys([image, *captions])), use_threads=False
                 )
                 self._loaded[number] = table
@@ -221,57 +245,95 @@ class ParquetTable(Samples):
             self._loaded.move_to_end(number)
             return self._loaded[number]
 
+    def remote_pieces(self, indices_P: NDArray[np.int64]) -> list[RemoteBlock]:
+        groups_P = np.searchsorted(self._starts, indices_P, side="right") - 1
+        spans_K3 = self._spans[np.isin(self._spans[:, 0], groups_P)]
+        return blocks_of(self._files, self._groups[spans_K3[:, 0], 0], spans_K3[:, 1], spans_K3[:, 2])
+
     def _read(self, index: int) -> RawSample:
         number = int(np.searchsorted(self._starts, index, side="right")) - 1
         file = int(self._groups[number, 0])
         first = int(np.searchsorted(self._groups[:, 0], file))  # the file's first row group
-        label = f"{os.path.basename(self._paths[file])}:row {index - int(self._starts[first])}"
+        label = f"{self._labels[file]}:row {index - int(self._starts[first])}"
         image, captions = self._columns[file]
         try:
             table, row = self._group(number), index - int(self._starts[number])
             values = {column: table[column][row].as_py() for column in (image, *captions)}
+        except StoreError:  # not this sample's fault
+            raise
         except (OSError, ValueError, ArithmeticError, NotImplementedError) as error:  # pyarrow's errors are these
             raise BadSample(label, f"cannot be read: {error}") from None
-        return sample_of_row(label, self._roots[file], values, image, captions)
+        return sample_of_row(label, self._pictures[file], values, image, captions)
 
 
-def sample_of_row(label: str, root: str, row: Mapping[str, Any], image: str, captions: Sequence[str]) -> RawSample:
+def sample_of_row(
+    label: str, pictures: PictureFiles, row: Mapping[str, Any], image: str, captions: Sequence[str]
+) -> RawSample:
     checked = checked_captions(label, [text for column in captions for text in caption_texts(row[column])])
-    return RawSample(label, image_of_field(label, root, row[image]), checked)
+    return RawSample(label, image_of_field(label, pictures, row[image]), checked)
 
 
-def image_of_field(label: str, root: str, value: object) -> bytes:
+def image_of_field(label: str, pictures: PictureFiles, value: object) -> bytes:
     """An image field holds bytes, a path, or Hugging Face's {bytes, path}."""
     if isinstance(value, dict):
         value = value.get("path") if value.get("bytes") is None else value["bytes"]
     if value is None:
         raise BadSample(label, "the image is missing")
-    return read_image(label, root, value) if isinstance(value, str) else checked_image(label, value)
+    return pictures.read(label, value) if isinstance(value, str) else checked_image(label, value)
 
 
-def _open_parquet(path: str) -> Any:
+def _open_parquet(file: AnyFile) -> Any:
+    path = name_of(file)
     try:
         import pyarrow.parquet
     except ImportError:
         raise ValueError(f'Reading {path!r} needs pyarrow: pip install "fullbatch[parquet]".') from None
     try:
-        return pyarrow.parquet.ParquetFile(path, memory_map=True)
+        return pyarrow.parquet.ParquetFile(path if isinstance(file, str) else RemoteStream(file), memory_map=True)
+    except StoreError:
+        raise
     except (OSError, ValueError) as error:
         raise ValueError(f"{path!r} is not a readable parquet file: {error}.") from error
 
 
-def _warn_if_slow(file: Any, path: str, image: str) -> None:
-    if file.metadata.num_row_groups == 0:
-        return
-    group = file.metadata.row_group(0)
-    columns = [group.column(number) for number in range(group.num_columns)]
-    size = sum(c.total_compressed_size for c in columns if c.path_in_schema.split(".")[0] == image)
-    if size > _SLOW_ROW_GROUP:
+class _RowGroup(NamedTuple):
+    rows: int
+    size: int  # bytes of all columns, of which images are by far the largest
+    remote_spans: list[tuple[int, int]]  # the bytes of a file in a store that hold the columns
+
+
+class _Outline(NamedTuple):
+    """Of a parquet file."""
+
+    columns: tuple[str, tuple[str, ...]]  # of images and of captions
+    groups: list[_RowGroup]
+    end: bytes  # says where each piece of each column lies, so it tells the order
+
+
+def _outline(file: AnyFile, image: str, captions: tuple[str, ...]) -> _Outline:
+    table = _open_parquet(file)
+    image, captions = choose_columns(repr(name_of(file)), table.schema_arrow.names, image, captions)
+    groups = []
+    for group in map(table.metadata.row_group, range(table.metadata.num_row_groups)):
+        spans = []
+        # only where it must be: asked for a column, pyarrow ends the process if the file is damaged there
+        for column in () if isinstance(file, str) else map(group.column, range(group.num_columns)):
+            if column.path_in_schema.split(".")[0] in (image, *captions):
+                start = column.dictionary_page_offset or column.data_page_offset
+                spans.append((start, start + column.total_compressed_size))
+        groups.append(_RowGroup(group.num_rows, group.total_byte_size, spans))
+    with opened(file) as raw:
+        raw.seek(max(0, size_of(file) - _END))
+        return _Outline((image, captions), groups, raw.read())
+
+
+def _warn_if_slow(path: str, table: _Outline) -> None:
+    if table.groups and table.groups[0].size > _SLOW_ROW_GROUP:
         log.warning(
             "%s holds %d MB of images a row group, which are read for every sample drawn at random; "
             "tar shards, or row groups of some 10 rows, are much faster.",
             path,
-            size >> 20,
+            table.groups[0].size >> 20,
         )
 
 
@@ -282,7 +344,7 @@ class HuggingFaceSet(Samples):
         self, path: str, split: str = "train", image: str = "", captions: tuple[str, ...] = (), root: str = ""
     ) -> None:
         self.name = path
-        self._root = root or os.path.abspath(path)
+        self._pictures = PictureFiles(root or os.path.abspath(path))
         self._label = os.path.basename(os.path.abspath(path))
         rows = _load(path, split)
         self._image, self._captions = choose_columns(repr(path), rows.column_names, image, captions)
@@ -300,7 +362,7 @@ class HuggingFaceSet(Samples):
             row = self._rows[index]
         except (OSError, ValueError) as error:  # pyarrow's errors are these
             raise BadSample(label, f"cannot be read: {error}") from None
-        return sample_of_row(label, self._root, row, self._image, self._captions)
+        return sample_of_row(label, self._pictures, row, self._image, self._captions)
 
 
 def _load(path: str, split: str) -> Any:

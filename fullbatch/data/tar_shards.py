@@ -2,7 +2,8 @@
 a shard's headers makes its index, which is kept in the cache folder.  A row of it is a sample: offset and size of its
 image, its .txt and its .json; (-1, -1) where one is absent.  Members with one key are one sample, in the order in which
 keys first appear.  The key is the path up to the first dot of the base name, as in webdataset: ``a/0017.jpg`` and
-``a/0017.txt`` share the key ``a/0017``.  (webdataset 1.0 no longer ships its indexed reader.)"""
+``a/0017.txt`` share the key ``a/0017``.  (webdataset 1.0 no longer ships its indexed reader.)  A shard may lie in a
+store: its index is made of ranges of it, and kept for the version that the store names."""
 
 from __future__ import annotations
 
@@ -20,9 +21,10 @@ import re
 import shutil
 import tarfile
 import tempfile
-import time
+import threading
 import zlib
-from collections.abc import Callable, Iterator
+from array import array
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from itertools import chain
@@ -32,6 +34,11 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fullbatch.config.data import is_url
+from fullbatch.data.block_cache import block_cache
+from fullbatch.data.cache_folder import cache_folder, keep_in_cache, write_atomically
+from fullbatch.data.files import AnyFile, name_on_disk, size_of
+from fullbatch.data.remote import RemoteBlock, RemoteFile, blocks_of, look_up
 from fullbatch.data.sample import (
     IMAGE_EXTENSIONS,
     MAX_IMAGE_BYTES,
@@ -45,18 +52,21 @@ from fullbatch.data.sample import (
     fingerprint_of,
     utf8,
 )
+from fullbatch.data.store_requests import StoreError
+from fullbatch.data.tar_headers import BLOCK, TarHeader, walk_members
 
 Index = NDArray[np.int64]
 IMAGE, TXT, JSON = 0, 2, 4  # the column of a member's offset; its size is the next
 COLUMNS = 6
+_ABSENT = array("q", [-1] * COLUMNS)
 INDEX_VERSION = 2  # part of the name of every cached file; raise it when the rows change
-BLOCK = 512
 _SUM_BYTES = 4  # of the checksum at the end of a cached index
-_UNFINISHED, _ABANDONED = ".writing-", 3600.0  # seconds in which a process that is alive has written something
-_ENDS = {"EmptyHeaderError": "it ends without an end mark", "TruncatedHeaderError": "it ends inside a header"}
 _KEY = re.compile(r"((?:.*/)?[^./][^./]*)\.([^/]*)", re.DOTALL)
 _OPEN_FILES = 64
+_NEAR = 16 << 10  # bytes behind an image, within which its caption ends, as it mostly does
 _JSON_FIELDS = ("captions", "caption")
+
+_parsing = threading.Lock()  # numpy parses the header as Python, which in several threads at once can fail in 3.11
 
 log = logging.getLogger("fullbatch")
 
@@ -71,94 +81,23 @@ def split_key(member: str) -> tuple[str, str] | None:
     return (match[1], match[2].lower()) if match else None
 
 
-class _Member(tarfile.TarInfo):
-    @classmethod
-    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> _Member:
-        """GNU tar keeps times where ustar keeps the first part of a name; tarfile takes them for one."""
-        member = super().frombuf(buf, encoding, errors)
-        if buf[257:265] == tarfile.GNU_MAGIC and member.type not in tarfile.GNU_TYPES:
-            member.name = bytes(buf[:100]).split(b"\0", 1)[0].decode(encoding, errors)
-        return member
-
-
-class _Headers(tarfile.TarFile):
-    """tarfile's own ``next`` takes a damaged header for the end of the file."""
-
-    tarinfo = _Member
-
-    def next(self) -> tarfile.TarInfo:
-        assert self.fileobj is not None
-        self.fileobj.seek(self.offset)
-        return self.tarinfo.fromtarfile(self)
-
-
-def walk_members(path: str) -> Iterator[tuple[str, int, int]]:
-    """(name, offset, size) of every regular member.  What lies behind a damaged header is lost, with a warning."""
-    at, end = 0, os.path.getsize(path)
-    try:
-        with _Headers(path, encoding="utf-8", errors="surrogateescape") as tar:
-            tar.offset = 0  # opening reads the first header
-            while True:
-                at = tar.offset
-                member = tar.next()
-                left, is_plain = end - member.offset_data, member.isreg() and not member.issparse()
-                if member.size < 0 or (is_plain and member.size > left) or tar.offset <= at:
-                    raise tarfile.HeaderError(f"{member.name!r} claims {member.size:,} bytes, {left:,} are left")
-                if is_plain:
-                    yield member.name, member.offset_data, member.size
-    except (tarfile.TarError, ValueError, ArithmeticError, LookupError, RecursionError) as damage:
-        kind = type(damage).__name__
-        if kind != "EOFHeaderError":
-            words = _ENDS.get(kind, damage)
-            log.warning("%s is damaged at byte %d: %s; samples before it are used.", path, at, words)
-
-
-def build_index(path: str, image: str) -> Index:
+def build_index(shard: AnyFile, image: str) -> Index:
     """One row a sample; ``image`` is the extension of images, "" takes the usual ones."""
     columns = dict.fromkeys([image.lower().lstrip(".")] if image else IMAGE_EXTENSIONS, IMAGE)
     columns = {"txt": TXT, "json": JSON} | columns
-    rows: list[list[int]] = []
-    row_of_key: dict[str, list[int]] = {}
-    for name, offset, size in walk_members(path):
+    rows = array("q")
+    row_of_key: dict[str, int] = {}  # where its row begins
+    for name, offset, size in walk_members(shard):
         key, extension = split_key(name) or ("", "")
         column = columns.get(extension)
         if column is None:
             continue
         row = row_of_key.get(key)
-        if row is None or row[column] >= 0:  # a member that is there already begins another sample
-            row = row_of_key[key] = [-1] * COLUMNS
-            rows.append(row)
-        row[column], row[column + 1] = offset, size
+        if row is None or rows[row + column] >= 0:  # a member that is there already begins another sample
+            row = row_of_key[key] = len(rows)
+            rows.extend(_ABSENT)
+        rows[row + column], rows[row + column + 1] = offset, size
     return np.array(rows, np.int64).reshape(-1, COLUMNS)
-
-
-# The cache folder: FULLBATCH_CACHE, else ~/.cache/fullbatch.  Its files are named by what they were made from.
-
-
-@functools.cache
-def _writable(folder: Path) -> bool:
-    """Once a process; what a killed one had not finished is swept away."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for unfinished in folder.glob(f"{_UNFINISHED}*"):
-            with suppress(OSError):
-                if time.time() - unfinished.stat().st_mtime > _ABANDONED:
-                    unfinished.unlink()
-        with tempfile.TemporaryFile(dir=folder):
-            return True
-    except OSError as error:
-        log.warning(
-            "The cache folder %s is not writable (%s): indexes of tar shards are kept in memory and built again by "
-            "the next run; set FULLBATCH_CACHE to a folder that is.",
-            folder,
-            error.strerror,
-        )
-        return False
-
-
-def cache_folder() -> Path | None:
-    folder = Path(os.environ.get("FULLBATCH_CACHE") or "~/.cache/fullbatch").expanduser().absolute()
-    return folder if _writable(folder) else None
 
 
 @functools.cache
@@ -168,31 +107,14 @@ def _folder_of_this_run() -> Path:
     return folder
 
 
-def file_key(path: str, *more: object) -> str:
+def file_key(shard: AnyFile, *more: object) -> str:
     """Changes when the file is moved or rewritten."""
-    status = os.stat(path)
-    parts = (os.path.abspath(path), status.st_size, status.st_mtime_ns, INDEX_VERSION, *more)
+    if isinstance(shard, str):
+        status = os.stat(shard)
+        parts: tuple[object, ...] = (os.path.abspath(shard), status.st_size, status.st_mtime_ns, INDEX_VERSION, *more)
+    else:
+        parts = (shard.key, INDEX_VERSION, *more)
     return hashlib.blake2b(repr(parts).encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
-
-
-def write_atomically(target: Path, write: Callable[[IO[bytes]], object]) -> None:
-    """All or nothing, also when several ranks write at once."""
-    handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=_UNFINISHED)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            write(file)
-        os.replace(temporary, target)
-    except BaseException:
-        os.unlink(temporary)
-        raise
-
-
-def keep_in_cache(target: Path, write: Callable[[IO[bytes]], object], what: str) -> None:
-    """Where it cannot be kept, it is made anew by the next run."""
-    try:
-        write_atomically(target, write)
-    except OSError as error:
-        log.warning("%s cannot be kept in %s (%s).", what, target.parent, error.strerror)
 
 
 def load_array(path: Path) -> Index | None:
@@ -200,7 +122,8 @@ def load_array(path: Path) -> Index | None:
     try:
         if not _has_its_sum(path):
             return None
-        array = np.load(path, mmap_mode="r", allow_pickle=False)
+        with _parsing:
+            array = np.load(path, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError, EOFError):
         return None
     good = isinstance(array, np.ndarray) and array.dtype == np.int64 and array.ndim == 2 and array.shape[1] == COLUMNS
@@ -227,13 +150,13 @@ def _has_its_sum(path: Path) -> bool:
         return file.read() == total.to_bytes(_SUM_BYTES, "little")
 
 
-def cached_index(path: str, image: str) -> Index:
-    return _cached(file_key(path, image), lambda: [build_index(path, image)])
+def cached_index(shard: AnyFile, image: str) -> Index:
+    return _cached(file_key(shard, image), lambda: [build_index(shard, image)])
 
 
-def joined_index(paths: list[str], image: str, parts: list[Index]) -> Index:
+def joined_index(shards: list[AnyFile], image: str, parts: list[Index]) -> Index:
     """The indexes of all shards as one array."""
-    names = "".join(file_key(path, image) for path in paths)
+    names = "".join(file_key(shard, image) for shard in shards)
     name = hashlib.blake2b(names.encode(), digest_size=16).hexdigest()
     return parts[0] if len(parts) == 1 else _cached(f"{name}-joined", lambda: parts)
 
@@ -278,11 +201,22 @@ def unpacked(path: str) -> str:
     return str(target)
 
 
+def _looked_up(path: str) -> AnyFile:
+    if not is_url(path):
+        return unpacked(path)
+    if Path(path).suffix.lower() in _PACKED:
+        raise ValueError(f"{path!r} is packed, and samples are read from the middle; put it there as a plain .tar.")
+    return look_up(path)
+
+
 class _File:
     """A descriptor that closes when the last user lets go, so that a thread may read what another has evicted."""
 
     def __init__(self, path: str) -> None:
         self.descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+    def read(self, offset: int, size: int) -> bytes:
+        return os.pread(self.descriptor, size, offset)
 
     def __del__(self) -> None:
         if hasattr(self, "descriptor"):
@@ -290,26 +224,29 @@ class _File:
 
 
 class TarShards(Samples):
-    """Samples of local shards, in the order of the shards and of the samples in each.  A caption is the .txt member,
+    """Samples of shards, in the order of the shards and of the samples in each.  A caption is the .txt member,
     else "captions" or "caption" in the .json; ``captions`` names other .json fields.  A sample without image or text
     keeps its position and is a bad sample when it is read."""
 
     def __init__(self, paths: list[str], image: str = "", captions: tuple[str, ...] = ()) -> None:
         self.name = paths[0]
         self._fields, self._image = captions, image
-        self._labels = ["/".join(Path(path).absolute().parts[-2:]) for path in paths]
+        names = [name_on_disk(path) for path in paths]
+        self._labels = ["/".join(Path(name).absolute().parts[-2:]) for name in names]
         cache_folder()  # says here, once, if it is not writable
+        if any(map(is_url, paths)):
+            block_cache()  # says here if its bound is no number
         with ThreadPoolExecutor(max_workers=8) as pool:
-            self._paths = list(pool.map(unpacked, paths))
-            parts = list(pool.map(cached_index, self._paths, [image] * len(paths)))
+            self._shards = list(pool.map(_looked_up, paths))
+            parts = list(pool.map(cached_index, self._shards, [image] * len(paths)))
         self._starts = np.cumsum([0, *map(len, parts)])
         self.count = int(self._starts[-1])
-        self._index: Index | None = joined_index(self._paths, image, parts)
-        shards = zip(paths, parts, strict=True)
-        described = [
-            part for path, rows in shards for part in (os.path.basename(path), os.path.getsize(path), len(rows))
-        ]
+        self._index: Index | None = joined_index(self._shards, image, parts)
+        described: list[object] = []
+        for path, name, shard, rows in zip(paths, names, self._shards, parts, strict=True):
+            described += [os.path.basename(name), size_of(path if isinstance(shard, str) else shard), len(rows)]
         self.fingerprint = fingerprint_of("tar", image, *captions, *described)
+        self.remote_bytes = sum(shard.size for shard in self._shards if isinstance(shard, RemoteFile))
         self._file = functools.lru_cache(_OPEN_FILES)(_File)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -323,23 +260,26 @@ class TarShards(Samples):
 
     def _rows(self) -> Index:
         if self._index is None:
-            parts = [cached_index(path, self._image) for path in self._paths]
-            index = joined_index(self._paths, self._image, parts)
+            parts = [cached_index(shard, self._image) for shard in self._shards]
+            index = joined_index(self._shards, self._image, parts)
             if len(index) != len(self):
                 raise RuntimeError(f"The shards of {self.name} changed during the run; start it again.")
             self._index = index
         return self._index
 
-    def _bytes(self, label: str, shard: int, offset: int, size: int) -> bytes:
+    def _bytes(self, label: str, number: int, offset: int, size: int) -> bytes:
+        shard = self._shards[number]
         try:
-            file = self._file(self._paths[shard])
-            raw = os.pread(file.descriptor, size, offset)
+            file = self._file(shard) if isinstance(shard, str) else shard
+            raw = file.read(offset, size)
             while len(raw) < size:  # network file systems may give less than asked for
-                more = os.pread(file.descriptor, size - len(raw), offset + len(raw))
+                more = file.read(offset + len(raw), size - len(raw))
                 if not more:
                     raise BadSample(label, "the shard is shorter than when it was indexed")
                 raw += more
             return raw
+        except StoreError:  # not this sample's fault, and another one would not fare better
+            raise
         except OSError as error:
             raise BadSample(label, f"cannot read the shard: {error.strerror}") from None
 
@@ -350,28 +290,45 @@ class TarShards(Samples):
         first = next(column for column in (IMAGE, TXT, JSON) if row[column] >= 0)
         offset, size = row[first : first + 2]
 
-        # one read for the image and the header before it, where the key stands
+        # one read for the image, the header before it, where the key stands, and a caption close behind it
         wanted = size if first == IMAGE and size <= MAX_IMAGE_BYTES else 0
-        raw = self._bytes(label, shard, offset - BLOCK, BLOCK + wanted)
+        caption = self._caption_column(row)
+        start, end = row[caption], row[caption] + row[caption + 1]
+        is_near = wanted > 0 and offset + size <= start <= end <= offset + size + _NEAR
+        raw = self._bytes(label, shard, offset - BLOCK, BLOCK + (end - offset if is_near else wanted))
         with suppress(tarfile.TarError):  # the shard was written over
-            key = split_key(_Member.frombuf(raw[:BLOCK], "utf-8", "surrogateescape").name)
+            key = split_key(TarHeader.frombuf(raw[:BLOCK], "utf-8", "surrogateescape").name)
             label = f"{self._labels[shard]}:{key[0]}" if key else label
         if first != IMAGE:
             raise BadSample(label, f"no image member (.{self._image or 'jpg, .png, .webp, ...'})")
         check_image_size(label, size)
-        return RawSample(label, raw[BLOCK:], self._captions(label, shard, row))
+        text = raw[BLOCK + start - offset :] if is_near else None
+        return RawSample(label, raw[BLOCK : BLOCK + size], self._captions(label, shard, row, text))
 
-    def _captions(self, label: str, shard: int, row: list[int]) -> tuple[str, ...]:
-        use_txt = row[TXT] >= 0 and not self._fields
-        column = TXT if use_txt else JSON
+    def remote_pieces(self, indices_P: NDArray[np.int64]) -> list[RemoteBlock]:
+        rows_P6 = self._rows()[indices_P]
+        shards_P = np.searchsorted(self._starts, indices_P, side="right") - 1
+        found: list[RemoteBlock] = []
+        for column in (IMAGE, TXT, JSON):
+            there_P = rows_P6[:, column] >= 0
+            offsets_P, sizes_P = rows_P6[there_P, column], rows_P6[there_P, column + 1]
+            found += blocks_of(self._shards, shards_P[there_P], offsets_P - BLOCK, offsets_P + sizes_P)
+        return list(dict.fromkeys(found))
+
+    def _caption_column(self, row: list[int]) -> int:
+        return TXT if row[TXT] >= 0 and not self._fields else JSON
+
+    def _captions(self, label: str, shard: int, row: list[int], raw: bytes | None) -> tuple[str, ...]:
+        """``raw``: the member's bytes, if they are read."""
+        column = self._caption_column(row)
         if row[column] < 0:
             wanted = f".json with {', '.join(self._fields)}" if self._fields else ".txt or .json"
             raise BadSample(label, f"no caption member ({wanted})")
         offset, size = row[column], row[column + 1]
         if size > MAX_TEXT_BYTES:
             raise BadSample(label, f"the caption member has {size:,} bytes, more than the limit of {MAX_TEXT_BYTES:,}")
-        text = utf8(label, self._bytes(label, shard, offset, size))
-        if use_txt:
+        text = utf8(label, self._bytes(label, shard, offset, size) if raw is None else raw)
+        if column == TXT:
             return checked_captions(label, [text])
         try:
             record = json.loads(text)

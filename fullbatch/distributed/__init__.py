@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import os
 import socket
+import time
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -41,12 +43,51 @@ def ranks(device: torch.device) -> Iterator[World]:
     """Join the ranks that torchrun started, and leave them at the end; without torchrun, one rank."""
     ours = "RANK" in os.environ and "WORLD_SIZE" in os.environ and not dist.is_initialized()
     if ours:
-        dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+        from torch.distributed.distributed_c10d import PrefixStore
+        from torch.distributed.rendezvous import rendezvous
+
+        store, rank, size = next(rendezvous("env://"))
+        start = PrefixStore(_name_of_start(store, rank, size), store)
+        backend = "nccl" if device.type == "cuda" else "gloo"
+        dist.init_process_group(backend, store=start, rank=rank, world_size=size)
     try:
         yield world()
     finally:
         if ours:
             dist.destroy_process_group()
+
+
+def _name_of_start(store: Any, rank: int, size: int) -> str:
+    """One that all ranks of this start know and no earlier start had: torchrun keeps its store when it starts ranks
+    again, and there a rank could find where a dead one listened.  (Its count of restarts differs between machines.)
+    The first rank answers whomever it reads of until all have found its answer, or the store's timeout has passed."""
+    own, deadline = uuid.uuid4().hex, time.monotonic() + store.timeout.total_seconds()
+    store.set(f"rank {rank}", own)
+
+    def wait_for(keys: list[str]) -> None:
+        """A moment; ``keys`` are set by the ranks 0, 1, ..."""
+        if time.monotonic() > deadline:
+            silent = ", ".join(str(other) for other, key in enumerate(keys) if not store.check([key]))
+            raise TimeoutError(
+                f"Rank {rank} has not heard from rank {silent} for {store.timeout.total_seconds():g} seconds; "
+                "see in its output why it ended, then start all ranks again."
+            )
+        time.sleep(0.05)
+
+    if rank > 0:
+        while not store.check([own]):
+            wait_for([own])
+        start: str = store.get(own).decode()
+        store.set(f"{start} {rank}", "")
+        return start
+    found = [f"{own} {other}" for other in range(size)]
+    store.set(found[0], "")
+    while not store.check(found):
+        for key in (f"rank {other}" for other in range(1, size)):
+            if store.check([key]):
+                store.set(store.get(key).decode(), own)
+        wait_for(found)
+    return own
 
 
 def local_rank() -> int:
@@ -118,6 +159,7 @@ class _Host:
     group: Any = None
     leader: int = 0
     barrier_group: Any = None
+    thread_group: Any = None
 
 
 def _host() -> type[_Host]:
@@ -126,6 +168,7 @@ def _host() -> type[_Host]:
         dist.all_gather_object(names, socket.gethostname())
         _Host.leader = names.index(names[world().rank])
         _Host.barrier_group = None if dist.get_backend() == "gloo" else dist.new_group(backend="gloo")
+        _Host.thread_group = None
         _Host.group = dist.group.WORLD
     return _Host
 
@@ -145,12 +188,22 @@ def share_from_leader(text: str) -> str:
     return text if world().size == 1 else gather_objects(text)[_host().leader]
 
 
-def gather_objects(value: T) -> list[T]:
+def thread_line() -> Any:
+    """For a thread that talks to the other ranks while training does, so that they never get each other's messages.
+    Every rank must ask, and not in that thread."""
+    if world().size == 1:
+        return None
+    if _host().thread_group is None:
+        _Host.thread_group = dist.new_group(backend="gloo")
+    return _Host.thread_group
+
+
+def gather_objects(value: T, line: Any = None) -> list[T]:
     """Every rank's small object, in rank order."""
     if world().size == 1:
         return [value]
     everywhere: list[Any] = [None] * world().size
-    dist.all_gather_object(everywhere, value, group=_host().barrier_group)
+    dist.all_gather_object(everywhere, value, group=line or _host().barrier_group)
     return everywhere
 
 
@@ -159,14 +212,14 @@ def any_rank(*flags: bool) -> tuple[bool, ...]:
     return tuple(any(votes) for votes in zip(*gather_objects(flags), strict=True))
 
 
-def together(action: Callable[[], T]) -> T:
+def together(action: Callable[[], T], line: Any = None) -> T:
     """Do it on every rank; what fails on one fails on all, so that none waits for another that is gone."""
     result, error = None, None
     try:
         result = action()
     except (ValueError, OSError) as caught:
         error = caught
-    messages = [message for message in gather_objects(None if error is None else str(error)) if message is not None]
+    messages = [message for message in gather_objects(error and str(error), line) if message is not None]
     if error is not None:
         raise error
     if messages:

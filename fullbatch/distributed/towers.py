@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,12 +11,11 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint import state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor, empty
 from torch.nn.parallel import DistributedDataParallel
 
 from fullbatch.distributed import world
-
-_WHOLE = state_dict.StateDictOptions(full_state_dict=True, cpu_offload=True)
+from fullbatch.distributed.shards import empty_whole
 
 
 def copied(model: nn.Module, device: torch.device) -> nn.Module:
@@ -74,6 +73,11 @@ def gradients_stay_here(model: nn.Module, stay: bool) -> Iterator[None]:
         yield
 
 
+def lays_out_gradients(model: nn.Module) -> bool:
+    """DDP does so anew after its first backward pass, in the order in which gradients came."""
+    return isinstance(model, DistributedDataParallel)
+
+
 def forget_gathered(model: nn.Module) -> None:
     """FSDP keeps what it last gathered of the outermost weights; after they were changed it must gather them anew."""
     for module in model.modules():
@@ -86,36 +90,48 @@ def whole(tensor: Tensor) -> Tensor:
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
-def fill(tensor: Tensor, values: Tensor) -> None:
-    """Set a tensor, sharded or not, from a whole one."""
-    if isinstance(tensor, DTensor):
-        values = distribute_tensor(values.to(tensor.device), tensor.device_mesh, tensor.placements)
-    tensor.copy_(values)
+def is_sharded(tensor: Tensor) -> bool:
+    """Whether ranks hold different parts of it."""
+    return isinstance(tensor, DTensor) and any(placement.is_shard() for placement in tensor.placements)
 
 
-def weights_of(model: nn.Module) -> dict[str, Any]:
-    """The model's state, whole, whatever holds it.  Every rank must ask."""
-    return (
-        state_dict.get_model_state_dict(model, options=_WHOLE) if isinstance(model, FSDPModule) else model.state_dict()
+def held_like(value: Any, tensor: Tensor | None) -> Any:
+    """A whole tensor as its counterpart ``tensor`` is held, whole or sharded; whatever else as it is."""
+    whole_one = isinstance(value, Tensor) and not isinstance(value, DTensor)
+    if whole_one and isinstance(tensor, DTensor) and value.shape == tensor.shape:
+        return distribute_tensor(value.to(tensor.device), tensor.device_mesh, tensor.placements)
+    return value
+
+
+def empty_as_in(model: nn.Module) -> Callable[[Tensor], Tensor]:
+    """Makes room for a tensor that was sharded: for this rank's part if the model is sharded, else for all of it."""
+    mesh = next((weight.device_mesh for weight in model.parameters() if isinstance(weight, DTensor)), None)
+    if mesh is None:
+        return empty_whole
+    return lambda tensor: empty(tensor.shape, dtype=tensor.dtype, device_mesh=mesh, placements=[Shard(0)])
+
+
+def whole_weights(model: nn.Module) -> dict[str, Any]:
+    """The model's state in one piece, for those who export it: of a sharded one on the first rank's host alone.  Every
+    rank must ask."""
+    if not isinstance(model, FSDPModule):
+        return model.state_dict()
+    return state_dict.get_model_state_dict(
+        model, options=state_dict.StateDictOptions(full_state_dict=True, cpu_offload=True)
     )
 
 
-def set_weights(model: nn.Module, state: dict[str, Any]) -> None:
-    if isinstance(model, FSDPModule):
-        state_dict.set_model_state_dict(model, state, options=_WHOLE)
-    else:
-        model.load_state_dict(state)
+def load_weights(model: nn.Module, state: dict[str, Any]) -> None:
+    own = model.state_dict()
+    model.load_state_dict({name: held_like(value, own.get(name)) for name, value in state.items()})
 
 
-def moments_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """The optimizer's state, whole.  Every rank must ask."""
-    if isinstance(model, FSDPModule):
-        return dict(state_dict.get_optimizer_state_dict(model, optimizer, options=_WHOLE))
-    return optimizer.state_dict()
-
-
-def set_moments(model: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-    if isinstance(model, FSDPModule):
-        state_dict.set_optimizer_state_dict(model, optimizer, state, options=_WHOLE)
-    else:
-        optimizer.load_state_dict(state)
+def load_moments(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+    weights = [weight for group in optimizer.param_groups for weight in group["params"]]
+    keys = [key for group in state["param_groups"] for key in group["params"]]
+    weight_of = dict(zip(keys, weights, strict=False))  # where they do not fit, the optimizer says so
+    moments = {
+        key: {name: held_like(value, weight_of.get(key)) for name, value in values.items()}
+        for key, values in state["state"].items()
+    }
+    optimizer.load_state_dict({**state, "state": moments})

@@ -23,7 +23,8 @@ import torch
 from torch import Tensor
 
 from fullbatch.data import sample
-from fullbatch.data.tar_shards import split_key, walk_members
+from fullbatch.data.tar_headers import walk_members
+from fullbatch.data.tar_shards import split_key
 
 _CLASSES, _TEMPLATES, _TYPE = "classnames.txt", "zeroshot_classification_templates.txt", "dataset_type.txt"
 _SPLIT = "test"

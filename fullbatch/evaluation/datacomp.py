@@ -16,6 +16,7 @@ from statistics import fmean
 from typing import Any, Literal
 
 from fullbatch import distributed
+from fullbatch.data.picture_files import PictureFiles
 from fullbatch.data.sample import BadSample, RawSample, Samples, fingerprint_of
 from fullbatch.data.table_files import image_of_field, sample_of_row
 from fullbatch.evaluation.embed import Embedder
@@ -201,7 +202,9 @@ class ArrowPairs(ArrowRows):
             raise ValueError(f"The tables in {self.folder!r} hold no row.")
 
     def _read(self, index: int) -> RawSample:
-        return sample_of_row(f"{self.name}:row {index}", self.folder, self.row(index), "image", ("caption",))
+        return sample_of_row(
+            f"{self.name}:row {index}", PictureFiles(self.folder), self.row(index), "image", ("caption",)
+        )
 
 
 class CandidateImages(ArrowRows):
@@ -218,7 +221,8 @@ class CandidateImages(ArrowRows):
         label, images = f"{self.name}:row {row}, candidate {place}", self.row(row)["candidate_images"]
         if len(images) != len(self.candidates[row]):
             raise BadSample(label, f"{len(images)} images for {len(self.candidates[row])} candidates")
-        return RawSample(label, image_of_field(label, self.folder, images[place]), (self.candidates[row][place],))
+        image = image_of_field(label, PictureFiles(self.folder), images[place])
+        return RawSample(label, image, (self.candidates[row][place],))
 
 
 def prompt_of_cue(cue: str) -> str:

@@ -19,11 +19,11 @@ from torch import Tensor, nn
 from fullbatch import distributed
 from fullbatch.config.data import Source
 from fullbatch.config.training import Precision
+from fullbatch.data.cache_folder import cache_folder, keep_in_cache
 from fullbatch.data.images import EvalTransform, ViewMaker, no_tokens
 from fullbatch.data.loader import EvaluationBatches, LoadedBatch, SamplePool, TextSize, known_size, load, tokenized
 from fullbatch.data.sample import Samples, fingerprint_of
 from fullbatch.data.sources import fingerprint_of_samples, open_source
-from fullbatch.data.tar_shards import cache_folder, keep_in_cache
 from fullbatch.models.design import to_json
 from fullbatch.models.two_towers import TwoTowers, in_precision
 

@@ -26,12 +26,12 @@ from torch import Tensor
 
 from fullbatch import distributed
 from fullbatch.config.data import Source, Views
+from fullbatch.data.cache_folder import cache_folder, keep_in_cache
 from fullbatch.data.images import EVALUATION, ViewMaker
 from fullbatch.data.in_memory import load_pixels
 from fullbatch.data.loader import LoadedBatch
 from fullbatch.data.sample import BadSample, RawSample, Samples
 from fullbatch.data.sources import open_source
-from fullbatch.data.tar_shards import cache_folder, keep_in_cache
 from fullbatch.evaluation.corruptions import CORRUPTION_NAMES, CORRUPTIONS, Pixels, corrupted
 from fullbatch.evaluation.embed import Embedder, SourceRows
 from fullbatch.evaluation.measure import left_out_note

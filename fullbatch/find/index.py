@@ -28,6 +28,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fullbatch.data.cache_folder import cache_folder
+from fullbatch.data.durable import sync, told_if_full
 from fullbatch.data.images import EvalTransform
 from fullbatch.data.sample import (
     IMAGE_EXTENSIONS,
@@ -38,10 +40,8 @@ from fullbatch.data.sample import (
     images_below,
     read_file,
 )
-from fullbatch.data.tar_shards import cache_folder
 from fullbatch.encoder import Encoder, batched, read_in_threads
 from fullbatch.evaluation.embed import check_finite, fingerprint_of_model
-from fullbatch.training.checkpoint import sync, told_if_full
 from fullbatch.training.run_folder import alone_in, replace_text
 
 HEAD, EMBEDDINGS, FILES = "index.json", "embeddings.f32", "files.jsonl"
@@ -210,7 +210,8 @@ class PictureIndex:
         """Read and embed what is new, batch by batch; how many pictures were embedded."""
         size, embedded, done = self.encoder.batch_size, 0, 0
         read = partial(_read, self.folder, self.encoder.transform, self._row_of)
-        with (self.place / EMBEDDINGS).open("ab") as rows, (self.place / FILES).open("ab") as lines:
+        told = told_if_full(self.place / EMBEDDINGS)  # closing tries once more to write what found no room
+        with told, (self.place / EMBEDDINGS).open("ab") as rows, (self.place / FILES).open("ab") as lines:
             rows.truncate(4 * self.width * self._row_count)  # what a killed run wrote of a batch that was not finished
             lines.truncate(self._whole_bytes)
             sync(self.place)

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from PIL import Image, ImageOps
 from PIL.JpegImagePlugin import JpegImageFile
 
+from fullbatch.data.cache_folder import write_atomically
 from fullbatch.data.images import load_rgb, open_image
 from fullbatch.data.sample import MAX_IMAGE_BYTES, BadSample, read_file
-from fullbatch.data.tar_shards import write_atomically
 from fullbatch.encoder import MAX_PIXELS
 from fullbatch.find.index import THUMBNAILS, IndexedFile, PictureIndex, digest_of
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, get_worker_info
 
 from fullbatch.data.order import key_of
-from fullbatch.data.tar_shards import walk_members
+from fullbatch.data.tar_headers import walk_members
 from fullbatch.integrations.ids import NumberedRows
 
 PLACE = "__sample_id__"  # webdataset's decoder leaves alone what begins like this

@@ -91,7 +91,10 @@ def build_model(config: Model, image_size: int | None = None) -> TwoTowers:
 def rebuild_model(config: Model, folder: Path) -> TwoTowers:
     """The towers whose design ``write_design`` left in ``folder``, locked as ``config`` says, with fresh weights."""
     check_design(folder)
-    return build_model(config.as_saved_in(folder))
+    try:
+        return build_model(config.as_saved_in(folder))
+    except (TypeError, LookupError, AttributeError, ArithmeticError, AssertionError) as error:
+        raise ValueError(f"{folder} describes no model ({type(error).__name__}: {first_line(error)}).") from None
 
 
 def require_temperature(model: TwoTowers, source: str) -> float:

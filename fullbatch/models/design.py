@@ -7,6 +7,8 @@ import json
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from fullbatch.config.tree import from_dict
+
 OPENAI_MEAN = (0.48145466, 0.4578275, 0.40821073)
 OPENAI_STD = (0.26862954, 0.26130258, 0.27577711)
 
@@ -93,6 +95,5 @@ def to_json(design: Design, **extra: object) -> str:
 def from_json(text: str) -> tuple[Design, dict[str, Any]]:
     """The design and whatever else was written beside it."""
     saved = json.loads(text)
-    fields: dict[str, Any] = saved.pop("design")
-    fields |= {key: tuple(value) for key, value in fields.items() if isinstance(value, list)}  # JSON has no tuples
-    return _KINDS[saved.pop("kind")](**fields), saved
+    design = from_dict(_KINDS[saved.pop("kind")], saved.pop("design"))  # checks types; JSON has no tuples
+    return design, saved

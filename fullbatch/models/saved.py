@@ -281,6 +281,10 @@ def _with_tokenizer(design: OpenClipDesign, model: TwoTowers, folder: Path) -> O
 
 
 def _save_safetensors(state: dict[str, Tensor], path: Path, metadata: dict[str, str]) -> None:
+    from safetensors import SafetensorError
     from safetensors.torch import save_file
 
-    save_file({k: v.detach().cpu().contiguous() for k, v in state.items()}, path, {"format": "pt", **metadata})
+    try:
+        save_file({k: v.detach().cpu().contiguous() for k, v in state.items()}, path, {"format": "pt", **metadata})
+    except SafetensorError as error:  # a full disk, say
+        raise OSError(f"{path} could not be written ({error}).") from None

@@ -238,7 +238,7 @@ def _text_tower(design: PairDesign, tokenizer: Tokenizer, pretrained: bool) -> A
                 f"only {rows}; leave --tokenizer out, or leave --text-weights out."
             )
         with fetched(f"The weights of --text-tower {name!r}", "leave --text-weights out, or give a local folder"):
-            model = _without_pooler(AutoModel.from_pretrained, name)
+            model = _without_pooler(AutoModel.from_pretrained, name).float()  # else it has the file's 16 bits
     else:
         config.vocab_size, config.pad_token_id = max(rows, tokenizer.vocabulary), tokenizer.padding
         model = _without_pooler(AutoModel.from_config, config)

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from fullbatch.config.training import Precision
 from fullbatch.data.loader import TextSize
-from fullbatch.distributed.towers import weights_of
+from fullbatch.distributed.towers import whole_weights
 from fullbatch.models.adapters import plain_state
 from fullbatch.models.design import Design
 from fullbatch.models.lean import encode_packed, make_lean
@@ -107,7 +107,7 @@ class TwoTowers(nn.Module):
 
     def plain_weights(self) -> dict[str, Tensor]:
         """The backbone's weights, whole, LoRA's changes added: those of an ordinary model.  Every rank must ask."""
-        state = {key.removeprefix("backbone."): value for key, value in weights_of(self).items()}
+        state = {key.removeprefix("backbone."): value for key, value in whole_weights(self).items()}
         return plain_state(state, self.adapter_scale)
 
     def train(self, mode: bool = True) -> TwoTowers:

@@ -11,9 +11,10 @@ from typing import Any
 
 from fullbatch.config.run import RunConfig
 from fullbatch.config.tree import from_dict, merged, read_yaml, to_dict
+from fullbatch.data.durable import read_lines
 from fullbatch.finetuning import interpolation, record
 from fullbatch.report.wording import is_number
-from fullbatch.training.run_folder import EVALUATION, LOSSES, Folder, read_lines
+from fullbatch.training.run_folder import EVALUATION, LOSSES, Folder
 from fullbatch.training.stages import RECOVERY, Stages
 
 COMPARISON = "comparison.json"
@@ -182,7 +183,7 @@ def _results(path: Path, gaps: list[str], cost: Fields) -> dict[str, Any]:
     """What the run measured itself, then what `fullbatch evaluate` wrote of the same step or a later one, unless that
     is of weights beside the average, which the run measures."""
     own, later = (_read_json(path / name, gaps) for name in ("results.json", "evaluation.json"))
-    is_other = later.get("step", 0) < own.get("step", 0) or later.get("average") is False
+    is_other = _step(later) < _step(own) or later.get("average") is False
     files = [own] if is_other else [own, later]
 
     def by(name: str, key: str) -> dict[str, Fields]:
@@ -202,6 +203,11 @@ def _results(path: Path, gaps: list[str], cost: Fields) -> dict[str, Any]:
             if task not in results
         ],
     }
+
+
+def _step(file: Fields) -> float:
+    step = file.get("step")
+    return float(step) if is_number(step) else 0.0
 
 
 def fields_of(file: Fields, key: str) -> Fields:

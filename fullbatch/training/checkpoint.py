@@ -1,4 +1,5 @@
-"""Checkpoints on disk: a folder a step, a file a part, and a manifest with the length and SHA-256 of each.
+"""Checkpoints on disk: a folder a step, a file a part, and a manifest with the length and SHA-256 of each.  Of sharded
+tensors each rank writes its own file; the part has a tensor without values in their place.
 
 The manifest also has the seconds trained so far: they are no part of the state, which two runs have equal to the bit.
 
@@ -9,19 +10,23 @@ damaged checkpoint is passed over and the one before it taken.
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import logging
-import os
 import shutil
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
+
+from fullbatch import distributed
+from fullbatch.data.durable import full_disk, is_full, sync
+from fullbatch.distributed.shards import empty_whole, mapped, read_shards, write_shards
 
 log = logging.getLogger("fullbatch")
 
@@ -44,83 +49,131 @@ def step_of(folder: Path) -> int:
     return int(folder.name.removeprefix(_PREFIX))
 
 
+@dataclass(frozen=True)
+class Captured:
+    """What a rank has to write of a state.
+
+    parts   by name, on the first rank; meta tensors, which have no values, stand for the sharded ones
+    shards  this rank's parts of these, by their places in ``parts``
+    """
+
+    parts: dict[str, Any]
+    shards: dict[str, Tensor] = field(default_factory=dict)
+
+
 def write(
-    root: Path, step: int, parts: dict[str, Any], keep: int, seconds: float = 0.0, best: int | None = None
+    root: Path,
+    step: int,
+    captured: Captured,
+    keep: int,
+    seconds: float = 0.0,
+    best: int | None = None,
+    line: Any = None,
 ) -> Path:
-    """Save ``parts`` as the checkpoint of ``step``, then drop all but the ``keep`` newest and the ``best``."""
+    """Save the checkpoint of ``step``, then drop all but the ``keep`` newest and the ``best``.  The first rank does it,
+    and where tensors are sharded all of them together, by a ``line`` of their own."""
     final, unfinished = folder_of(root, step), root / f"{_UNFINISHED}{step:09d}"
-    if final.exists():
+    first = distributed.world().rank == 0
+    if first:
+        shutil.rmtree(unfinished, ignore_errors=True)
+    there = distributed.gather_objects(final.exists(), line) if captured.shards else [final.exists()]
+    if any(there):  # machines may see it one after the other
         return final
     try:
-        shutil.rmtree(unfinished, ignore_errors=True)
-        unfinished.mkdir(parents=True)
-        files = {}
-        for name, part in parts.items():
-            torch.save(part, unfinished / f"{name}.pt")
-            files[f"{name}.pt"] = _describe(unfinished / f"{name}.pt")
+        files = _write_shards(unfinished, captured.shards, line) if captured.shards else {}
+        if not first:
+            return final
+        unfinished.mkdir(parents=True, exist_ok=True)
+        own = {f"{name}.pt": part for name, part in captured.parts.items()}
+        for name, part in own.items():
+            torch.save(part, unfinished / name)
+            files[name] = _describe(unfinished / name)
         manifest = {"step": step, "seconds": seconds, "files": files}
         (unfinished / MANIFEST).write_text(json.dumps(manifest, indent=1))
-        for path in (*unfinished.iterdir(), unfinished):
-            sync(path)
+        for path in (*(unfinished / name for name in own), unfinished / MANIFEST, unfinished):
+            sync(path)  # the shards are on the disk since their ranks described them
         unfinished.rename(final)
         sync(root)
-    except (OSError, RuntimeError) as error:  # torch.save answers a full disk with a RuntimeError
+    except (
+        OSError,
+        RuntimeError,
+        ValueError,
+    ) as error:  # ValueError: on another rank; torch.save answers a full disk with a RuntimeError
         free = shutil.disk_usage(root if root.exists() else root.parent).free
-        shutil.rmtree(unfinished, ignore_errors=True)
+        if first:
+            shutil.rmtree(unfinished, ignore_errors=True)
         raise OSError(_advice(error, final, free)) from error
     drop_old(root, keep, best)
     return final
+
+
+def _write_shards(folder: Path, shards: dict[str, Tensor], line: Any) -> dict[str, Any]:
+    """The files of all ranks, each described by the rank that wrote it."""
+    own = write_shards(folder, shards, line)
+
+    def described_on_disk() -> dict[str, Any]:
+        for path in own:
+            sync(path)
+        return {path.name: _describe(path) for path in own}
+
+    described = distributed.together(described_on_disk, line)
+    return {name: said for files in distributed.gather_objects(described, line) for name, said in files.items()}
 
 
 def drop_old(root: Path, keep: int, best: int | None = None) -> None:
     """All but the ``keep`` newest and the one of the step ``best``."""
     for old in checkpoints(root)[:-keep]:
         if step_of(old) != best:
-            doomed = old.with_name(f"{_UNFINISHED}{old.name}")
-            old.rename(doomed)  # never leave half a checkpoint under a good name
-            shutil.rmtree(doomed, ignore_errors=True)
+            drop(old)
+
+
+def drop(folder: Path) -> None:
+    """Never leave half a checkpoint under a good name."""
+    doomed = folder.with_name(f"{_UNFINISHED}{folder.name}")
+    folder.rename(doomed)
+    shutil.rmtree(doomed, ignore_errors=True)
 
 
 def _advice(error: Exception, path: Path, free: int) -> str:
     kept = checkpoints(path.parent)
     intact = f"the last good checkpoint is {kept[-1]}" if kept else "there is no earlier checkpoint"
-    if _is_full(error) or free < 1 << 20:
-        return f"{_full(path, free)}; {intact}. Free some space, then go on with --resume."
+    if is_full(error) or free < 1 << 20:
+        return f"{full_disk(path, free)}; {intact}. Free some space, then go on with --resume."
     return f"{path} could not be written ({error}); {intact}. Put that right, then go on with --resume."
 
 
-@contextmanager
-def told_if_full(path: Path) -> Iterator[None]:
-    """Python does not say which file found no room."""
-    try:
-        yield
-    except OSError as error:
-        if not _is_full(error):
-            raise
-        what = _full(path, shutil.disk_usage(path.parent).free)
-        raise OSError(f"{what}. What was saved before is safe: free some space, then go on.") from error
-
-
-def _is_full(error: Exception) -> bool:
-    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
-
-
-def _full(path: Path, free: int) -> str:
-    return f"The disk is full: {path} could not be written, {free / 1e6:,.1f} MB are free"
-
-
-def read(folder: Path, only: tuple[str, ...] | None = None, checked: bool = False) -> dict[str, Any]:
-    """The parts of a checkpoint, checked against its manifest unless they were; ValueError if it is damaged."""
+def read(
+    folder: Path,
+    only: tuple[str, ...] | None = None,
+    checked: bool = False,
+    empty: Callable[[Tensor], Tensor] = empty_whole,
+) -> dict[str, Any]:
+    """The parts of a checkpoint, checked against its manifest unless they were; ValueError if it is damaged.  ``empty``
+    makes room for a tensor that was sharded: for the whole of it, or for what this rank holds."""
     files = _manifest(folder)["files"]
-    wanted = files if only is None else {f"{name}.pt": files[f"{name}.pt"] for name in only if f"{name}.pt" in files}
-    parts = {}
-    for name, expected in wanted.items():
-        path = folder / name
-        if not checked and not _matches(path, expected):
-            raise ValueError(f"{path} is missing or differs from what was saved.")
+    wanted = files if only is None else [f"{name}.pt" for name in only if f"{name}.pt" in files]
+    parts: dict[str, Any] = {}
+    for path in (folder / name for name in wanted if name.endswith(".pt")):
+        _check(path, files, checked)
         with understood(path):
             parts[path.stem] = dict(torch.load(path, map_location="cpu", weights_only=True))
+    sharded: dict[str, Tensor] = {}
+
+    def with_room(place: str, tensor: Tensor) -> Tensor:
+        return sharded.setdefault(place, empty(tensor)) if tensor.is_meta else tensor
+
+    parts = {name: mapped(part, with_room, name) for name, part in parts.items()}
+    if sharded:
+        for path in (folder / name for name in files if not name.endswith(".pt")):
+            _check(path, files, checked)
+        with understood(folder):
+            read_shards(folder, sharded)
     return parts
+
+
+def _check(path: Path, files: dict[str, Any], checked: bool) -> None:
+    if not checked and not _matches(path, files[path.name]):
+        raise ValueError(f"{path} is missing or differs from what was saved.")
 
 
 @contextmanager
@@ -195,43 +248,44 @@ def _describe(path: Path) -> dict[str, Any]:
         return {"bytes": file.tell(), "sha256": digest.hexdigest()}
 
 
-def sync(path: Path) -> None:
-    """On the disk, not only on its way there."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 class Writer:
     """Writes checkpoints one at a time in a thread; what went wrong is raised at the next call.
 
-    ``best`` is the step of a checkpoint that stays beside the ``keep`` newest.
+    ``best`` is the step of a checkpoint that stays beside the ``keep`` newest.  ``settle`` brings to the disk what a
+    run that goes on from a checkpoint will look for.
     """
 
-    def __init__(self, root: Path, keep: int, best: int | None = None) -> None:
-        self.root, self.keep, self.best = root, keep, best
+    def __init__(
+        self, root: Path, keep: int, best: int | None = None, settle: Callable[[], None] = lambda: None
+    ) -> None:
+        self.root, self.keep, self.best, self.settle = root, keep, best, settle
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
 
-    def save(self, step: int, parts: dict[str, Any], seconds: float) -> None:
-        """Returns at once, unless the write before is still going on."""
+    def save(self, step: int, captured: Captured, seconds: float) -> None:
+        """Returns at once, unless the write before is still going on.  Every rank must call."""
         self.finish_quietly()
-        self._thread = threading.Thread(target=self._write, args=(step, parts, seconds), name="checkpoint")
-        self._thread.start()
+        line = distributed.thread_line() if captured.shards else None
+        if captured.parts or captured.shards:
+            self._thread = threading.Thread(target=self._write, args=(step, captured, seconds, line), name="checkpoint")
+            self._thread.start()
 
-    def _write(self, step: int, parts: dict[str, Any], seconds: float) -> None:
+    def _write(self, step: int, captured: Captured, seconds: float, line: Any) -> None:
         try:
-            write(self.root, step, parts, self.keep, seconds, self.best)
+            if line is None:
+                self.settle()
+            else:
+                distributed.together(self.settle, line)
+            write(self.root, step, captured, self.keep, seconds, self.best, line)
         except BaseException as error:
             self._error = error
 
     def keep_best(self, step: int) -> None:
-        """From now on this one stays, and the one before it goes."""
+        """From now on this one stays, and the one before it goes, unless this one could not be written."""
         self.finish_quietly()
-        self.best = step
-        drop_old(self.root, self.keep, step)
+        if self._error is None:
+            self.best = step
+            drop_old(self.root, self.keep, step)
 
     def check(self) -> None:
         if self._error is not None:

@@ -27,6 +27,7 @@ from fullbatch.distributed import towers
 from fullbatch.models.two_towers import being_recorded, in_precision
 from fullbatch.objective.objective import Objective, Output
 from fullbatch.selection.selector import EmbeddingTable
+from fullbatch.training.stages import statistics_kept
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,16 @@ class GradientRule:
             with towers.gradients_stay_here(model, number < self.apart - 1):
                 outputs.append(self._of_batch(model, objective, one, step, scaler, number))
         return _mean(outputs)
+
+    def rehearse(self, model: nn.Module, batch: LoadedBatch, step: int) -> None:
+        """A pass whose gradient nobody takes.  By their first one copied towers lay out what they send, and the layout
+        decides in which order more than two ranks are added up: so a resumed run adds as the undisturbed one does."""
+        if towers.lays_out_gradients(model):
+            with statistics_kept(model):
+                one = batch.split(len(batch.ids) // self.apart)[0]
+                rows = self._embed(model, one.split(self.micro_batch)[0], step, 0)
+            _backward(rows, (torch.zeros_like(rows[0]), torch.zeros_like(rows[1])))
+            model.zero_grad(set_to_none=True)
 
     def _of_batch(
         self,
@@ -88,8 +99,8 @@ class GradientRule:
 
     def _judged(self, objective: Objective, image_BD: Tensor, text_BD: Tensor, batch: LoadedBatch) -> Output:
         if self.table is not None:
-            self.table.put(batch.ids, image_BD, text_BD)
-        output: Output = objective(image_BD, text_BD, batch.ids)
+            self.table.put(batch.ids, image_BD, text_BD, batch.tokens)
+        output: Output = objective(image_BD, text_BD, batch.ids, batch.log_correction)
         return output
 
     def seed_dropout(self, step: int, place: int = 0) -> None:

@@ -68,12 +68,10 @@ class StepGraphs:
     def _taken(self, batch: LoadedBatch) -> LoadedBatch:
         """In the memory that recordings read from."""
         if self.inputs is None:
-            self.inputs = replace(
-                batch, ids=batch.ids.clone(), images=batch.images.clone(), tokens=batch.tokens.clone()
-            )
+            self.inputs = batch.moved(torch.clone)
         else:
-            for name in ("ids", "images", "tokens"):
-                getattr(self.inputs, name).copy_(getattr(batch, name), non_blocking=True)
+            for name, tensor in batch.tensors.items():
+                self.inputs.tensors[name].copy_(tensor, non_blocking=True)
         self.inputs = replace(self.inputs, lengths=batch.lengths)
         return self.inputs
 

@@ -88,6 +88,8 @@ def make_optimizer(model: nn.Module, config: Optimizer, device: torch.device | s
         case "novograd":
             return NovoGrad(groups, **adam)
         case "nvnovograd":
+            if any(towers.is_sharded(weight) for weight in (*decayed, *undecayed)):
+                raise ValueError("--optimizer nvnovograd cannot step what --parallel fsdp shards; take novograd.")
             return _timm("NvNovoGrad", groups, **adam)
         case "rmsprop":
             return torch.optim.RMSprop(groups, lr=config.lr, alpha=config.beta2, eps=config.eps, momentum=momentum)
@@ -216,12 +218,12 @@ class WeightAverage:
             self.swap()
 
     def state_dict(self) -> dict[str, Tensor]:
-        return {name: towers.whole(average) for name, average in self.averages.items()}
+        return dict(self.averages)
 
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         for name, average in self.averages.items():
-            towers.fill(average, state[name])
+            average.copy_(towers.held_like(state[name], average))
 
 
 # -- learning rates: pure functions of the step number, so that a resumed run needs no state for them ------------------

@@ -25,8 +25,7 @@ from fullbatch.config.extras import require_extra
 from fullbatch.config.messages import without_password
 from fullbatch.config.run import RunConfig
 from fullbatch.config.tree import from_dict, read_yaml, to_dict, write_yaml
-from fullbatch.selection.periods import read_lines as read_lines
-from fullbatch.selection.periods import replace_file
+from fullbatch.data.durable import make_folder, read_lines, replace_file, sync, told_if_full
 from fullbatch.training import checkpoint
 from fullbatch.training.interruption import Abandoned
 
@@ -78,7 +77,7 @@ class Folder:
 
     def create(self) -> None:
         self.require_new()
-        self.checkpoints.mkdir(parents=True, exist_ok=True)
+        make_folder(self.checkpoints)
         checkpoint.clean(self.checkpoints, None)
 
     def sweep(self) -> None:
@@ -96,7 +95,11 @@ class Folder:
             killed = "; a run that was killed that early starts again with the command that began it"
             early = killed if self.checkpoints.is_dir() and not checkpoint.checkpoints(self.checkpoints) else ""
             raise ValueError(f"{self.path} is not a run folder: there is no {self.config.name} in it{early}.")
-        return from_dict(RunConfig, self.config_values())
+        values = self.config_values()
+        for group, name, value in _BEFORE:
+            if isinstance(values.get(group), dict):
+                values[group].setdefault(name, value)
+        return from_dict(RunConfig, values)
 
     def config_values(self) -> dict[str, Any]:
         """As config.yaml has them; what is left of one that was cut would be taken for a run with other settings."""
@@ -132,7 +135,7 @@ def alone_in(run: Path, given_up: Callable[[], bool] = lambda: False) -> Iterato
     """Wait until no other process is at work in the folder: one that lost its parent may still be saving.  ``given_up``
     is asked while it waits, for the other may never end; then ``Abandoned`` is raised.  The lock dies with its process,
     and data workers do not inherit it.  A file system without locks has to do without."""
-    run.mkdir(parents=True, exist_ok=True)
+    make_folder(run)
     while (lock := _lock(run)) is None:
         if given_up():
             raise Abandoned(f"Another process is still at work in {run}.")
@@ -149,7 +152,7 @@ def alone_in(run: Path, given_up: Callable[[], bool] = lambda: False) -> Iterato
 
 def can_be_locked(folder: Path) -> bool:
     """Whether its file system has locks."""
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     probe = folder / f"{LOCK}-{os.getpid()}"
     try:
         with probe.open("w") as lock:
@@ -198,19 +201,27 @@ def refuse(reason: str) -> NoReturn:
     raise ValueError(reason)
 
 
+# What runs did that were begun before there was a choice
+_BEFORE = (("selection", "correction", "none"), ("data", "shuffle", "full"))
+
 # What a checkpoint's meaning hangs on.  Paths of data may change: there the fingerprint decides.
 _FIXED = (
     ("objective", ("method", "pairwise", "normalizer", "temperature_rule")),
-    ("data", ("data_share",)),
+    ("data", ("data_share", "shuffle", "block_samples", "window_blocks")),
     ("model", ("model", "image_tower", "text_tower", "text_pooling", "embed_dim", "lock_image", "lock_text")),
     ("model", ("lora_rank", "lora_alpha", "lora_towers")),
-    ("training", ("batch_size", "seed", "parallel", "ema")),
+    ("training", ("batch_size", "seed", "ema")),
     ("optimizer", ("optimizer",)),
     ("evaluation", ("keep_best",)),  # the best so far was judged by it
     ("recovery", ("recovery_epochs", "recovery_steps", "recovery_batch", "carry")),  # they say what a step was
     ("selection", ("batches", "embeddings", "plan_ahead", "period_steps", "block_batches")),
-    ("selection", ("drawn_batches", "kept_batches", "reading")),
+    ("selection", ("drawn_batches", "kept_batches", "reading", "uniform_epochs", "correction")),
 )
+
+
+def with_choices_of(before: RunConfig, now: RunConfig) -> RunConfig:
+    """``now``, and where it leaves the order open, what was chosen when the run began."""
+    return replace(now, data=replace(now.data, shuffle=before.data.shuffle)) if now.data.shuffle == "auto" else now
 
 
 def check_same_run(before: RunConfig, now: RunConfig) -> None:
@@ -229,8 +240,7 @@ def check_same_run(before: RunConfig, now: RunConfig) -> None:
 
 def replace_text(path: Path, text: str) -> None:
     """The new text or the old one, never a part, also after a power cut."""
-    with checkpoint.told_if_full(path):
-        replace_file(path, lambda file: file.write(text.encode()))
+    replace_file(path, lambda file: file.write(text.encode()))
 
 
 def environment() -> dict[str, Any]:
@@ -283,6 +293,7 @@ class Metrics:
         self.seconds = max(self.seconds, checkpoint.seconds_at(folder.checkpoints, step))
         self._path = folder.metrics
         self._file = folder.metrics.open("a", encoding="utf-8")
+        sync(folder.path)  # its name
         if config.run.tensorboard:
             self._board = _tensorboard(folder.tensorboard, step)
         if config.run.wandb:
@@ -303,7 +314,7 @@ class Metrics:
         if kind in (EVALUATION, AUDIT):
             line = {**line, "kind": kind}
         line = finite(line)
-        with checkpoint.told_if_full(self._path):
+        with told_if_full(self._path):
             self._file.write(json.dumps(line) + "\n")
             self._file.flush()
         numbers = {f"{kind}/{key}": value for key, value in line.items() if isinstance(value, (int, float))}
@@ -315,6 +326,13 @@ class Metrics:
             self._board = None
         if self._wandb is not None:
             self._wandb.log(numbers, step=line["step"])
+
+    def settle(self) -> None:
+        """Have the lines so far on the disk: a checkpoint of their step, or the end of the run, must not outlive them
+        where the power fails."""
+        if self._file is not None:
+            with told_if_full(self._path):
+                os.fsync(self._file.fileno())
 
     def close(self) -> None:
         for sink in (self._file, self._board):

@@ -78,6 +78,11 @@ class Stages:
         """Of all its batches."""
         return range(self.place(step), self.place(step) + (self.joined if self.recovers(step) else self.apart))
 
+    @property
+    def joined_batches(self) -> range:
+        """Those of the recovery, by their places, where a step takes several as one; else none."""
+        return range(self.place(self.recovery)) if self.joined > 1 else range(0)
+
     def epoch(self, step: int) -> int:
         """Of the data, which both stages count together: gamma starting again at 1 would forget what was recovered."""
         return self.place(step) // self.per_epoch
@@ -109,25 +114,16 @@ class Stages:
     ) -> Generator[LoadedBatch, None, None]:
         """A batch a step, from ``step`` to the end; ``ranges`` cuts them up, and says when each part may be read."""
         numbers = range(self.place(step), self.place(self.total))
-        single = batches.stream(ranges(numbers), min(workers, len(numbers)), device)
+        single = batches.stream(ranges(numbers), min(workers, len(numbers)), device, numbers.stop)
         read = numbers.start
         try:
             for later in range(step, self.total):
                 for _ in range(read, self.place(later)):
                     next(single)  # at an epoch's end, too few to be joined
                 read = self.places(later).stop
-                yield joined([next(single) for _ in self.places(later)])
+                yield LoadedBatch.joined([next(single) for _ in self.places(later)])
         finally:
             single.close()
-
-
-def joined(batches: list[LoadedBatch]) -> LoadedBatch:
-    """Several batches as one; on several ranks its rows come in another order than on one."""
-    if len(batches) == 1:
-        return batches[0]
-    ids, images, tokens = (torch.cat([getattr(part, name) for part in batches]) for name in ("ids", "images", "tokens"))
-    bad = tuple(sample for part in batches for sample in part.bad)
-    return LoadedBatch(ids, images, tokens, bad, lengths=tuple(length for part in batches for length in part.lengths))
 
 
 @contextmanager

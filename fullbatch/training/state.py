@@ -13,8 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from fullbatch.distributed import towers
+from fullbatch.distributed.shards import mapped
 from fullbatch.objective.objective import Objective
 from fullbatch.selection.selector import EmbeddingTable
+from fullbatch.training.checkpoint import Captured
 from fullbatch.training.optimizer import WeightAverage
 
 
@@ -57,11 +59,20 @@ class TrainingState:
     position: Position
     table: EmbeddingTable | None = None
 
-    def capture(self, keep: bool = True) -> dict[str, Any]:
-        """A copy of it all in host memory, whole.  Every rank must ask, since a rank may hold a part only; a rank that
-        does not ``keep`` it copies nothing."""
-        found = {name: self._read(part) for name, part in self._parts()}
-        return {name: _on_host(part) for name, part in found.items()} if keep else {}
+    def capture(self, keep: bool = True) -> Captured:
+        """A copy in host memory.  Every rank must ask: each copies the parts of sharded tensors that it holds, and one
+        that is to ``keep`` them all the others."""
+        shards: dict[str, Tensor] = {}
+
+        def copied(place: str, tensor: Tensor) -> Tensor | None:
+            if not towers.is_sharded(tensor):
+                value = towers.whole(tensor)
+                return value.detach().to("cpu", copy=True) if keep else None
+            shards[place] = tensor.detach().to("cpu", copy=True)
+            return torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
+
+        parts = mapped({name: part.state_dict() for name, part in self._parts()}, copied)
+        return Captured(parts if keep else {}, shards)
 
     def restore(self, saved: dict[str, Any]) -> None:
         for name, part in self._parts():
@@ -79,34 +90,14 @@ class TrainingState:
         fields = [(field.name, getattr(self, field.name)) for field in dataclasses.fields(self)]
         return [(name, part) for name, part in fields if part is not None]
 
-    def _read(self, part: Any) -> Any:
-        if part is self.model:
-            return towers.weights_of(self.model)
-        if part is self.optimizer:
-            return towers.moments_of(self.model, self.optimizer)
-        return part.state_dict()
-
     def _write(self, part: Any, state: Any) -> None:
         if part is self.model:
-            towers.set_weights(self.model, state)
+            towers.load_weights(part, state)
         elif isinstance(part, torch.optim.Optimizer):
             kept = [{key: group[key] for key in group.keys() - {"params", "lr"}} for group in part.param_groups]
-            if part is self.optimizer:
-                towers.set_moments(self.model, part, state)
-            else:
-                part.load_state_dict(state)
+            towers.load_moments(part, state)
             for group, own in zip(part.param_groups, kept, strict=True):
                 group.update(own)  # decay and betas are the config's, also where the checkpoint had others
                 group["lr"] = float(group["lr"])
         else:
             part.load_state_dict(state)
-
-
-def _on_host(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return value.detach().to("cpu", copy=True)
-    if isinstance(value, dict):
-        return {key: _on_host(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return type(value)(_on_host(item) for item in value)
-    return value

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from fullbatch import distributed
+from fullbatch.config.messages import reason_of
 from fullbatch.config.run import RunConfig
 from fullbatch.data.in_memory import InMemoryBatches
 from fullbatch.data.loader import LoadedBatch, TrainingBatches
@@ -89,10 +90,13 @@ class Trainer:
         self.gradient = GradientRule(
             training.micro_batch, training.precision, training.seed, self.stages.apart, self.state.table
         )
-        self.writer = checkpoint.Writer(self.folder.checkpoints, self.config.run.keep, self.metrics.best.step)
+        self.writer = checkpoint.Writer(
+            self.folder.checkpoints, self.config.run.keep, self.metrics.best.step, self.metrics.settle
+        )
         self.finite = torch.ones((), dtype=torch.bool, device=self.device)
         self.saved_at = time.monotonic()
         self.saved_step = -1
+        self.rehearsed = False
         self.stopwatch = Stopwatch(self.metrics.seconds, self.device)
         self.waited = 0.0  # seconds, for batches
         self.waits_too_long = False
@@ -122,6 +126,9 @@ class Trainer:
             batches = self.stages.stream(*source) if selector is None else self.stages.stream(*source, selector.ranges)
             try:
                 for batch in self._waited_for(batches):
+                    if not self.rehearsed:
+                        self.gradient.rehearse(self.model, batch, position.step)
+                        self.rehearsed = True
                     line = self.train_step(batch)
                     if line is not None:
                         self.log(line)
@@ -343,9 +350,8 @@ class Trainer:
         self._report_bad()
         if self.hooks.selector is not None:
             self.hooks.selector.settle()
-        parts = self.state.capture(keep=self.first_rank)
-        if self.first_rank:
-            self.writer.save(self.state.position.step, parts, self.stopwatch.seconds)
+        captured = self.state.capture(keep=self.first_rank)
+        self.writer.save(self.state.position.step, captured, self.stopwatch.seconds)
         self.saved_at, self.saved_step = time.monotonic(), self.state.position.step
 
     def audit_if_due(self) -> None:
@@ -369,7 +375,7 @@ class Trainer:
             try:
                 line = self.hooks.evaluate(seconds)
             except (ValueError, OSError) as error:  # the data to measure on may be gone; what was trained is not lost
-                reason = f"{error} This was the evaluation at step {step}"
+                reason = f"{reason_of(error)} This was the evaluation at step {step}"
                 log.info("%s", reason)
                 kind = OSError if isinstance(error, OSError) else ValueError
                 raise kind(f"{reason}; go on from there with `{self.go_on}`.") from None

@@ -4,8 +4,11 @@ import importlib
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import time
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +16,8 @@ from fullbatch.cli import main
 from fullbatch.config.run import RunConfig
 from fullbatch.config.tree import from_dict, read_yaml, to_dict
 from tests.cli.making import answer, config_of, plain, small
+from tests.data.making import captioned, write_shard
+from tests.training.small import differences, saved_state
 
 
 def test_a_run_leaves_what_its_docstring_says(run_folder):
@@ -109,6 +114,74 @@ def test_under_torchrun(place):
     wrong = subprocess.run([*command, "--batch-size", "5"], capture_output=True, text=True, timeout=300, check=False)
     assert wrong.returncode != 0
     assert "cannot be shared evenly by 2 ranks" in wrong.stderr
+
+
+def test_the_same_command_begins_a_run_and_goes_on(place, tmp_path, capsys):
+    (tmp_path / "more.yaml").write_text("run: {log_every: 1}\n")
+    again = [*small(place), "--runs", str(tmp_path), "--config", str(tmp_path / "more.yaml"), "--resume", "auto"]
+    status, _, err = answer(capsys, "train", *again)
+    assert status == 1 and "give a --name" in err
+    again += ["--name", "again"]
+    for seen in (16, 32):
+        status, _, _ = answer(capsys, "train", *again, "--samples", str(seen))
+        assert status == 0
+        lines = [json.loads(text) for text in (tmp_path / "again" / "metrics.jsonl").read_text().splitlines()]
+        assert [line["samples"] for line in lines if "loss" in line][-1] == seen
+    for words in (again, again[:-2]):
+        status, out, err = answer(capsys, "train", *words, "--help")
+        assert status == 0 and "--batch-size" in out, err
+
+
+@pytest.mark.parametrize("saved", [True, False])
+def test_the_same_command_goes_on_with_the_parts_that_it_began_with(place, tmp_path, capsys, saved):
+    """A part of the user's own data is held out by the first start, and by no later one is trained on."""
+    tables = [str(write_shard(tmp_path / f"{count}.tar", captioned(count, (20, 20)))) for count in (60, 24)]
+    again = [*small(place), "--runs", str(tmp_path), "--name", "again"]
+    own = again.index(f"{place}/shard.tar")
+    again[own : own + 1] = [f"{tables[0]}?weight=2", tables[1]]
+    assert answer(capsys, "train", *again, "--resume", "auto", "--samples", "16")[0] == 0
+    folder = tmp_path / "again"
+    begun = read_yaml(folder / "config.yaml")
+    assert begun["data"]["data"] == [f"{tables[0]}?weight=2.0&part=train", tables[1]]
+    if not saved:  # it was killed before its first checkpoint
+        shutil.rmtree(folder / "checkpoints")
+        (folder / "checkpoints").mkdir()
+    status, _, err = answer(capsys, "train", *again, "--resume", "auto", "--samples", "32")
+    assert status == 0, err
+    now = read_yaml(folder / "config.yaml")
+    assert (now["data"], now["evaluation"]) == (begun["data"], begun["evaluation"])
+    if saved:
+        other = [tables[1] if word.startswith(tables[0]) else word for word in again]
+        assert "another data set" in answer(capsys, "train", *other, "--resume", "auto", "--samples", "48")[2]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("ranks", "parallel"), [(2, "ddp"), (4, "fsdp")])
+def test_a_rank_that_dies_under_torchrun(place, tmp_path, ranks, parallel):
+    """Torchrun starts the command again, and the run ends where the undisturbed one does, to the bit."""
+
+    def started(name):
+        command = [
+            sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks),
+            "--max-restarts", "2", "-m", "fullbatch", "train", *small(place), "--runs", str(tmp_path), "--name", name,
+            "--resume", "auto", "--samples", "480", "--save-every", "5", "--parallel", parallel,
+        ]  # fmt: skip
+        log = (tmp_path / f"{name}.txt").open("w")
+        return subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ, "OMP_NUM_THREADS": "1"})
+
+    assert started("whole").wait(300) == 0
+    watched = started("struck")
+    checkpoints = tmp_path / "struck" / "checkpoints"
+    until = time.monotonic() + 200
+    while not (checkpoints.is_dir() and len(list(checkpoints.glob("step-*"))) > 1) and time.monotonic() < until:
+        time.sleep(0.05)
+    children = Path(f"/proc/{watched.pid}/task/{watched.pid}/children").read_text().split()
+    processes = [pid for pid in children if b"fullbatch" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    os.kill(int(processes[-1]), signal.SIGKILL)
+    status, told = watched.wait(300), (tmp_path / "struck.txt").read_text
+    assert status == 0, told()
+    assert "-9" in told(), "it was killed, and torchrun says so"
+    assert differences(*(saved_state(tmp_path / name, 60) for name in ("whole", "struck"))) == []
 
 
 def test_going_on_with_a_run_that_is_further_already(run_folder, tmp_path, capsys):

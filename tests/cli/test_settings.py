@@ -72,7 +72,7 @@ def test_a_single_value_stands_for_a_list(tmp_path):
         ("data: {crop: 0.5}", "--crop must be two shares of the area"),
         ("training: 5", "training must map names to values, got 5."),
         ("objective: 5", "objective must map names to values, got 5."),
-        ("objective: {settings: 5}", "Objective.settings must map names to values, got 5."),
+        ("objective: {settings: 5}", "objective.settings must map names to values, got 5."),
         ("objective: {settings: {rho: x}}", "rho must be a number or None, got 'x'."),
         ("- a\n- b", "must map names to values, got list."),
         ("optimizer: {lr: 1", "cannot be read: while parsing a flow mapping"),

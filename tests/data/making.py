@@ -8,6 +8,7 @@ import json
 import tarfile
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -52,7 +53,7 @@ def captioned(count: int, size: tuple[int, int] = (32, 24), first: int = 0) -> l
 
 def write_members(path: Path, members: Iterable[tuple[str, bytes]], tar_format: int = tarfile.GNU_FORMAT) -> Path:
     """A tar file of (name, bytes), packed if its name ends in .gz or .xz."""
-    packing = {".gz": "w:gz", ".tgz": "w:gz", ".xz": "w:xz"}.get(path.suffix, "w")
+    packing: Any = {".gz": "w:gz", ".tgz": "w:gz", ".xz": "w:xz"}.get(path.suffix, "w")
     with tarfile.open(path, packing, format=tar_format) as tar:
         for name, raw in members:
             info = tarfile.TarInfo(name)

@@ -12,7 +12,7 @@ from fullbatch.data.images import EvalTransform, TrainTransform
 from fullbatch.data.in_memory import InMemoryBatches, Resident, cropped, decode_all, decoded_key, random_boxes, resident
 from fullbatch.data.loader import SamplePool, open_pool
 from fullbatch.data.order import Order, uniforms
-from fullbatch.data.sample import BadSample, RawSample
+from fullbatch.data.sample import BadSample, RawSample, Samples
 from fullbatch.distributed import World
 from tests.data.making import png
 from tests.data.test_loader import tokenize
@@ -20,7 +20,7 @@ from tests.data.test_loader import tokenize
 CPU = torch.device("cpu")
 
 
-class Pictures:
+class Pictures(Samples):
     """Samples with one to three captions; some cannot be read."""
 
     name = "pictures"

@@ -1,5 +1,7 @@
 """Batches do not depend on workers or ranks; a bad sample is replaced by the same other one everywhere."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -7,7 +9,8 @@ import torch
 from fullbatch.config.data import Data
 from fullbatch.data.images import EvalTransform, TrainTransform
 from fullbatch.data.loader import EvaluationBatches, SamplePool, TrainingBatches, load, open_pool
-from fullbatch.data.sample import BadSample, RawSample
+from fullbatch.data.order import Blocks, Order
+from fullbatch.data.sample import BadSample, RawSample, Samples
 from fullbatch.data.workers import read_ahead
 from fullbatch.distributed import World
 from tests.data.making import captioned, write_shard
@@ -104,22 +107,31 @@ def test_bad_samples_are_replaced_the_same_everywhere(tmp_path):
     assert sum(len(batch.bad) for batch in one) >= met > 0
 
 
+def test_in_blocks_a_bad_sample_is_replaced_by_one_of_its_window(tmp_path):
+    """Which is read now; the last, short window has others to draw from, and a window of bad ones the epoch."""
+    order = Order((30,), (1.0,), 3, Blocks(2, 4))
+    whole = order.ids(0, np.arange(30)).tolist()
+    for bad in ({4, 9, 17}, set(whole[28:]), set(whole[8:16])):
+        run = replace(batches(spoilt(tmp_path, bad), batch_size=30), order=order)
+        for place, (planned, shown) in enumerate(zip(whole, run[0].ids.tolist(), strict=True)):
+            near = order.neighbourhood(place)
+            assert shown not in bad and (planned in bad or shown == planned)
+            assert shown in whole[near.start : near.stop] or bad == set(whole[8:16])
+
+
 def test_nothing_but_bad_samples_is_an_explanation(tmp_path):
     path = spoilt(tmp_path, range(30))
     with pytest.raises(ValueError, match="in a row could not be read"):
         batches(path)[0]
 
 
-class Numbers:
+class Numbers(Samples):
     """A source of which number 3 is bad."""
 
     def __init__(self, count):
         self.count, self.name, self.fingerprint = count, "numbers", f"numbers {count}"
 
-    def __len__(self):
-        return self.count
-
-    def read(self, index):
+    def _read(self, index):
         if index == 3:
             raise BadSample("numbers:3", "odd")
         return RawSample(f"numbers:{index}", b"", (f"number {index}",))

@@ -9,10 +9,10 @@ from fullbatch.audit import Options
 from fullbatch.audit.finished_run import audit_run
 from fullbatch.config.data import Data
 from fullbatch.config.training import Selection
+from fullbatch.data.durable import read_lines
 from fullbatch.data.images import EvalTransform
 from fullbatch.data.in_memory import decoded_key
 from fullbatch.data.loader import open_pool
-from fullbatch.training.run_folder import read_lines
 from fullbatch.training_run import train
 from tests.data.making import captioned, write_shard
 from tests.training.small import differences, renamed, saved_state, small_config

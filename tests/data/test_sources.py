@@ -1,8 +1,10 @@
+from dataclasses import replace
+
 import pytest
 
-from fullbatch.config.data import BUILTIN, Source
+from fullbatch.config.data import BUILTIN, Data, Source
 from fullbatch.data.sample import CocoCaptions, ImageFolder
-from fullbatch.data.sources import builtin_path, expand_braces, expand_pattern, open_source
+from fullbatch.data.sources import builtin_path, expand_braces, expand_pattern, open_source, shuffle_for
 from fullbatch.data.table_files import CsvTable, ParquetTable
 from fullbatch.data.tar_shards import TarShards
 from tests.data.making import captioned, read_all, write_coco, write_csv, write_images, write_shard
@@ -62,9 +64,21 @@ def test_patterns_that_match_nothing(tmp_path):
         expand_pattern(f"{tmp_path}/00000.tar::")
 
 
-@pytest.mark.parametrize("path", ["s3://b/{0..1}.tar", "https://x.org/a.tar", "pipe:aws s3 cp x -", "hdfs://a/b"])
-def test_remote_shards_are_refused(path):
-    with pytest.raises(ValueError, match="is not local: samples are drawn at random"):
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [
+        ("pipe:aws s3 cp x -", "is no place: samples are drawn at random"),
+        ("hdfs://a/b.tar", "hdfs:// is no store that can be read; there are s3, gs"),
+        (
+            "https://x.org/a.json",
+            "only tar shards, CSV and parquet are read by URL; copy what is of kind coco",
+        ),
+        ("https://x.org/a", "Cannot tell from its name"),
+        ("https://x.org/a.tar.gz", "is packed"),
+    ],
+)
+def test_places_that_are_refused(path, words):
+    with pytest.raises(ValueError, match=words):
         open_source(Source(path))
 
 
@@ -131,3 +145,43 @@ def test_builtin_sets_are_whole(name, split):
         pytest.skip(str(error))
     good, bad = read_all(open_source(Source(name, split=split)))
     assert len(good) > 100 and not bad
+
+
+@pytest.mark.parametrize(
+    ("disk", "inner", "rotational", "chosen"),
+    [
+        ("pci0/ata1/block/sda", "sda1", "1", "blocks"),
+        ("pci0/ata1/block/sda", "", "1", "blocks"),
+        ("pci0/nvme/block/nvme0n1", "nvme0n1p2", "0", "full"),
+        ("pci0/virtio3/block/vda", "vda1", "1", "full"),  # what a virtual machine says of it is no matter
+        ("virtual/block/loop0", "", "1", "full"),
+    ],
+)
+def test_blocks_are_chosen_for_a_disk_that_rotates(tmp_path, monkeypatch, disk, inner, rotational, chosen):
+    queue = tmp_path / "devices" / disk / "queue"
+    queue.mkdir(parents=True)
+    (queue / "rotational").write_text(f"{rotational}\n")
+    here = queue.parent / inner
+    here.mkdir(exist_ok=True)
+    monkeypatch.setattr("fullbatch.data.sources._disk_of", lambda path: here)
+    data = Data(data=(f"{tmp_path}/{{000..009}}.tar",))
+    assert shuffle_for(data) == chosen
+    assert shuffle_for(replace(data, in_memory=True)) == "full" and shuffle_for(Data()) == "full"
+    assert shuffle_for(replace(data, shuffle="blocks")) == "blocks"
+
+
+def test_a_volume_rotates_if_its_disk_does(tmp_path, monkeypatch):
+    volume, disk = tmp_path / "virtual/block/dm-0", tmp_path / "pci0/ata1/block/sda"
+    for folder, rotational in ((volume, "0"), (disk, "1")):
+        (folder / "queue").mkdir(parents=True)
+        (folder / "queue" / "rotational").write_text(rotational)
+    (volume / "slaves").mkdir()
+    (volume / "slaves" / "sda").symlink_to(disk)
+    monkeypatch.setattr("fullbatch.data.sources._disk_of", lambda path: volume)
+    assert shuffle_for(Data(data=("x.tar",))) == "blocks"
+
+
+def test_where_no_disk_is_known_the_shuffle_is_full(tmp_path):
+    for path in (f"{tmp_path}/absent/*.tar", "/proc/self/*.tar", "~/\0.tar", f"file://{tmp_path}/x.tar"):
+        assert shuffle_for(Data(data=(path,))) == "full"
+    assert shuffle_for(Data(data=("emoji", "s3://bucket/x.tar"))) == "blocks"

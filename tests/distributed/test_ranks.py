@@ -1,9 +1,16 @@
 """Two real gloo ranks give the gradient, tables and metrics of one rank with the concatenated batch."""
 
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+
 import pytest
 import torch
 
 import fullbatch as fb
+from fullbatch import distributed
 from tests.combinations import COMBINATIONS, SAMPLES, WIDTH, make, tiered
 from tests.conftest import unit_rows
 
@@ -165,3 +172,58 @@ def test_equal_to_open_clip(two_ranks, name, size):
         mean = torch.stack([want[index] for _, _, _, want in answers]).mean()
         for _, _, got, _ in answers:
             assert_close(got[index], mean, "scale and bias")
+
+
+def names_of_start(store, size, ranks):
+    """What each of these ranks is told, or why it is not."""
+
+    def name(rank):
+        try:
+            return distributed._name_of_start(store, rank, size)
+        except TimeoutError as error:
+            return error
+
+    with ThreadPoolExecutor(size) as threads:
+        return list(threads.map(name, ranks))
+
+
+def test_ranks_that_start_wait_for_each_other_but_not_for_ever():
+    """Whether the store is fresh, or still has what a dead rank wrote."""
+    store = torch.distributed.HashStore()
+    store.set_timeout(timedelta(seconds=1))
+    one, other = names_of_start(store, 2, [0]), names_of_start(store, 2, [1])
+    assert "Rank 0 has not heard from rank 1 for 1 seconds; see in its output" in str(one[0])
+    assert "Rank 1 has not heard from rank 0 for 1 seconds" in str(other[0])
+    names = [names_of_start(store, 4, range(4)) for _ in range(2)]
+    assert all(len({*each}) == 1 and isinstance(each[0], str) for each in names) and names[0] != names[1]
+    first, _ = names_of_start(store, 4, [0, 1])
+    assert "Rank 0 has not heard from rank 2, 3 for 1 seconds" in str(first)
+    assert names_of_start(store, 1, [0])
+
+
+RESTARTED = """
+import os, signal, time, torch
+from fullbatch import distributed
+
+again, first = os.environ["TORCHELASTIC_RESTART_COUNT"] != "0", os.environ["RANK"] == "0"
+if again and first:
+    time.sleep(2)  # the other rank is there before it, and must not find where the dead one listened
+with distributed.ranks(torch.device("cpu")):
+    if not again and not first:
+        os.kill(os.getpid(), signal.SIGKILL)
+    torch.distributed.barrier()
+"""
+
+
+@pytest.mark.slow
+def test_ranks_that_torchrun_starts_again_find_each_other(tmp_path):
+    (tmp_path / "restarted.py").write_text(RESTARTED)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    done = subprocess.run(
+        [*torchrun, "--max-restarts", "1", str(tmp_path / "restarted.py")],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr

@@ -31,7 +31,7 @@ def restored(rank, config, folder):
     """What a rank holds after it has loaded a checkpoint."""
     state = assemble(config, torch.device("cpu")).state
     state.restore(checkpoint.read(folder))
-    return state.capture()
+    return state.capture().parts
 
 
 def curve(run: Path, name="loss"):
@@ -104,6 +104,18 @@ def test_sharded_towers(tmp_path, two_ranks, method):
     shutil.rmtree(checkpoint.folder_of(again / "checkpoints", 20))
     two_ranks.run(on_rank, renamed(sharded, "again"), again)
     assert differences(saved_state(tmp_path / "two", 20), saved_state(again, 20)) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("parallel", ["ddp", pytest.param("fsdp", marks=sharding)])
+def test_four_ranks_go_on_to_the_bit(tmp_path, four_ranks, parallel):
+    """The order in which they add up their gradients must not depend on where a run began."""
+    config = small_config(tmp_path, "neuclip", parallel=parallel)
+    four_ranks.run(on_rank, config, None)
+    copy = shutil.copytree(tmp_path / "run", tmp_path / "copy")
+    shutil.rmtree(checkpoint.folder_of(copy / "checkpoints", 20))
+    four_ranks.run(on_rank, renamed(config, "copy"), copy)
+    assert differences(saved_state(tmp_path / "run", 20), saved_state(copy, 20)) == []
 
 
 def test_evaluation_is_spread_over_the_ranks(tmp_path, two_ranks):

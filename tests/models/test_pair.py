@@ -61,6 +61,15 @@ def test_text_weights_come_from_the_folder(pair):
     assert all(torch.equal(value, theirs[key]) for key, value in model.backbone.text.state_dict().items())
 
 
+def test_text_weights_of_16_bits_learn_in_32(pair, tmp_path):
+    from transformers import AutoModel
+
+    shutil.copytree(pair.text_tower, tmp_path / "half")
+    AutoModel.from_pretrained(pair.text_tower).half().save_pretrained(tmp_path / "half")
+    model = build_model(dataclasses.replace(pair, text_tower=str(tmp_path / "half"), text_weights=True))
+    assert {weight.dtype for weight in model.parameters()} == {torch.float32}
+
+
 def test_bert_and_mean_pooling_without_a_hub(tmp_path, text_folder):
     """A BERT folder has a pooler that would never learn; T5 is an encoder and a decoder, pooled by the mean."""
     from transformers import BertConfig, T5Config

@@ -18,7 +18,7 @@ import torch
 
 from fullbatch.cli import main
 from fullbatch.config.tree import write_yaml
-from fullbatch.data.tar_shards import cache_folder
+from fullbatch.data.cache_folder import cache_folder
 from fullbatch.training import checkpoint
 from fullbatch.training.run_folder import Folder, alone_in, replace_text
 from fullbatch.training_run import train
@@ -289,7 +289,7 @@ def test_a_checkpoint_with_the_right_sums_of_something_else(tmp_path, capsys, co
 )
 def test_an_odd_manifest_is_a_damaged_checkpoint(tmp_path, caplog, manifest):
     for step in (10, 20):
-        checkpoint.write(tmp_path, step, {"position": {"step": step}}, keep=2)
+        checkpoint.write(tmp_path, step, checkpoint.Captured({"position": {"step": step}}), keep=2)
     (tmp_path / "step-odd").mkdir()
     (checkpoint.folder_of(tmp_path, 20) / checkpoint.MANIFEST).write_text(manifest)
     assert checkpoint.last_good(tmp_path) == checkpoint.folder_of(tmp_path, 10)

@@ -8,6 +8,7 @@ import time
 from dataclasses import replace
 
 import pytest
+import torch
 
 from fullbatch.training import checkpoint
 from fullbatch.training_run import train
@@ -16,35 +17,38 @@ from tests.training.small import differences, renamed, saved_state, small_config
 STEPS = 120
 
 
-def go(config, resume, die_in_call):
-    """In a process of its own; with ``die_in_call``, killed by itself in that call of a part of saving."""
-    import torch
+def die_in_call(number):
+    """Have this process kill itself in that call of a part of saving."""
+    calls = 0
 
+    def counted(function):
+        def wrapper(*args, **kwargs):
+            nonlocal calls
+            calls += 1
+            if calls == number:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return function(*args, **kwargs)
+
+        return wrapper
+
+    checkpoint.torch.save = counted(checkpoint.torch.save)
+    checkpoint.sync = counted(checkpoint.sync)
+    checkpoint._describe = counted(checkpoint._describe)
+    checkpoint.shutil.rmtree = counted(checkpoint.shutil.rmtree)
+
+
+def go(config, resume, fatal_call):
+    """In a process of its own."""
     torch.set_num_threads(1)
-    if die_in_call:
-        calls = 0
-
-        def counted(function):
-            def wrapper(*args, **kwargs):
-                nonlocal calls
-                calls += 1
-                if calls == die_in_call:
-                    os.kill(os.getpid(), signal.SIGKILL)
-                return function(*args, **kwargs)
-
-            return wrapper
-
-        checkpoint.torch.save = counted(checkpoint.torch.save)
-        checkpoint.sync = counted(checkpoint.sync)
-        checkpoint._describe = counted(checkpoint._describe)
-        checkpoint.shutil.rmtree = counted(checkpoint.shutil.rmtree)
+    if fatal_call:
+        die_in_call(fatal_call)
     train(config, resume=resume)
 
 
-def start(config, resume=None, die_in_call=0):
+def start(config, resume=None, fatal_call=0):
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["fullbatch.training_run", "open_clip", "tests.training.small"])
-    process = context.Process(target=go, args=(config, resume, die_in_call))
+    process = context.Process(target=go, args=(config, resume, fatal_call))
     process.start()
     return process
 
@@ -63,7 +67,7 @@ def test_killed_twenty_times(tmp_path, method):
     killed = 0
     for kind, moment in moments:
         resume = run if (run / "config.yaml").exists() else None
-        process = start(config, resume, die_in_call=moment if kind == "save" else 0)
+        process = start(config, resume, fatal_call=moment if kind == "save" else 0)
         if kind == "time":
             deadline = time.monotonic() + 60
             while not (run / "config.yaml").exists() and time.monotonic() < deadline:

@@ -103,8 +103,6 @@ def linear_trainer(folder: Path, batches: LinearBatches, **settings: Any) -> Tra
 
 
 def take_steps(trainer: Trainer, batches: LinearBatches, count: int) -> None:
-    from fullbatch.training.stages import joined
-
     for _ in range(count):
         step, stages = trainer.state.position.step, trainer.stages
-        trainer.train_step(joined([batches.batch(number) for number in stages.places(step)]))
+        trainer.train_step(LoadedBatch.joined([batches.batch(number) for number in stages.places(step)]))

@@ -18,7 +18,7 @@ from fullbatch.config.training import Evaluation, RunFolder, Training
 from fullbatch.training import checkpoint
 from tests.data.making import captioned, write_shard
 
-TOWERS = {
+TOWERS: dict[str, Any] = {
     "embed_dim": 12,
     "vision_cfg": {"image_size": 16, "layers": 1, "width": 16, "head_width": 8, "patch_size": 8},
     "text_cfg": {"context_length": 8, "vocab_size": 49408, "width": 16, "heads": 2, "layers": 1},
@@ -59,6 +59,10 @@ def small_config(
 
 def renamed(config: RunConfig, name: str) -> RunConfig:
     return replace(config, run=replace(config.run, name=name))
+
+
+def by_url(config: RunConfig, url: str, name: str) -> RunConfig:
+    return replace(renamed(config, name), data=replace(config.data, data=(url,)))
 
 
 def saved_state(run: Path, step: int) -> dict[str, Any]:

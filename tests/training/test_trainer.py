@@ -41,7 +41,7 @@ def test_what_a_run_leaves_behind(tmp_path):
     names = {path.name for path in run.iterdir()}
     files = {"config.yaml", "environment.json", "metrics.jsonl", "log.txt", "results.json"}
     assert names == files | {"model", "checkpoints", "tensorboard"}
-    assert Folder(run).read_config() == config
+    assert Folder(run).read_config() == replace(config, data=replace(config.data, shuffle="full"))  # as it was chosen
     assert list((run / "tensorboard").iterdir())
     line = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
     assert {"step", "epoch", "samples", "loss", "lr", "tau", "gradient_norm", "samples_per_second"} <= set(line)

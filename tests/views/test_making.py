@@ -25,7 +25,7 @@ from fullbatch.data.images import (
 from fullbatch.data.in_memory import InMemoryBatches, decode_all, decoded_key, resident
 from fullbatch.data.loader import EvaluationBatches, SamplePool, TrainingBatches
 from fullbatch.data.order import Order
-from fullbatch.data.sample import BadSample, RawSample
+from fullbatch.data.sample import BadSample, RawSample, Samples
 from fullbatch.distributed import World
 from tests.data.making import png
 
@@ -167,7 +167,7 @@ def test_settings_that_make_no_sense(changes, message):
 # -- batches ----------------------------------------------------------------------------------------------------------
 
 
-class Pictures:
+class Pictures(Samples):
     name = fingerprint = "pictures"
 
     def __init__(self, bad=()):

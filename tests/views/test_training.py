@@ -160,7 +160,7 @@ def test_batches_are_chosen_by_what_both_views_say(tmp_path, selection, in_memor
     config = replace(views_config(tmp_path, "sogclr_views"), selection=selection)
     config = replace(config, data=replace(config.data, in_memory=in_memory))
     whole = train(config).folder
-    assert list((whole / "batches").glob("period-*.npy"))
+    assert list((whole / "batches").glob("plan-*.npy"))
     copy = go_on_from(whole, tmp_path / "copy", step=10)
     train(renamed(config, "copy"), resume=copy)
     assert differences(saved_state(whole, 20), saved_state(copy, 20)) == []
