@@ -75,8 +75,8 @@ def test_what_new_captions_decided_stays(tmp_path):
     study.choose({"openclip": {64: 2e-4}}, study.NEW_CAPTIONS, tmp_path)
     study.choose({"openclip": {64: 4e-4, 256: 8e-4}, "neuclip": {64: 4e-4}}, study.WHOLE_SHARD, tmp_path)
     assert study.chosen_rates(tmp_path) == {"openclip": {64: 2e-4, 256: 8e-4}, "neuclip": {64: 4e-4}}
-    with pytest.raises(SystemExit, match="no rate yet of rolling at B 64"):
-        study.rates_below(study.chosen_rates(tmp_path), ["openclip", "rolling"], [64])
+    below = study.rates_below(study.chosen_rates(tmp_path), ["openclip", "rolling"], [64])
+    assert below == {"openclip": {64: [5e-5, 1e-4, 2e-4]}, "rolling": {64: [1e-4, 2e-4, 4e-4]}}
 
 
 def test_the_race_has_the_rate_of_each_cell():

@@ -203,13 +203,14 @@ def first_rates(arms: Sequence[str], sizes: Sequence[int]) -> Grids:
 
 
 def rates_below(chosen: Mapping[str, Mapping[int, float]], arms: Sequence[str], sizes: Sequence[int]) -> Grids:
-    """For the harder judge: the rate that was chosen, its half and its quarter."""
-    missing = [f"{arm} at B {size}" for arm in arms for size in sizes if size not in chosen.get(arm, {})]
-    if missing:
-        raise SystemExit(f"no rate yet of {', '.join(missing)}: run rates without --new-captions first")
-    return {
-        arm: {size: sorted(_round(chosen[arm][size] / part) for part in (1, 2, 4)) for size in sizes} for arm in arms
-    }
+    """For the harder judge: the rate that was chosen, its half and its quarter; half the first ones if none was."""
+
+    def rates(arm: str, size: int) -> list[float]:
+        if size in chosen.get(arm, {}):
+            return [chosen[arm][size] / part for part in (4, 2, 1)]
+        return [rate / 2 for rate in FIRST_RATES[size]]
+
+    return {arm: {size: [_round(rate) for rate in rates(arm, size)] for size in sizes} for arm in arms}
 
 
 def write_tuning_pairs(data: Path) -> None:
