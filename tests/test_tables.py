@@ -18,11 +18,11 @@ from fullbatch.objective.per_sample import (
 from fullbatch.objective.step import Ids, Progress
 from tests.conftest import unit_rows
 
-PROGRESS = Progress(step=0, epoch=0, seed=0, training=True)
+PROGRESS = Progress(step=0, epoch=0, seed=0, training=True, clock=torch.tensor(0, dtype=torch.int32))
 
 
 def put(table, ids, values, step=0):
-    table.put(Ids(ids), values, Progress(step, 0, 0, True))
+    table.put(Ids(ids), values, Progress(step, 0, 0, True, torch.tensor(step, dtype=torch.int32)))
 
 
 @pytest.mark.parametrize("storage", ["rank", "node", "folder"])
@@ -76,11 +76,11 @@ def test_rounding_leaves_nan_and_infinity():
 
 def test_the_same_id_twice_shares_one_value():
     ids = torch.tensor([5, 3, 5, 8, 3, 5])
-    group = Ids(ids).group_N
-    assert (group[:, None] == group[None]).equal(ids[:, None] == ids[None])
+    named = Ids(ids)
+    assert (named.group_N[:, None] == named.group_N[None]).equal(ids[:, None] == ids[None])
     values = torch.tensor([1.0, 10.0, 2.0, 7.0, 20.0, 6.0])
-    assert mean_within(values, group).tolist() == [3.0, 15.0, 3.0, 7.0, 15.0, 3.0]
-    torch.testing.assert_close(log_mean_within(values.log(), group), mean_within(values, group).log())
+    assert mean_within(values, named).tolist() == [3.0, 15.0, 3.0, 7.0, 15.0, 3.0]
+    torch.testing.assert_close(log_mean_within(values.log(), named), mean_within(values, named).log())
 
 
 def test_duplicates_in_a_batch_move_u_once_by_their_mean():

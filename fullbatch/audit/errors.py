@@ -32,7 +32,7 @@ from fullbatch.objective import normalizers
 from fullbatch.objective.advice import check_shapes, check_unit_rows
 from fullbatch.objective.log_domain import log_add, log_or_minus_inf
 from fullbatch.objective.objective import Objective
-from fullbatch.objective.step import DIRECTIONS, Progress
+from fullbatch.objective.step import DIRECTIONS
 
 EPSILON = 1e-14
 PIECE = 1024  # anchors a rank asks about at a time: an objective compares the rows of a question with each other
@@ -232,7 +232,7 @@ def _moving_average(objective: Objective, side: _Side) -> tuple[Tensor, Tensor]:
     assert isinstance(normalizer, normalizers.MovingAverageNormalizer) and side.ids_A is not None
     log_u_A = normalizer.log_u.get(side.ids_A, side.log_batch_A.dtype)
     log_new_A = log_add(side.log_batch_A, normalizer.config.epsilon)
-    now = Progress(objective.step, objective.epoch, objective.context.seed, training=False)
+    now = objective.progress(training=False)
     return log_u_A, normalizer.moved(log_u_A, log_new_A, now)
 
 

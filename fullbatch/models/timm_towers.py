@@ -20,7 +20,7 @@ from fullbatch.config.model import DEFAULT_PAIR_WIDTH, Model
 from fullbatch.data.loader import TextSize
 from fullbatch.models.design import PairDesign, ViewsDesign
 from fullbatch.models.tokenizers import Tokenizer
-from fullbatch.models.two_towers import TwoTowers
+from fullbatch.models.two_towers import TwoTowers, compiled
 from fullbatch.models.weights import fetched, load_weights, read_weights
 
 AnyTimm = TypeVar("AnyTimm", PairDesign, ViewsDesign)
@@ -301,7 +301,7 @@ class TwoViews(TwoTowers):
         return self.encode_image(tokens_BL)
 
     def compile(self, **options: Any) -> None:
-        self.encode_image = torch.compile(self.encode_image, **options)  # type: ignore[method-assign]
+        self.encode_image = compiled(self.encode_image, **options)  # type: ignore[method-assign]
 
     def _side_by_side(
         self, images_BCHW: Tensor, tokens_BL: Tensor, size: TextSize | None = None

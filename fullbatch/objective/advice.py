@@ -99,7 +99,8 @@ def check_ids(sample_ids: SampleIds | None, rows_BD: Tensor, num_samples: int, l
                 f"sample_ids must lie in [0, {num_samples - 1}] for num_samples={num_samples}, "
                 f"got {low if low < 0 else high}; give num_samples the size of the data set, or renumber the samples."
             )
-    return ids_BK.to(rows_BD.device, non_blocking=True)
+        return ids_BK.to(rows_BD.device, non_blocking=True)
+    return ids_BK.masked_fill(ids_BK < 0, num_samples)  # out of range too, where an index below 0 would wrap
 
 
 def check_correction(log_correction: Tensor, rows_BD: Tensor, look: bool) -> Tensor:

@@ -66,13 +66,13 @@ class MovingAverageNormalizer(nn.Module):
         )
 
     def forward(self, direction: Direction, progress: Progress) -> Estimate:
-        ids, group_N = direction.anchor.ids, direction.anchor.ids.group_N
-        log_new_N = log_mean_within(log_add(direction.log_g_N, self.config.epsilon), group_N)
+        ids = direction.anchor.ids
+        log_new_N = log_mean_within(log_add(direction.log_g_N, self.config.epsilon), ids)
         log_old_N = self.log_u.get(ids.all_N, log_new_N.dtype)
         if progress.training:
             log_u_N = log_kept_N = self.moved(log_old_N, log_new_N, progress)
             if isinstance(self.config, MovingAverage) and self.config.shared:
-                log_other_N = log_mean_within(log_add(direction.other_log_g_N, self.config.epsilon), group_N)
+                log_other_N = log_mean_within(log_add(direction.other_log_g_N, self.config.epsilon), ids)
                 log_mean_N = torch.logaddexp(log_new_N, log_other_N) - math.log(2.0)
                 log_kept_N = self.moved(log_old_N, log_mean_N, progress)
             self.log_u.put(ids, log_kept_N, progress)

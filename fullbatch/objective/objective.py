@@ -46,6 +46,7 @@ class Objective(nn.Module):
     """pairwise x normalizer x temperature.  Learnable temperatures are its parameters, all else is in state_dict()."""
 
     counters = ("step", "samples_seen")  # what Python counts, and a replayed step moves on
+    clock: Tensor  # the step once more, on the device
 
     def __init__(self, method: Method, context: Context) -> None:
         super().__init__()
@@ -54,6 +55,7 @@ class Objective(nn.Module):
             method = replace(method, temperature=method.temperature.for_samples(context.num_samples))
         self.method, self.context = method, context
         self.step, self.samples_seen, self.epoch_set = 0, 0, -1
+        self.register_buffer("clock", torch.zeros((), dtype=torch.int32), persistent=False)
         self.temperatures = nn.ModuleDict(make_temperatures(method, context))
         self.normalizers = nn.ModuleDict(make_normalizers(method, context))
         pairwise = method.pairwise
@@ -82,6 +84,9 @@ class Objective(nn.Module):
             return self.epoch_set
         return self.samples_seen // self.context.num_samples if self.context.num_samples else 0
 
+    def progress(self, training: bool) -> Progress:
+        return Progress(self.step, self.epoch, self.context.seed, training, self.clock)
+
     def set_epoch(self, epoch: int) -> None:
         """Say which epoch it is, for the schedules, instead of counting samples against ``num_samples``."""
         if not is_whole(epoch, 0):
@@ -100,6 +105,7 @@ class Objective(nn.Module):
                 "memory would be assigned to the wrong samples. Start with a new objective."
             )
         self.step, self.samples_seen, self.epoch_set = step, samples_seen, epoch_set
+        self.clock.fill_(step)
 
     # -- recorded steps ---------------------------------------------------------------------------------------------
 
@@ -107,7 +113,7 @@ class Objective(nn.Module):
         """What besides tensors decides what the next training step does; the epoch first, if it matters.  Two steps
         with equal keys run the same kernels on the same memory, so the one may be recorded and replayed for the other.
         None: the next step must be run plainly."""
-        progress = Progress(self.step, self.epoch, self.context.seed, training=True)
+        progress = self.progress(training=True)
         if self._looks_now():
             return None
         others = [module for module in self.modules() if module is not self]
@@ -156,7 +162,7 @@ class Objective(nn.Module):
         log_correction: Tensor | None = None,
     ) -> Output:
         """``forward``, kernel by kernel."""
-        progress = Progress(self.step, self.epoch, self.context.seed, self.training)
+        progress = self.progress(self.training)
         on_cpu = not isinstance(image_embeddings, Tensor) or image_embeddings.device.type == "cpu"
         look = on_cpu or self._looks_now()
         batch = self._take_batch(image_embeddings, text_embeddings, sample_ids, look, log_correction)
@@ -178,6 +184,7 @@ class Objective(nn.Module):
             self._notices.remember(output.metrics)
         if self.training:
             self.step += 1
+            self.clock += 1
             self.samples_seen += batch.size
         return output
 
@@ -189,7 +196,7 @@ class Objective(nn.Module):
         Nothing changes.  A method without memory (BatchMean) can only answer from the rows it is given."""
         if isinstance(self.method.normalizer, axes.NoNormalizer):
             raise ValueError("This method (SigLIP, VICReg) has no normalizer to ask for.")
-        progress = Progress(self.step, self.epoch, self.context.seed, training=False)
+        progress = self.progress(training=False)
         batch = self._take_batch(image_embeddings, text_embeddings, sample_ids, look=True)
         with torch.autocast(batch.positive_B.device.type, enabled=False):
             image, text = (
@@ -203,7 +210,7 @@ class Objective(nn.Module):
         self, image_embeddings: Tensor, text_embeddings: Tensor, sample_ids: advice.SampleIds | None = None
     ) -> tuple[Tensor, Tensor]:
         """The temperatures of these images and of these texts as anchors, as they now are.  Nothing changes."""
-        progress = Progress(self.step, self.epoch, self.context.seed, training=False)
+        progress = self.progress(training=False)
         batch = self._take_batch(image_embeddings, text_embeddings, sample_ids, look=True)
         image, text = (
             self._temperature(name).read(anchor, other, batch, progress)[0]

@@ -69,22 +69,21 @@ class PerSampleTable(nn.Module):
         self.register_buffer("values", values)
 
     def replay_key(self, progress: Progress) -> tuple[int, ...] | None:
-        """A table on the host is written by the host, and the noise of 16 bits is seeded by it."""
-        return None if self.world is not None or self.values.dtype == torch.float16 else ()
+        """A table on the host is written by the host."""
+        return None if self.world is not None else ()
 
     def get(self, ids_N: Tensor, dtype: torch.dtype) -> Tensor:
         """Rows as they are; NaN where never put."""
-        return self.values[self._places(ids_N)].to(ids_N.device, dtype)
+        return self.values[ids_N.to(self.values.device)].to(ids_N.device, dtype)
 
     def get_or(self, ids_N: Tensor, start: float, dtype: torch.dtype) -> Tensor:
-        rows_N = self.get(ids_N, dtype)
-        return torch.where(torch.isnan(rows_N), start, rows_N)
+        return self.get(ids_N, dtype).nan_to_num(start, math.inf, -math.inf)
 
     def put(self, ids: Ids, new_N: Tensor, progress: Progress) -> None:
         """Rows with the same id must bring the same value (see ``mean_within``)."""
         if self.values.dtype == torch.float16:
             new_N = round_stochastically(new_N, ids.group_N, progress)
-        places_N, new_N = self._places(ids.all_N), new_N.to(self.values.device, self.values.dtype)
+        places_N, new_N = ids.all_N.to(self.values.device), new_N.to(self.values.device, self.values.dtype)
         if self.world is None:
             self.values[places_N] = new_N
             return
@@ -97,11 +96,6 @@ class PerSampleTable(nn.Module):
         if distributed.is_node_leader():
             self.values[places_N] = new_N
         distributed.host_barrier()  # everyone sees the new rows
-
-    def _places(self, ids_N: Tensor) -> Tensor:
-        """Ids on the table's device; a negative one, which indexing would wrap, is put out of range instead."""
-        places_N = ids_N.to(self.values.device)
-        return torch.where(places_N < 0, self.values.shape[0], places_N)
 
     def _apply(self, fn: Any, recurse: bool = True) -> PerSampleTable:
         """A table in host memory stays there; elsewhere it moves, and keeps its precision unless it is widened."""
@@ -143,10 +137,8 @@ def round_stochastically(values_N: Tensor, group_N: Tensor, progress: Progress) 
     """float32 to float16, up or down with the odds that keep the mean: small moves add up instead of being lost."""
     low_bits = 13  # what float16's mantissa has fewer than float32's
     exact_N = values_N.to(torch.float32)
-    noise_N = torch.randint(
-        2**low_bits, exact_N.shape, generator=progress.generator(exact_N.device, 16), device=exact_N.device
-    )
-    bits_N = exact_N.view(torch.int32) + noise_N[group_N].to(torch.int32)
+    noise_N = (progress.uniform(len(exact_N), 16) * 2**low_bits).to(exact_N.device, torch.int32)
+    bits_N = exact_N.view(torch.int32) + noise_N[group_N]
     rounded_N = (bits_N & -(2**low_bits)).view(torch.float32)
     return torch.where(torch.isfinite(exact_N), rounded_N, exact_N).to(torch.float16)
 
@@ -154,17 +146,16 @@ def round_stochastically(values_N: Tensor, group_N: Tensor, progress: Progress) 
 # -- the same id more than once in a batch: one id, one value ----------------------------------------------------------
 
 
-def mean_within(values_N: Tensor, group_N: Tensor) -> Tensor:
-    """Each row's value replaced by the mean over the rows of its group."""
-    total_N = torch.zeros_like(values_N).index_add_(0, group_N, values_N)
-    count_N = torch.zeros_like(values_N).index_add_(0, group_N, torch.ones_like(values_N))
-    return (total_N / count_N)[group_N]
+def mean_within(values_N: Tensor, ids: Ids) -> Tensor:
+    """Each row's value replaced by the mean over the rows with its id."""
+    total_N = torch.zeros_like(values_N).index_add_(0, ids.group_N, values_N)
+    return total_N[ids.group_N] / ids.count_N
 
 
-def log_mean_within(log_N: Tensor, group_N: Tensor) -> Tensor:
+def log_mean_within(log_N: Tensor, ids: Ids) -> Tensor:
     """``mean_within`` for values given by their logs."""
-    peak_N = torch.full_like(log_N, -torch.inf).scatter_reduce_(0, group_N, log_N, "amax")[group_N]
-    return mean_within(torch.exp(log_N - peak_N), group_N).log() + peak_N
+    peak_N = torch.full_like(log_N, -torch.inf).scatter_reduce_(0, ids.group_N, log_N, "amax")[ids.group_N]
+    return mean_within(torch.exp(log_N - peak_N), ids).log() + peak_N
 
 
 # -- one mapping that all ranks of a node share: nameless in memory, or a file in a folder, both scratch space ---------

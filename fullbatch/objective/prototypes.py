@@ -213,7 +213,7 @@ class PrototypeNormalizer(nn.Module):
     def _restart(self, other_ND: Tensor, progress: Progress) -> None:
         total = self.config.prototypes
         if other_ND.shape[0] > total:
-            generator = progress.generator(torch.device("cpu"), 3)  # the same pairs in both directions, on any device
+            generator = progress.generator(3)  # the same pairs in both directions, on any device
             chosen = torch.randperm(other_ND.shape[0], generator=generator)[:total]
             fresh_MD = other_ND[chosen.to(other_ND.device, non_blocking=True)]
         elif self.config.restart_from == "batch":

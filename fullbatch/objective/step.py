@@ -11,25 +11,41 @@ import torch
 from torch import Tensor
 
 from fullbatch import distributed
+from fullbatch.data.order import key_of
 
 DIRECTIONS = ("image", "text")  # a direction is named after its anchors
 
 
 @dataclass(frozen=True)
 class Progress:
-    """Where training stands.  ``epoch`` counts whole passes; ``training`` False leaves every state untouched."""
+    """Where training stands.  ``epoch`` counts whole passes; ``training`` False leaves every state untouched.  What is
+    drawn depends on the step alone, so it is the same on every rank and after a resume."""
 
     step: int
     epoch: int
     seed: int
     training: bool
+    clock: Tensor  # the step as the device counts it: a recorded step moves it on
 
-    def generator(self, device: torch.device, *tags: int) -> torch.Generator:
-        """Noise that depends on the step alone, so that it is the same on every rank and after a resume."""
+    def generator(self, *tags: int) -> torch.Generator:
+        """For draws on the host."""
         seed = self.seed
         for tag in (self.step, *tags):
             seed = (seed * 6364136223846793005 + tag + 1442695040888963407) % 2**63
-        return torch.Generator(device).manual_seed(seed)
+        return torch.Generator().manual_seed(seed)
+
+    def uniform(self, count: int, *tags: int) -> Tensor:
+        """Numbers in [0, 1), in steps of 2^-24, on the clock's device; a recorded step draws new ones."""
+        key = _mix(self.clock ^ (key_of(self.seed, *tags) & 0x7FFFFFFF))
+        words = _mix(torch.arange(count, dtype=torch.int32, device=key.device) ^ key)
+        return (words >> 8).bitwise_and_(0xFFFFFF) * 2.0**-24
+
+
+def _mix(words: Tensor) -> Tensor:
+    """In place: all bits of each int32 go into all of them.  What >> brings in is the sign, which is masked out."""
+    for shift, factor in ((16, 0x21F0AAAD), (15, 0xD35A2D97 - 2**32)):
+        words.bitwise_xor_((words >> shift).bitwise_and_(2 ** (32 - shift) - 1)).mul_(factor)
+    return words.bitwise_xor_((words >> 15).bitwise_and_(2**17 - 1))
 
 
 @dataclass(frozen=True)
@@ -42,6 +58,12 @@ class Ids:
     def group_N(self) -> Tensor:
         """A number in [0, N) for each row, equal for equal ids; no sizes are read, so the host need not wait."""
         return torch.searchsorted(self.all_N.sort().values, self.all_N)
+
+    @cached_property
+    def count_N(self) -> Tensor:
+        """How many rows have each row's id."""
+        ones_N = torch.ones_like(self.group_N)
+        return torch.zeros_like(ones_N).index_add_(0, self.group_N, ones_N)[self.group_N]
 
 
 @dataclass(frozen=True)

@@ -112,7 +112,7 @@ class PerSampleTemperature(AnchorTemperature):
         gradient_N = temperature_gradient(direction, alpha_N, self.rho_value)
         if self.config.clip is not None:
             gradient_N = gradient_N.clamp(-self.config.clip, self.config.clip)
-        gradient_N = mean_within(gradient_N, ids.group_N)
+        gradient_N = mean_within(gradient_N, ids)
         move_N = self._move(gradient_N, ids, progress) * self.config.temperature_lr
         tau_N = (direction.tau_N - move_N).clamp(*axes.temperature_bounds(self.config))
         self.tau.put(ids, tau_N, progress)
@@ -159,16 +159,15 @@ class PredictedTemperature(AnchorTemperature):
         self.started = bool(state)
 
     def replay_key(self, progress: Progress) -> tuple[int, ...] | None:
-        """Its dropout is seeded by the host, and its first batch starts it."""
-        return () if self.started and self.config.dropout == 0.0 else None
+        """Its first batch starts it."""
+        return () if self.started else None
 
     def predict(self, x_ND: Tensor, progress: Progress) -> Tensor:
         dtype = x_ND.dtype
         hidden_ND = torch.sigmoid(x_ND @ self.projection.weight.to(dtype).T + self.projection.bias.to(dtype))
         if progress.training and self.config.dropout > 0.0:
             keep = 1.0 - self.config.dropout
-            generator = progress.generator(x_ND.device, 7, self.tag)
-            noise_ND = torch.rand(hidden_ND.shape, generator=generator, device=x_ND.device)
+            noise_ND = progress.uniform(hidden_ND.numel(), 7, self.tag).view_as(hidden_ND)
             hidden_ND = hidden_ND * (noise_ND < keep) / keep
         product_NC = hidden_ND @ normalize(self.centers_CD.to(dtype), dim=1).T
         share_NC = torch.softmax(product_NC / self.log_sharpness.to(dtype).exp(), dim=1)

@@ -141,7 +141,7 @@ def test_replayed_steps_are_the_steps(method, device, replays):
     # index_add_ on a GPU adds in any order
     close = {"rtol": 1e-5, "atol": 1e-6} if device == "cuda" and plain.method.needs_ids else {}
     assert_same(steps(replayed, device), want, **close)
-    assert len(replays) > 10 or method == "tempnet", "its dropout is seeded by the host"
+    assert len(replays) > 10
 
 
 @pytest.mark.parametrize("weights", [False, True])
