@@ -107,6 +107,7 @@ def trials_of(value, turns=4, seed=0):
     return found
 
 
+@pytest.mark.slow
 def test_importance_finds_what_decides_and_says_how_surely():
     trials = trials_of(lambda loss, optimizer, place: 20.0 - 40.0 * (place - 0.5) ** 2 + (loss == "sogclr"))
     shares = search_tables.importance(trials)

@@ -103,6 +103,7 @@ def test_resuming(tmp_path):
     assert saved_state(run, 20)["position"]["step"] == 20
 
 
+@pytest.mark.slow
 def test_batches_that_are_selected_on_a_share(tmp_path):
     config = shared(small_config(tmp_path, "openclip", steps=8), 0.5)
     run = train(replace(config, selection=Selection(batches="spectral"))).folder

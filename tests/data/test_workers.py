@@ -118,6 +118,7 @@ def small_run(folder, *more):
     return [*command, *usual, *more]
 
 
+@pytest.mark.slow
 def test_a_table_without_its_images_ends_the_command(tmp_path):
     table = tmp_path / "pairs.csv"
     table.write_text("image,caption\n" + "".join(f"{number}.jpg,a caption\n" for number in range(300)))

@@ -283,8 +283,9 @@ for moment in map(float, moments):
 """
 
 
-@pytest.mark.parametrize("kills", [2, pytest.param(60, marks=pytest.mark.slow)])
-def test_killed_at_random_moments(trained, encoder, opened, tmp_path, kills):
+@pytest.mark.slow
+def test_killed_at_random_moments(trained, encoder, opened, tmp_path):
+    kills = 60
     folder = tmp_path / "pictures"
     write_pictures(folder, 50 * kills)
     random_ones = random.Random(kills)

@@ -10,6 +10,7 @@ import pytest
 from fullbatch.selection.planning import Planners, meeting_equals
 
 
+@pytest.mark.slow
 def test_planners_are_all_started_before_there_is_a_plan_to_make():
     planners = Planners(3)
     planners.start_processes()

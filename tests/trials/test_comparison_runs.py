@@ -54,6 +54,7 @@ def test_a_run_that_another_process_ends_is_not_trained_again(configs, tmp_path)
     assert configs.trained == ["a", "c", "d"]
 
 
+@pytest.mark.slow
 def test_without_locks_each_worker_has_runs_of_its_own(configs, monkeypatch):
     def no_locks(*given):
         raise OSError(errno.ENOSYS, "Function not implemented")

@@ -200,6 +200,7 @@ def test_who_was_taken_for_dead_changes_nothing():
         assert [found.values for found in queue.ended()] == [(1.0,)]
 
 
+@pytest.mark.slow
 def test_a_sign_of_life_is_enough(tmp_path):
     storage = open_storage(str(tmp_path / "study.db"), lost_after=1.0)
     lease = taken(World(1, storage=storage).queue("elsewhere"))
@@ -224,6 +225,7 @@ def test_a_trial_that_never_had_a_heartbeat_grows_stale_too(tmp_path):
     assert taken(queue).attempt == 2
 
 
+@pytest.mark.slow
 def test_processes_that_come_and_go_keep_no_dead_trial_alive(tmp_path):
     """Who meets a trial gives it a heartbeat only if it never had one."""
     world = World(1, storage=open_storage(str(tmp_path / "study.db"), lost_after=2.0))

@@ -59,6 +59,7 @@ def test_a_signal_at_the_end_of_a_trial(plan, tmp_path, at, prune, status):
     assert attempts(made) == [(0, 1, False)]
 
 
+@pytest.mark.slow
 def test_a_machine_that_cannot_work_leaves_its_trial_to_others(plan, tmp_path, monkeypatch):
     def full(*args, **kwargs):
         raise OSError(errno.ENOSPC, "No space left on device")

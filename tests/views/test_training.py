@@ -106,6 +106,7 @@ def test_views_of_one_image_come_together(tmp_path):
     assert sum(losses[-5:]) < 0.9 * sum(losses[:5])
 
 
+@pytest.mark.slow
 def test_two_ranks_train_and_stay_alike(tmp_path, two_ranks):
     """BatchNorm sees a rank's share, so the numbers are not those of one rank; but they are numbers, and all the same
     samples."""
