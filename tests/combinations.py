@@ -32,7 +32,7 @@ NORMALIZERS = {
     "simultaneous": fb.Prototypes(prototypes=40, schedule="simultaneous", restart_every=None),
     "separate": fb.Prototypes(prototypes=5, updates=2, restart_every=2, fit="separate", prototype_gradient="detached"),
     "rolling": fb.Rolling(prototypes=40, updates=2),
-    "xbm": fb.BatchAndQueue(queue=16),
+    "xbm": fb.BatchAndQueue(queue=16, starts_after=2),
     "scent": fb.Scent(log_step=1.0),
     "mlp": fb.Mlp(updates=2, restart_every=2),
     "amortized": fb.Amortized(blend_epochs=2),
@@ -97,6 +97,6 @@ def make(name: str, **changes: Any) -> fb.Objective:
         "neuclip": {"prototypes": 8, "updates": 2},
         "rolling": {"prototypes": 24, "updates": 2},
         "queue": {"prototypes": 24},
-        "xbm": {"queue": 16},
+        "xbm": {"queue": 16, "starts_after": 2},
     }
     return fb.make_objective(name, **{**sizes, **small.get(name, {}), **changes})

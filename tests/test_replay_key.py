@@ -10,7 +10,7 @@ SETTINGS = {
     "neuclip": {"prototypes": 24, "updates": 2, "restart_every": 7, "rho": 1.0},
     "rolling": {"prototypes": 24, "updates": 2, "rho": 1.0},
     "queue": {"prototypes": 24, "rho": 1.0},
-    "xbm": {"queue": 24},
+    "xbm": {"queue": 24, "starts_after": 20},
     "amorlip": {"blend_epochs": 2.0, "rho_late_epoch": 2.0},
     "tempnet": {"centers": 8, "rho": 1.0},
     "fastclip_v3": {"rho": 1.0},
@@ -42,9 +42,7 @@ def test_equal_keys_move_counters_equally(method):
     for key, move, _ in steps_of(method):
         if key is not None:
             assert moves.setdefault(key, move) == move
-    assert bool(moves) == (method != "tempnet")  # its dropout is seeded by the host
-    if method == "tempnet":
-        assert any(key is not None for key, _, _ in steps_of(method, dropout=0.0))
+    assert moves
 
 
 def test_the_first_steps_and_every_256th_are_looked_at():
@@ -65,7 +63,7 @@ def test_prototypes_that_are_still_appended_to():
 
 @pytest.mark.parametrize("method", ["rolling", "queue", "xbm"])
 def test_what_keeps_the_newest_is_replayed_once_it_is_full(method):
-    size = {"queue": 100} if method == "xbm" else {"prototypes": 100}
+    size = {"queue": 100, "starts_after": 0} if method == "xbm" else {"prototypes": 100}
     keys = [key for key, _, _ in steps_of(method, 30, **size)]
     assert [step for step, key in enumerate(keys) if key is None] == list(range(13)) and len(set(keys)) == 2
 
@@ -86,6 +84,5 @@ def test_an_epoch_of_amorlip_starts_plainly_and_its_average_follows_every_other_
     assert all(len(keys) == 2 for keys in by_epoch.values())
 
 
-def test_tables_on_the_host_and_in_16_bits_are_run_plainly():
-    assert all(key is None for key, _, _ in steps_of("sogclr", table_dtype=torch.float16))
+def test_tables_on_the_host_are_run_plainly():
     assert all(key is None for key, _, _ in steps_of("sogclr", table_storage="node"))

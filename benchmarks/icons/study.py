@@ -63,7 +63,7 @@ ARMS: dict[str, dict[str, Any]] = {
     "queue": {"method": "queue", "settings": _FITTED, "temperature_lr": 1e-6},
     "stale": {"method": "queue", "settings": {**_FITTED, "prototypes": 105_900}, "temperature_lr": 1e-6},  # all of them
     "xbm": {"method": "xbm", "temperature_lr": 1.25e-4},
-    "siglip": {"method": "siglip", "settings": {"bias": -5.0}, "temperature_lr": 1.25e-4},
+    "siglip": {"method": "siglip", "temperature_lr": 1.25e-4},
     "sogclr": {"method": "sogclr"},
     "scent": {"method": "scent"},
     "fastclip_v3": {
@@ -220,7 +220,7 @@ def write_tuning_pairs(data: Path) -> None:
         return
     known = {caption for shard in range(LAST_SHARD) for caption in captions(data / f"train-{shard:05d}.tar").values()}
     own = captions(data / f"{WHOLE_SHARD.shard}.tar")
-    unfinished = target.with_suffix(".unfinished")
+    unfinished = target.with_suffix(f".unfinished-{os.getpid()}")
     with tarfile.open(data / f"{WHOLE_SHARD.shard}.tar") as shard, tarfile.open(unfinished, "w") as pairs:
         for member in shard:
             if own[member.name.split(".")[0]] not in known:
@@ -458,6 +458,7 @@ def gather(out: Path, target: Path, stages: Sequence[str] = STAGES) -> None:
                 if (outcome.parent / name).is_file():
                     shutil.copy(outcome.parent / name, kept / name)
     if (out / "chosen.json").is_file():
+        target.mkdir(parents=True, exist_ok=True)
         shutil.copy(out / "chosen.json", target / "chosen.json")
 
 

@@ -241,7 +241,7 @@ def _with_queue(objective: Objective, side: _Side, batch: int, epsilon: float) -
     normalizer, tau_A = objective.normalizers[side.name], side.tau_A
     assert isinstance(normalizer, normalizers.BatchAndQueueNormalizer)
     none_A = torch.zeros_like(tau_A, dtype=torch.bool)
-    if not normalizer.active:
+    if not normalizer.rows_in_use(objective.step):
         return _Belief(None, log_add(side.log_batch_A, epsilon), none_A)
     log_queue_A = normalizer.log_mean_of_queue(side.own_AD.to(tau_A.dtype), side.reference_A(objective), tau_A)
     log_both_A = normalizer.with_queue(side.log_batch_A, log_queue_A, batch - 1)

@@ -165,9 +165,17 @@ class BatchAndQueueNormalizer(NewestRows):
         self.config, self.pairwise, self.products = config, pairwise, products
         self.register_buffer("queue_MD", torch.zeros(config.queue, width))
 
+    def rows_in_use(self, step: int) -> int:
+        return self.active if step >= self.config.starts_after else 0
+
+    def replay_key(self, progress: Progress) -> tuple[int, ...] | None:
+        key = super().replay_key(progress)
+        return None if key is None else (*key, self.rows_in_use(progress.step))
+
     def forward(self, direction: Direction, progress: Progress) -> Estimate:
-        negatives, log_mean_B = direction.negatives + self.active, direction.log_g_B
-        if self.active:
+        used, log_mean_B = self.rows_in_use(progress.step), direction.log_g_B
+        negatives = direction.negatives + used
+        if used:
             log_queue_B = self.log_mean_of_queue(direction.anchor.local_BD, direction.reference_B, direction.tau_B)
             log_mean_B = self.with_queue(log_mean_B, log_queue_B, direction.negatives)
         epsilon = 1.0 / negatives if self.config.epsilon is None else self.config.epsilon

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -36,6 +36,7 @@ class StepGraphs:
     ) -> None:
         self.compute, self.seed, self.objective = compute, seed, objective
         self.rehearsed = 0
+        self.rehearsed_sizes = set[Hashable]()  # of captions: what is compiled for one is compiled in a plain step
         self.inputs: LoadedBatch | None = None
         self.recordings: Recordings[Computed] = Recordings(objective, device)
         self.stream = self.recordings.stream
@@ -52,12 +53,13 @@ class StepGraphs:
         return computed
 
     def _step(self, batch: LoadedBatch, step: int) -> Computed:
-        key = self.objective.replay_key()
-        if key is None or self.rehearsed < REHEARSALS:
+        key, size = self.objective.replay_key(), known_size(batch.tokens, batch.lengths)
+        if key is None or self.rehearsed < REHEARSALS or size not in self.rehearsed_sizes:
             self.rehearsed += 1
+            self.rehearsed_sizes.add(size)
             return self.compute(batch)
         inputs = self._taken(batch)
-        key = (*key, *known_size(batch.tokens, batch.lengths))
+        key = (*key, *size)
         try:
             computed = self.recordings.replay(key, partial(self.compute, inputs), partial(self.seed, step))
         except CannotRecord as reason:

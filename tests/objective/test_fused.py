@@ -269,7 +269,7 @@ METHODS = {
     "siglip": {},
     "simclr": {},
     "isogclr": {},
-    "xbm": {"queue": 100},
+    "xbm": {"queue": 100, "starts_after": 1},
     "neuclip": {"prototypes": 32, "rho": 2.0, "updates": 2},
     "rolling": {"prototypes": 64, "updates": 2},
 }

@@ -130,7 +130,7 @@ def test_a_batch_that_does_not_fit_is_refused():
 @pytest.mark.parametrize("chunk", [None, 3])
 def test_xbm(chunk):
     """The batches before this one are negatives too, without gradient of their own; the oldest fall off."""
-    objective = fb.make_objective("xbm", width=WIDTH, queue=6, temperature=0.2, chunk=chunk).double()
+    objective = fb.make_objective("xbm", width=WIDTH, queue=6, starts_after=0, temperature=0.2, chunk=chunk).double()
     log_tau = objective.temperatures["both"].log_temperature
     queues = {"image": [], "text": []}
     for image, text in batches(4):

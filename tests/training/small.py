@@ -28,7 +28,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "neuclip": {"prototypes": 24, "updates": 2, "restart_every": 7, "rho": 1.0},
     "rolling": {"prototypes": 24, "updates": 2, "rho": 1.0},
     "queue": {"prototypes": 24, "rho": 1.0},
-    "xbm": {"queue": 24},
+    "xbm": {"queue": 24, "starts_after": 3},
     "amorlip": {"blend_epochs": 2.0, "rho_late_epoch": 2.0},
     "tempnet": {"centers": 8, "rho": 1.0},
 }
