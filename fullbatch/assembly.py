@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from fullbatch import distributed
-from fullbatch.config.axes import Constant, LearnedScale, RobustGlobal
+from fullbatch.config.axes import BatchAndQueue, Constant, LearnedScale, RobustGlobal
 from fullbatch.config.methods import settings_of
 from fullbatch.config.run import RunConfig
 from fullbatch.config.tree import from_dict, merged, to_dict
@@ -75,6 +75,14 @@ def assemble(config: RunConfig, device: torch.device, design: Path | None = None
             "of the whole batch; use a model without BatchNorm for that",
             len(names),
             names[0],
+        )
+    normalizer = state.objective.method.normalizer
+    if isinstance(normalizer, BatchAndQueue) and stages.total <= normalizer.starts_after:
+        log.warning(
+            "the queue's embeddings count after %d steps and the run has %d, so none ever counts; give a "
+            "smaller --settings.starts-after, or train for longer",
+            normalizer.starts_after,
+            stages.total,
         )
     return Parts(device, model, wrapped, batches, stages, state)
 

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 import fullbatch.cli
+from fullbatch.assembly import assemble
 from fullbatch.config.model import Model
 from fullbatch.config.optimization import Optimizer
 from fullbatch.config.training import Evaluation
@@ -46,6 +47,15 @@ def test_what_a_run_leaves_behind(tmp_path):
     line = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
     assert {"step", "epoch", "samples", "loss", "lr", "tau", "gradient_norm", "samples_per_second"} <= set(line)
     assert json.loads((run / "environment.json").read_text())["versions"]["torch"]
+
+
+@pytest.mark.parametrize("starts_after", [19, 20])
+def test_a_queue_that_a_short_run_never_comes_to_is_told(starts_after, tmp_path, caplog):
+    config = small_config(tmp_path, "xbm")
+    settings = {**config.objective.settings, "starts_after": starts_after}
+    assemble(replace(config, objective=replace(config.objective, settings=settings)), torch.device("cpu"))
+    said = [record.getMessage() for record in caplog.records if "--settings.starts-after" in record.getMessage()]
+    assert len(said) == (starts_after == 20)
 
 
 def test_slow_data_is_said_once(tmp_path, monkeypatch, caplog):
