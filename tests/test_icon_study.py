@@ -14,6 +14,7 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "benchmarks" / "icons"))
 
 import figures  # noqa: E402
+import icon_arms  # noqa: E402
 import study  # noqa: E402
 
 STUDY = ROOT / "docs" / "studies" / "icons"
@@ -36,9 +37,9 @@ def comparison_of(scores):
 
 
 def test_every_arm_is_tuned_alike_on_what_is_not_reported():
-    grids = study.first_rates(list(study.ARMS), study.FIRST_SIZES)
+    grids = study.first_rates(list(icon_arms.ARMS), study.FIRST_SIZES)
     plan = plan_from(study.rates_plan(grids, SETTING))
-    assert len(plan.planned) == 9 * len(study.ARMS)
+    assert len(plan.planned) == 9 * len(icon_arms.ARMS)
     for run in plan.planned:
         config = plan.config(run, "runs")
         assert config.training.seed == study.TUNING_SEED not in study.SEEDS
@@ -96,7 +97,7 @@ def test_one_thing_is_changed_at_a_time():
     chosen = {"openclip": {64: 4e-4}, "neuclip": {64: 2e-4}, "rolling": {64: 8e-4}}
     plan = plan_from(study.variants_plan("parts", chosen, [64], SETTING))
     configs = {run.row.name: plan.config(run, "runs") for run in plan.planned}
-    assert set(configs) == set(study.PARTS) and {run.seed for run in plan.planned} == {0}
+    assert set(configs) == set(icon_arms.PARTS) and {run.seed for run in plan.planned} == {0}
     own = dict(configs["neuclip"].objective.settings)
     for name, config in configs.items():
         others = name == "openclip" or name.startswith("rolling")

@@ -17,7 +17,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from study import ARMS, LAST_SHARD, SAMPLES, TUNING_SEED, Setting, base
+from icon_arms import ARMS
+from study import LAST_SHARD, SAMPLES, TUNING_SEED, Setting, base
 from torch import nn
 
 import fullbatch.training_run

@@ -30,7 +30,7 @@ from fullbatch.training import checkpoint
 from fullbatch.training.run_folder import Folder
 from fullbatch.training_run import train
 from fullbatch.trials.comparison_plan import Plan
-from tests.selection.test_training import SELECTIONS, config_for
+from tests.selection.planned import SELECTIONS, config_for
 from tests.training.small import small_config
 
 

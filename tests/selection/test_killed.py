@@ -11,7 +11,7 @@ import torch
 
 from fullbatch.training.trainer import Trainer
 from fullbatch.training_run import train
-from tests.selection.test_training import SELECTIONS, config_for, lines, loss_lines
+from tests.selection.planned import SELECTIONS, config_for, lines, loss_lines
 from tests.training.small import differences, renamed, saved_state
 
 
