@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import shutil
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from torch import Tensor
 from typing_extensions import assert_never
 
 from fullbatch.config.messages import local_name
+from fullbatch.data.durable import told_if_full
 from fullbatch.models.clip_model import clip_design, from_clip_state, write_clip_model
 from fullbatch.models.design import OPENAI_MEAN, OPENAI_STD, Design, OpenClipDesign, ViewsDesign, from_json, to_json
 from fullbatch.models.onnx_towers import FILES as ONNX_FILES
@@ -159,7 +161,8 @@ def export(
     _check_place(path, format, overwrite)
     whole = path.resolve()  # not "..", nor a link that would itself be replaced
     whole.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{whole.name}.", dir=whole.parent) as place:
+    unfinished = tempfile.TemporaryDirectory(prefix=f".{whole.name}.", dir=whole.parent)
+    with told_if_full(whole), unfinished as place:
         new = Path(place) / (whole.stem + path.suffix)
         match format:
             case "open_clip":
@@ -214,7 +217,10 @@ def _export_open_clip(model: TwoTowers, path: Path, temperature: float, bias: fl
                 f"open_clip knows no config by which to load {path.name} ({model.design.name!r} is not one of its own, "
                 "or its size or bias was changed); give a folder, which takes the config along."
             )
-        torch.save(state, path)
+        try:
+            torch.save(state, path)
+        except RuntimeError as error:
+            raise _not_written(path, error) from None
         return
     path.mkdir(exist_ok=True)
     _save_safetensors(state, path / OPEN_CLIP_WEIGHTS[0], {})
@@ -286,5 +292,11 @@ def _save_safetensors(state: dict[str, Tensor], path: Path, metadata: dict[str, 
 
     try:
         save_file({k: v.detach().cpu().contiguous() for k, v in state.items()}, path, {"format": "pt", **metadata})
-    except SafetensorError as error:  # a full disk, say
-        raise OSError(f"{path} could not be written ({error}).") from None
+    except SafetensorError as error:
+        raise _not_written(path, error) from None
+
+
+def _not_written(path: Path, error: Exception) -> OSError:
+    """Neither library names the file, and torch not even the reason: most often a full disk."""
+    free = shutil.disk_usage(path.parent).free
+    return OSError(f"{path.name} could not be written ({first_line(error)}); {free / 1e6:,.1f} MB are free.")

@@ -13,6 +13,7 @@ import pytest
 import safetensors.torch
 
 from fullbatch import training_run
+from fullbatch.config.model import Model
 from fullbatch.config.run import RunConfig
 from fullbatch.config.tree import from_dict
 from fullbatch.data import durable
@@ -20,8 +21,10 @@ from fullbatch.data.durable import make_folder
 from fullbatch.finetuning.finetune import _require_room
 from fullbatch.finetuning.record import read_record
 from fullbatch.loading import load_trained
-from fullbatch.models.build import rebuild_model
+from fullbatch.models import saved
+from fullbatch.models.build import build_model, rebuild_model
 from fullbatch.models.design import from_json
+from fullbatch.models.saved import export
 from fullbatch.selection import periods
 from fullbatch.selection.periods import PieceStatistics, is_whole, write_piece
 from fullbatch.selection.planning import Snapshot
@@ -255,3 +258,20 @@ def test_a_full_disk_is_told_by_who_writes_a_models_design_or_weights(tmp_path, 
     monkeypatch.setattr(safetensors.torch, "save_file", unwritten)
     with pytest.raises(OSError, match=r"fullbatch.safetensors could not be written \(I/O error: No space left"):
         load_trained(run).export(tmp_path / "exported")
+
+
+@pytest.mark.parametrize("name", ["model.pt", "model.safetensors", "folder"])
+def test_an_export_without_room_is_named_and_leaves_nothing(name, tmp_path, monkeypatch):
+    monkeypatch.setattr(saved, "registered_name", lambda design: "tiny")  # a file is for open_clip's own architectures
+    format = "safetensors" if name.endswith(".safetensors") else "open_clip"
+    message = r"model\S* could not be written \(.+\); [\d,.]+ MB are free"
+    with files_of_at_most(5000), pytest.raises(OSError, match=message):
+        export(build_model(Model()), tmp_path / name, format, 0.05, None)
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_export_whose_config_finds_no_room_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(saved, "_save_safetensors", lambda *given: None)
+    with files_of_at_most(0), pytest.raises(OSError, match="File too large") as told:
+        export(build_model(Model()), tmp_path / "folder", "open_clip", 0.05, None)
+    assert told.value.filename == str(tmp_path / "folder")
