@@ -55,6 +55,7 @@ class ReadingAhead:
             if not self._reached <= batch <= self._walked:
                 self._walked = batch
                 self._queue.clear()
+                self._known.clear()  # of what was in the queue nothing has come
             self._reached = batch
             while self._ahead and not batch < self._ahead[0][0] < self._walked:
                 self._blocks_ahead -= self._ahead.popleft()[1]

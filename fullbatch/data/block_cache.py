@@ -21,6 +21,7 @@ import errno
 import fcntl
 import functools
 import logging
+import math
 import os
 import time
 import zlib
@@ -40,6 +41,7 @@ _KEPT = 0.9  # of the bound, after making room: counting is not for every block
 _FREE, _MOST_FREE = 0.02, 10 * 10**9  # of the disk that stay free: this share, up to so many bytes
 _FRESH = 60.0  # seconds in which another use of a block is not noted
 _PATIENCE = 60.0
+_RESTS = 60.0  # seconds after a block that could not be kept, in which none is
 _LOCKS = 256  # for blocks that are being fetched, shared by all of them
 
 log = logging.getLogger("fullbatch")
@@ -72,6 +74,7 @@ class BlockCache:
     def __init__(self, folder: Path, bound: int) -> None:
         self.folder, self.bound = folder, bound
         self._counted = self._warned = False
+        self._rests_until = -math.inf
         self._start = _start_of_machine()
 
     def get(self, name: str, length: int | None = None, start: int = 0, stop: int | None = None) -> bytes | None:
@@ -103,31 +106,43 @@ class BlockCache:
         return raw[start - first * _PIECE : stop - first * _PIECE]
 
     def holds(self, name: str, length: int) -> bool:
-        """As far as its size tells."""
+        """As far as its size tells; whoever asks will use it, so that it is not the next to go."""
         try:
-            return os.stat(self.folder / name).st_size == _file_size(length)
+            there = os.stat(self.folder / name).st_size == _file_size(length)
         except OSError:
             return False
+        if there:
+            with suppress(OSError):  # another user's
+                os.utime(self.folder / name)
+        return there
+
+    @property
+    def keeps(self) -> bool:
+        """Whether it is worth a try; a whole block is a hundred times what a sample needs of it."""
+        return time.monotonic() >= self._rests_until
 
     def put(self, name: str, block: bytes) -> None:
         """Kept, if there is or can be made room for it."""
+        kept = False
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             try:
-                self._write(name, block)
+                kept = self._write(name, block)
             except OSError as error:
                 if not is_full(error):
                     raise
-                self._write(name, block, full=True)
+                kept = self._write(name, block, full=True)
         except OSError as error:
             if not self._warned:
                 log.warning("Blocks of remote files cannot be kept in %s (%s).", self.folder, error.strerror)
                 self._warned = True
+        if not kept:
+            self._rests_until = time.monotonic() + _RESTS
 
-    def _write(self, name: str, block: bytes, full: bool = False) -> None:
+    def _write(self, name: str, block: bytes, full: bool = False) -> bool:
         temporary = self._reserve(_file_size(len(block)), full)
         if temporary is None:
-            return
+            return False
         with temporary:
             try:
                 temporary.write(block)
@@ -139,6 +154,7 @@ class BlockCache:
                 with suppress(OSError):
                     os.unlink(temporary.name)
                 raise
+        return True
 
     @contextmanager
     def fetching(self, name: str) -> Iterator[None]:
@@ -189,20 +205,17 @@ class BlockCache:
                     continue
                 with suppress(FileNotFoundError):  # it was damaged
                     status = entry.stat()
-                    if entry.name.startswith(UNFINISHED) and _is_abandoned(entry.path):
-                        os.unlink(entry.path)
-                        continue
-                    total += status.st_size
                     if not entry.name.startswith(UNFINISHED):
                         blocks.append((status.st_mtime, status.st_size, entry.path))
+                    elif _is_abandoned(entry.path) and _is_removed(entry.path):
+                        continue
+                    total += status.st_size
         limit = min(total, self._limit(total)) if full else self._limit(total)
         if total + size > limit:
             for _, bytes_there, path in sorted(blocks):
                 if total + size <= _KEPT * limit:
                     break
-                with suppress(FileNotFoundError):
-                    os.unlink(path)
-                total -= bytes_there
+                total -= bytes_there * _is_removed(path)
         return total, limit
 
 
@@ -215,8 +228,19 @@ def _start_of_machine() -> bytes:
         return b""
 
 
+def _is_removed(path: str) -> bool:
+    """By us or by others; one of another user's may have to stay."""
+    with suppress(PermissionError):
+        Path(path).unlink(missing_ok=True)
+        return True
+    return False
+
+
 def _is_abandoned(path: str) -> bool:
-    file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except PermissionError:  # another user's
+        return False
     try:
         return _try_lock(file)
     finally:

@@ -55,6 +55,8 @@ def write_atomically(target: Path, write: Callable[[IO[bytes]], object]) -> None
     try:
         with temporary:
             write(temporary)
+            temporary.flush()
+            os.fsync(temporary.fileno())
         os.replace(temporary.name, target)
     except BaseException:
         os.unlink(temporary.name)

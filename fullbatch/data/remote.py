@@ -44,7 +44,7 @@ from fullbatch.data.block_cache import BLOCK_BYTES, BlockCache, block_cache
 from fullbatch.data.order import Ints
 from fullbatch.data.sample import fingerprint_of
 from fullbatch.data.store_requests import (
-    CameShort,
+    Passing,
     StoreError,
     Unusable,
     check_size,
@@ -73,6 +73,8 @@ _OPTIONS: dict[str, dict[str, Any]] = {
     "http": _HTTP,
     "https": _HTTP,
 }
+_RANGES = {"http": web_range, "https": web_range, "s3": s3_range}
+_WHOLES = {"http": web_whole, "https": web_whole, "s3": s3_whole}
 _VERSIONS = (  # what stores call it, the surest first
     "generation", "ETag", "etag", "Content-MD5", "Digest", "blob_id", "xet_hash", "Last-Modified", "LastModified",
     "updated", "mtime", "created",
@@ -89,6 +91,10 @@ _TOKENS = ("ExpiredToken", "InvalidToken", "TokenRefreshRequired", "Authorizatio
 log = logging.getLogger("fullbatch")
 
 Result = TypeVar("Result")
+
+
+def protocol_of(url: str) -> str:
+    return url.partition("://")[0]
 
 
 @functools.lru_cache(1 << 16)
@@ -112,37 +118,52 @@ class RemoteFile:
     def read(self, offset: int, size: int) -> bytes:
         """These bytes, by way of the cache; fewer only at the end of the file."""
         cache, stop = block_cache(), min(offset + size, self.size)
+        if stop <= offset:
+            return b""
         if cache is None:
-            return self.fetch(offset, stop - offset) if stop > offset else b""
+            return self.fetch(offset, stop - offset)
         numbers = range(offset // BLOCK_BYTES, -(-stop // BLOCK_BYTES))
         return b"".join(RemoteBlock(self, number).read(cache, offset, stop) for number in numbers)
 
     def fetch(self, offset: int, size: int, tries: int | None = None) -> bytes:
         """These bytes from the store; all of them, and of this version."""
-        raw, version = _tried(self.url, lambda: self._range(offset, size), tries)
-        if version and version == self.version:
+        return _tried(self.url, lambda: self._of_this_version(offset, size), tries)
+
+    def _of_this_version(self, offset: int, size: int) -> bytes:
+        try:
+            raw, version = self._range(offset, size)
+        except Exception as error:
+            if isinstance(error, Passing) or status_of(error) == 416:  # it may be shorter now
+                self._check_still_there()
+            raise
+        if version and version.removeprefix("W/") == self.version.removeprefix("W/"):
             return raw
+        self._check_still_there()
+        if version.endswith('"') and self.version.endswith('"'):  # ETags of two copies, of which one is older
+            raise Passing(f"its bytes came with version {version}, and the store says it is {self.version}")
+        return raw
+
+    def _check_still_there(self) -> None:
         now = look_up(self.url)
         if now != self:
             raise StoreError(
                 f"{self.url!r} was replaced during the run (it had {self.size:,} bytes, version {self.version!r}; now "
                 f"{now.size:,}, {now.version!r}); start the run again with files that stay as they are."
             )
-        return raw
 
     def _range(self, offset: int, size: int) -> tuple[bytes, str]:
         """The bytes, and the version as far as the answer names it."""
         raw: bytes
         version = ""
-        by_protocol = {"http": web_range, "https": web_range, "s3": s3_range}.get(self.url.partition("://")[0])
-        if by_protocol is not None:
-            raw, version = _ask(self.url, by_protocol, start=offset, end=offset + size)
+        ask = _RANGES.get(protocol_of(self.url))
+        if ask is not None:
+            raw, version = _ask(self.url, ask, start=offset, end=offset + size)
         else:
             raw = _ask(self.url, "cat_file", start=offset, end=offset + size)
         if len(raw) > size:
             raise no_parts(self.url)
         if len(raw) < size:
-            raise CameShort(f"{len(raw):,} bytes came of {size:,}")
+            raise Passing(f"{len(raw):,} bytes came of {size:,}")
         return raw, version
 
 
@@ -168,11 +189,13 @@ class RemoteBlock:
         first, length = self._span
         start, stop = max(start - first, 0), min(stop - first, length)
         there = cache.get(self.name, length, start, stop)
+        if there is None and not cache.keeps:
+            return self.file.fetch(first + start, stop - start)  # and not the rest, which would be lost
         return self._fetched(cache, start, stop) if there is None else there
 
     def keep(self) -> None:
         cache, (_, length) = block_cache(), self._span
-        if cache is not None and not cache.holds(self.name, length):
+        if cache is not None and cache.keeps and not cache.holds(self.name, length):
             self._fetched(cache, 0, 0, tries=1)  # whoever reads it tries on
 
     def _fetched(self, cache: BlockCache, start: int, stop: int, tries: int | None = None) -> bytes:
@@ -200,9 +223,9 @@ def blocks_of(files: Sequence[object], which_P: Ints, starts_P: Ints, stops_P: I
 def fetch_whole(url: str, limit: int, known: str = "", tries: int | None = None) -> tuple[bytes | None, str]:
     """A file of at most ``limit`` bytes by one request, and its version if the answer names it.  The version that is
     known already is not sent again: None."""
-    if url.partition("://")[0] not in _PACKAGES:
+    if protocol_of(url) not in _PACKAGES:
         raise Unusable(_no_store(url))
-    ask = {"http": web_whole, "https": web_whole, "s3": s3_whole}.get(url.partition("://")[0])
+    ask = _WHOLES.get(protocol_of(url))
     if ask is not None:
         whole: tuple[bytes | None, str] = _tried(url, lambda: _ask(url, ask, limit=limit, known=known), tries)
         return whole
@@ -261,20 +284,32 @@ def _warn_of_no_version(server: str) -> None:
 
 def matching(pattern: str) -> list[str]:
     """The URLs that match a glob, sorted."""
-    protocol = pattern.partition("://")[0]
-    if protocol in ("http", "https"):
+    if protocol_of(pattern) in ("http", "https"):
         raise ValueError(f"{pattern!r}: a web server lists no files; write them out, as in {{00000..00331}}.tar.")
-    paths: list[str] = sorted(_tried(pattern, lambda: _ask(pattern, "glob")))
+    paths = sorted(_tried(pattern, lambda: _listed(pattern)))
     if not paths:
         raise ValueError(f"Nothing matches {pattern!r}.")
-    return [f"{protocol}://{path.lstrip('/')}" for path in paths]
+    return [f"{protocol_of(pattern)}://{path.lstrip('/')}" for path in paths]
+
+
+def _listed(pattern: str) -> list[str]:
+    """As fsspec's glob, which however goes through folders one by one, and passes over those that it fails to list."""
+    store, known = _store_of(pattern), re.split(r"[*?\[]", pattern)[0]
+    folder, _, stem = known.rpartition("/")
+    if not store.async_impl or "/" not in pattern[len(known) :] or folder.endswith("/"):
+        found: list[str] = _ask(pattern, "glob")
+        return found
+    from fsspec.utils import glob_translate
+
+    matches = re.compile(glob_translate(store._strip_protocol(pattern))).match
+    return [path for path in _ask(folder, "find", prefix=stem) if matches(path)]
 
 
 def _ask(url: str, ask: str | Callable[..., Any], **arguments: Any) -> Any:
     """One request, by the name of a method of fsspec's, within the time that one may take; or by a function of ours,
     which sees to it that bytes keep coming: how long a large file takes is the network's affair."""
     store = _store_of(url)
-    if ask in ("info", "glob"):
+    if ask in ("info", "glob", "find"):
         store.invalidate_cache()  # of listings: a file may have changed since
     if not store.async_impl:
         assert isinstance(ask, str)
@@ -284,7 +319,7 @@ def _ask(url: str, ask: str | Callable[..., Any], **arguments: Any) -> Any:
     method = getattr(store, f"_{ask}") if isinstance(ask, str) else functools.partial(ask, store)
     path = store._strip_protocol(url)
     if isinstance(ask, str):
-        limit = None if ask == "glob" else _STALLED  # of many pages, each within the client's own time
+        limit = None if ask in ("glob", "find") else _STALLED  # of many pages, each within the client's own time
         return sync(store.loop, lambda: asyncio.wait_for(method(path, **arguments), limit))
     return sync(store.loop, lambda: method(path, silence=_STALLED, **arguments))
 
@@ -293,7 +328,7 @@ def _store_of(url: str) -> Any:
     """fsspec's file system, one for all threads of this process, see above: a second one, dropped after it was used,
     would be closed again in every forked worker, which waits a second for a thread that it does not have."""
     with _making[os.getpid()]:
-        return _store(url.partition("://")[0], os.getpid())
+        return _store(protocol_of(url), os.getpid())
 
 
 _making: defaultdict[int, threading.Lock] = defaultdict(threading.Lock)  # by process: a copied one may be held for ever
@@ -316,7 +351,7 @@ def _store(protocol: str, process: int) -> Any:
 
 def _no_store(url: str) -> str:
     there = listed([name for name in _PACKAGES if name != "memory"])  # which is for tests
-    return f"{url.partition('://')[0]}:// is no store that can be read; there are {there}, and file."
+    return f"{protocol_of(url)}:// is no store that can be read; there are {there}, and file."
 
 
 def _tried(url: str, ask: Callable[[], Result], tries: int | None = None) -> Result:
@@ -366,6 +401,6 @@ def _judged(error: BaseException) -> tuple[_Fault, str]:
         return "file", "it leads from one address to another without an end"
     if isinstance(error, ValueError) or kind == "ParamValidationError":
         return "file", told or kind
-    if isinstance(error, TimeoutError | asyncio.TimeoutError) or kind == "FSTimeoutError":
+    if isinstance(error, TimeoutError | asyncio.TimeoutError):
         return "passing", f"no answer in {_STALLED:g} s"
     return "passing", told or kind

@@ -21,8 +21,8 @@ class Unusable(StoreError):
     """The fault is this file's, not its store's: it is not there, its URL is none, or it is too large."""
 
 
-class CameShort(Exception):
-    pass
+class Passing(Exception):
+    """An answer that another try may better."""
 
 
 def shown(url: str) -> str:
@@ -67,7 +67,7 @@ async def s3_whole(store: Any, path: str, silence: float, limit: int, known: str
         check_size(path, answer["ContentLength"], limit)
         raw = await _body_of(answer, silence)
     if len(raw) < answer["ContentLength"]:
-        raise CameShort(f"{len(raw):,} bytes came of {answer['ContentLength']:,}")
+        raise Passing(f"{len(raw):,} bytes came of {answer['ContentLength']:,}")
     return raw, answer.get("ETag", "")
 
 
@@ -77,10 +77,10 @@ def check_size(url: str, size: int, limit: int) -> None:
 
 
 def _patience(silence: float) -> Any:
-    """Of a web server: the longest that is waited for its next bytes."""
+    """Of a web server or a proxy before it: the longest that is waited for its next bytes."""
     import aiohttp
 
-    return aiohttp.ClientTimeout(total=None, sock_connect=silence, sock_read=silence)
+    return aiohttp.ClientTimeout(total=None, connect=silence, sock_connect=silence, sock_read=silence)
 
 
 async def _body_of(answer: Any, silence: float) -> bytes:

@@ -13,7 +13,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import unquote
 
 # a number: its answer; "drop": none, and the connection is closed; "stall": none; "cut": half of what it announces;
-# "short": it announces and sends a byte less; "whole": no range but the file; "replace": another file from then on
+# "short": it announces and sends a byte less; "whole": no range but the file; "replace": another file from then on;
+# "other tag": that of another version
 Fault = str
 
 
@@ -81,6 +82,11 @@ def serving(context: ssl.SSLContext | None = None) -> Iterator[FaultyServer]:
                 return
             total = len(body)
             span = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
+            if span and int(span[1]) >= total:
+                self.send_response(416)
+                self.send_header("Content-Length", "0")
+                self.end_headers()
+                return
             if span and fault != "whole":
                 first, last = int(span[1]), min(int(span[2]), total - 1)
                 body = body[first : last + 1]
@@ -92,7 +98,7 @@ def serving(context: ssl.SSLContext | None = None) -> Iterator[FaultyServer]:
                 body = body[:-1]
             self.send_header("Content-Length", str(len(body)))
             if state.tags:
-                self.send_header("ETag", tag)
+                self.send_header("ETag", '"other"' if fault == "other tag" else tag)
             self.end_headers()
             if self.command == "GET":
                 if fault == "cut":

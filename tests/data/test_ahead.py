@@ -86,6 +86,19 @@ def test_another_place_and_the_end(cache, monkeypatch):
     assert set(fetched.names[4:]) == {"00050", "00051", "00052", "00053"}
 
 
+def test_what_was_given_up_for_another_place_comes_when_it_is_needed_after_all(cache, monkeypatch):
+    bound(monkeypatch, 1000)
+    fetched, slow = Fetched(), threading.Event()
+    monkeypatch.setattr(Piece, "keep", lambda piece, keep=Piece.keep: slow.wait(60) and keep(piece))
+    names = [f"{number:05d}" for number in range(100)]
+    reading = ReadingAhead(lambda batch: [Piece(fetched, f"{batch}-{name}") for name in names], 1)
+    for batch in (0, 500, 0):
+        reading.reached(batch)
+        assert until(lambda batch=batch: reading._walked == batch + 1)
+    slow.set()
+    assert until(lambda: {f"0-{name}" for name in names} <= set(fetched.names))
+
+
 def test_processes_share_the_pieces(cache, monkeypatch):
     bound(monkeypatch, 1000)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "3")

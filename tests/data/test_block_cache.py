@@ -5,6 +5,7 @@ import random
 import signal
 import time
 from multiprocessing import get_context
+from pathlib import Path
 
 import pytest
 
@@ -57,10 +58,46 @@ def test_the_least_recently_used_go(tmp_path):
     assert blocks_in(cache.folder) == ["0", "3", "4", "5", "6", "7", "8", "9", "new"]
 
 
+def test_a_block_that_is_asked_about_is_not_the_next_to_go(tmp_path):
+    cache = BlockCache(tmp_path / "blocks", 3 * SIZE)
+    for number in range(3):
+        cache.put(str(number), BLOCK)
+        os.utime(cache.folder / str(number), (number, number))
+    assert cache.holds("0", len(BLOCK)) and not cache.holds("1", len(BLOCK) - 1) and not cache.holds("9", len(BLOCK))
+    cache.put("new", BLOCK)
+    assert blocks_in(cache.folder) == ["0", "new"]
+
+
 def test_a_block_larger_than_the_bound_is_not_kept(tmp_path):
     cache = BlockCache(tmp_path / "blocks", SIZE - 1)
+    assert cache.keeps
     cache.put("a", BLOCK)
     assert blocks_in(cache.folder) == [] and used(cache.folder) == 0
+    assert not cache.keeps, "for a minute nothing is tried"
+
+
+def test_what_another_user_owns_may_have_to_stay(tmp_path, monkeypatch):
+    """In a folder whose files only their owners may remove: it counts, and others go in its place."""
+    cache, unlink = BlockCache(tmp_path / "blocks", 4 * SIZE), Path.unlink
+    for number in range(4):
+        cache.put(str(number), BLOCK)
+        os.utime(cache.folder / str(number), (number, number))
+    writer = cache._reserve(SIZE)
+    assert blocks_in(cache.folder) == ["2", "3"]
+    theirs, opened = {"2", os.path.basename(writer.name)}, os.open
+    writer.close()
+
+    def refuse(path):
+        if os.path.basename(path) in theirs:
+            raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(Path, "unlink", lambda path, **options: refuse(path) or unlink(path, **options))
+    monkeypatch.setattr(os, "open", lambda path, *mode: refuse(path) or opened(path, *mode))
+    cache = BlockCache(tmp_path / "blocks", 4 * SIZE)
+    for name in "abc":
+        cache.put(name, BLOCK)
+        assert used(cache.folder) <= 4 * SIZE and cache.keeps
+    assert "2" in blocks_in(cache.folder) and "c" in blocks_in(cache.folder) and "3" not in blocks_in(cache.folder)
 
 
 def test_a_reader_reads_on_while_its_block_is_removed(tmp_path, monkeypatch):
@@ -171,6 +208,14 @@ def test_files_are_counted_once_after_a_start_of_the_machine(tmp_path, monkeypat
     for name in "efghijkl":
         cache.put(name, BLOCK)
     assert len(counted) == 2, "at first, and at the bound"
+
+
+def test_an_index_has_its_name_only_when_it_is_on_the_disk(tmp_path, monkeypatch):
+    done, sync, replace = [], os.fsync, os.replace
+    monkeypatch.setattr(os, "fsync", lambda file: done.append("synced") or sync(file))
+    monkeypatch.setattr(os, "replace", lambda *names: done.append("named") or replace(*names))
+    write_atomically(tmp_path / "index", lambda file: file.write(b"x"))
+    assert done == ["synced", "named"] and (tmp_path / "index").read_bytes() == b"x"
 
 
 def test_others_may_read_what_the_umask_lets_them(tmp_path):

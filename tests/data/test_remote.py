@@ -11,8 +11,10 @@ from multiprocessing import get_context
 import pytest
 
 from fullbatch.config.data import Source
+from fullbatch.data import block_cache as block_cache_module
 from fullbatch.data import remote
-from fullbatch.data.remote import RemoteFile, fetch_whole, look_up, matching
+from fullbatch.data.block_cache import block_cache
+from fullbatch.data.remote import RemoteBlock, RemoteFile, fetch_whole, look_up, matching
 from fullbatch.data.store_requests import StoreError
 from tests.data.faulty_server import serving
 
@@ -51,7 +53,7 @@ def test_a_server_that_tells_no_version_is_named_once(server, caplog):
     ]
 
 
-@pytest.mark.parametrize("fault", ["503", "500", "429", "stall", "cut", "short"])
+@pytest.mark.parametrize("fault", ["503", "500", "429", "stall", "cut", "short", "other tag"])
 @pytest.mark.parametrize("times", [1, pytest.param(4, marks=pytest.mark.slow)])
 def test_what_passes_is_tried_again_and_said(server, caplog, fault, times, monkeypatch):
     file = look_up(f"{server.url}/a.tar")
@@ -81,6 +83,7 @@ def test_looking_up_is_tried_again_too(server):
         ("503", "after 5 tries: the server answered 503"),
         pytest.param("stall", "after 5 tries: no answer in 0.5 s", marks=pytest.mark.slow),
         ("short", "after 5 tries: 999 bytes came of 1,000"),
+        ("other tag", r'after 5 tries: its bytes came with version "other", and the store says it is "[0-9a-f]+"\.'),
         ("404", "there is no such file"),
         ("407", "the server answered 407; name the proxy's user and password"),
         ("403", "the server answered 403; see that the credentials in the environment are"),
@@ -91,7 +94,7 @@ def test_what_lasts_is_one_sentence(server, fault, words, monkeypatch):
     file = look_up(f"{server.url}/a.tar")
     if fault == "stall":
         monkeypatch.setattr(remote, "_STALLED", 0.5)
-    server.fails = lambda method, path: fault
+    server.fails = lambda method, path: fault if method == "GET" else None
     before = server.count("GET")
     with pytest.raises(StoreError, match=words) as told:
         file.fetch(0, 1000)
@@ -136,6 +139,48 @@ def test_a_file_that_is_replaced_by_a_longer_one_where_no_answer_names_a_version
     server.files["/a.tar"] += b"more"
     with pytest.raises(StoreError, match="was replaced during the run"):
         file.fetch(0, 1000)
+
+
+@pytest.mark.parametrize("length", [500, 9_900])
+@pytest.mark.parametrize("tags", [True, False])
+def test_a_file_that_is_replaced_by_a_shorter_one(server, length, tags):
+    """The bytes asked for are gone (416), or some of them are (fewer come)."""
+    server.tags = tags
+    file = look_up(f"{server.url}/a.tar")
+    server.files["/a.tar"] = CONTENT[:length]
+    with pytest.raises(StoreError, match="was replaced during the run"):
+        file.fetch(9_500, 700)
+
+
+def test_a_weak_tag_names_the_same_version(server):
+    file = look_up(f"{server.url}/a.tar")
+    weak = RemoteFile(file.url, file.size, f"W/{file.version}")
+    asked = len(server.requests)
+    assert weak.fetch(0, 10) == CONTENT[:10] and len(server.requests) == asked + 1
+
+
+def test_nothing_of_a_file_costs_nothing(server, monkeypatch):
+    """As an empty caption in a shard: the second time in a folder that takes no blocks."""
+    file = look_up(f"{server.url}/a.tar")
+    for _ in range(2):
+        assert file.read(100, 0) == file.read(len(CONTENT), 0) == file.read(len(CONTENT), 10) == b""
+        block_cache().put("too large", bytes(10))
+    assert server.count("GET") == 0
+
+
+def test_where_no_block_can_be_kept_only_what_is_wanted_is_fetched(server, monkeypatch):
+    monkeypatch.setattr(remote, "BLOCK_BYTES", 4096)
+    monkeypatch.setenv("FULLBATCH_CACHE_GB", "0.000001")
+    file = look_up(f"{server.url}/a.tar")
+    for start in (5000, 6000, 4000):
+        assert file.read(start, 200) == CONTENT[start : start + 200]
+    RemoteBlock(file, 2).keep()  # ahead of use
+    assert [span for method, _, span in server.requests if method == "GET"] == [
+        "bytes=4096-8191", "bytes=6000-6199", "bytes=4000-4095", "bytes=4096-4199",
+    ]  # fmt: skip
+    monkeypatch.setattr(block_cache_module, "_RESTS", 0.0)
+    block_cache().put("another", bytes(4096))
+    assert file.read(5000, 200) == CONTENT[5000:5200] and server.requests[-1][2] == "bytes=4096-8191"
 
 
 def test_a_whole_file_in_place_of_a_part_is_not_read(server):

@@ -372,6 +372,22 @@ def test_a_list_may_take_longer_than_a_request(bucket, monkeypatch):
     assert remote.matching("s3://bucket/*.tar") == ["s3://bucket/a.tar"]
 
 
+def test_a_glob_over_folders_is_one_list_and_a_list_that_fails_is_told(s3, bucket):
+    """fsspec's own goes through the folders one by one, and passes over those that it fails to list."""
+    for name in ("sets/a-1/0.tar", "sets/a-1/1.tar", "sets/a-2/0.tar", "sets/a-2/notes.txt", "sets/b/0.tar", "x/0.tar"):
+        bucket.put_object(Bucket="bucket", Key=name, Body=b"a")
+    before = len(s3.requests)
+    found = [f"s3://bucket/sets/a-{name}.tar" for name in ("1/0", "1/1", "2/0")]
+    assert remote.matching("s3://bucket/sets/a-*/*.tar") == found and len(s3.requests) == before + 1
+    assert remote.matching("s3://bucket/sets/a-[2-9]/?.tar") == found[2:]
+    assert len(remote.matching("s3://bucket/**/0.tar")) == 4 and len(remote.matching("s3://bucket/*/0.tar")) == 1
+    with pytest.raises(ValueError, match=r"Nothing matches 's3://bucket/sets/\*/2.tar'"):
+        remote.matching("s3://bucket/sets/*/2.tar")
+    s3.refuses = ["AccessDenied"]
+    with pytest.raises(StoreError, match=r"Cannot read 's3://bucket/sets/\*/0.tar'"):
+        remote.matching("s3://bucket/sets/*/0.tar")
+
+
 def test_without_credentials_one_sentence_says_so(bucket, monkeypatch, tmp_path):
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name)
