@@ -26,6 +26,7 @@ from fullbatch.audit.probe import Probe, plan_audits
 from fullbatch.config.messages import MessageFormatter
 from fullbatch.config.run import RunConfig
 from fullbatch.data.durable import read_lines, sync, told_if_full
+from fullbatch.data.picture_files import one_run
 from fullbatch.data.sources import shuffle_for
 from fullbatch.distributed import towers
 from fullbatch.evaluation.embed import Embedder
@@ -86,7 +87,7 @@ def train(
     """
     check_packages(config)
     device = pick_device(config)
-    with distributed.ranks(device) as world, _run_log() as write_log_to, ExitStack() as held:
+    with distributed.ranks(device) as world, _run_log() as write_log_to, one_run(), ExitStack() as held:
         first = world.rank == 0
         display = Display(first, config.run.quiet)
         folder = Folder(Path(resume)) if resume is not None else Folder.of(config)

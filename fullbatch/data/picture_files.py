@@ -1,10 +1,10 @@
 """Pictures that a table names: files on this machine, or URLs.
 
 A picture by URL is small: one request fetches all of it.  It is kept among the blocks of the cache, with its version
-and the time of asking.  A run believes what was asked since it opened the table, so later epochs ask for nothing.  What
-is older is asked for again, unless it is of the version that is kept: a picture that was replaced between two runs is
-noticed, as it is on a disk, and others are not sent twice (web servers and S3; other stores name no version with a
-file, so each run fetches its own).
+and the time of asking.  A run believes what was asked since it began, so later epochs and evaluations ask for nothing;
+outside a run that is what was asked since the table was opened.  What is older is asked for again, unless it is of the
+version that is kept: a picture that was replaced between two runs is noticed, as it is on a disk, and others are not
+sent twice (web servers and S3; other stores name no version with a file, so each run fetches its own).
 
 A picture that is gone is a bad sample.  A store that is down, or refuses us, ends the run, as it does for shards."""
 
@@ -14,6 +14,9 @@ import os
 import posixpath
 import struct
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import NamedTuple
 from urllib.parse import quote
@@ -27,12 +30,25 @@ from fullbatch.data.store_requests import Unusable, shown
 _HEADER = struct.Struct("<dH")  # when it was asked for; bytes of its version, which follows
 
 
+_run_began: ContextVar[float | None] = ContextVar("run_began", default=None)
+
+
+@contextmanager
+def one_run() -> Iterator[None]:
+    """All tables that are opened meanwhile believe what was asked since now."""
+    token = _run_began.set(time.time())
+    try:
+        yield
+    finally:
+        _run_began.reset(token)
+
+
 @dataclass(frozen=True)
 class PictureFiles:
     """Relative paths start at ``root``, a folder or a URL, and may not leave it."""
 
     root: str
-    opened: float = field(default_factory=time.time)
+    opened: float = field(default_factory=lambda: _run_began.get() or time.time())
 
     @classmethod
     def beside(cls, table: str, root: str) -> PictureFiles:

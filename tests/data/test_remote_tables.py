@@ -165,6 +165,20 @@ def test_a_picture_replaced_between_two_runs_is_noticed(server, tables):
     assert sorted(read_all(open_source(source))[1]) == [1]
 
 
+@pytest.mark.parametrize("tags", [True, False])
+def test_tables_of_one_run_believe_each_other(server, tags):
+    """As that of an evaluation, opened after an epoch, and that of the training."""
+    server.tags = tags
+    source = Source(f"{server.url}/data/set/pairs.csv")
+    read_all(open_source(source))
+    with picture_files.one_run():
+        first = read_all(open_source(source))
+        assert len(pictures_asked(server)) == 2 * COUNT, "another run asks what is new"
+        assert read_all(open_source(source)) == first and len(pictures_asked(server)) == 2 * COUNT
+    read_all(open_source(source))
+    assert len(pictures_asked(server)) == 3 * COUNT
+
+
 def test_a_server_without_versions_sends_each_run_its_own(server):
     server.tags = False
     source = Source(f"{server.url}/data/set/pairs.csv")
