@@ -77,12 +77,15 @@ def assemble(config: RunConfig, device: torch.device, design: Path | None = None
             names[0],
         )
     normalizer = state.objective.method.normalizer
-    if isinstance(normalizer, BatchAndQueue) and stages.total <= normalizer.starts_after:
+    batches_seen = stages.training * stages.apart
+    if config.recovery.carry in ("all", "memory"):
+        batches_seen += stages.recovery
+    if isinstance(normalizer, BatchAndQueue) and batches_seen <= normalizer.starts_after:
         log.warning(
-            "the queue's embeddings count after %d steps and the run has %d, so none ever counts; give a "
+            "the queue's embeddings count after %d batches and the objective sees %d, so none ever counts; give a "
             "smaller --settings.starts-after, or train for longer",
             normalizer.starts_after,
-            stages.total,
+            batches_seen,
         )
     return Parts(device, model, wrapped, batches, stages, state)
 
@@ -140,6 +143,13 @@ def make_batches(config: RunConfig, model: TwoTowers, device: torch.device) -> B
     leader = distributed.is_node_leader()  # it makes the indexes of the shards, the others then read them
     made = distributed.together(lambda: open_pool(config.data) if leader else None)
     pool, order = distributed.together(lambda: made or open_pool(config.data))
+    found = distributed.gather_objects((pool.fingerprint, order))
+    if len(set(found)) > 1:
+        raise ValueError(
+            "The ranks found different data, so that one id would name different samples; samples an epoch: "
+            f"{', '.join(f'{order.epoch_size:,}' for _, order in found)}. Start all again when the files stay as they "
+            "are, and write shards out, as in {00000..00331}.tar, instead of a *."
+        )
     if order.epoch_size < batch_size:
         share, whole = config.data.data_share, config.data.data_share == 1.0
         if order.epoch_size < 2:

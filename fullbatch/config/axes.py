@@ -206,7 +206,7 @@ class BatchAndQueue(Checked):
     loss, but a longer loss."""
 
     queue: Count = 4096  # how many embeddings are remembered for each direction
-    # steps in which they do not count yet: a model drifts fast at first, and would flee from what it was
+    # batches with which they do not count yet: a model drifts fast at first, and would flee from what it was
     starts_after: Whole = 1000
     # added to the mean; None stands for 1 / (number of negatives), which makes it InfoNCE
     epsilon: NotNegative | None = None

@@ -228,6 +228,8 @@ def check_same_run(before: RunConfig, now: RunConfig) -> None:
     """Refuse to go on with a run as another one."""
     for group, names in _FIXED:
         for name in names:
+            if name in ("block_samples", "window_blocks") and before.data.shuffle != "blocks":
+                continue
             was, wanted = getattr(getattr(before, group), name), getattr(getattr(now, group), name)
             changed = (was is None) != (wanted is None) if name == "ema" else was != wanted
             if changed:

@@ -159,6 +159,23 @@ def test_a_mistake_is_the_same_message_on_every_rank(tmp_path, two_ranks):
         assert "exists already" in message
 
 
+def mistake_with_own_data(rank, config, paths):
+    return mistake(rank, replace(config, data=replace(config.data, data=(paths[rank],))))
+
+
+def test_ranks_that_find_different_data_are_refused(tmp_path, two_ranks):
+    """As where another shard appeared between their looks; a copy in another folder is the same data."""
+    config = small_config(tmp_path)
+    paths = [str(write_shard(tmp_path / f"{count}.tar", captioned(count, (20, 16)))) for count in (40, 41)]
+    for message in two_ranks.run(mistake_with_own_data, config, paths):
+        assert message.startswith("The ranks found different data, so that one id would name different samples; ")
+        assert "samples an epoch: 40, 41." in message
+    assert not (tmp_path / "run").exists()
+    (tmp_path / "node-2").mkdir()
+    copy = shutil.copy(paths[0], tmp_path / "node-2")
+    assert two_ranks.run(mistake_with_own_data, config, [paths[0], str(copy)]) == [None, None]
+
+
 def test_bad_samples_of_all_ranks_are_counted_and_named(tmp_path, two_ranks):
     samples = captioned(40)
     for number in (3, 17, 31):

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 from dataclasses import replace
 
 import open_clip
@@ -17,7 +18,7 @@ import torch
 import fullbatch.cli
 from fullbatch.assembly import assemble
 from fullbatch.config.model import Model
-from fullbatch.config.optimization import Optimizer
+from fullbatch.config.optimization import Optimizer, Recovery
 from fullbatch.config.training import Evaluation
 from fullbatch.config.tree import write_yaml
 from fullbatch.data.loader import TrainingBatches
@@ -31,6 +32,7 @@ from fullbatch.training.run_folder import Folder
 from fullbatch.training.trainer import Diverged
 from fullbatch.training_run import train
 from tests.data.making import captioned, write_shard
+from tests.selection.planned import AVERAGED
 from tests.tiers import first
 from tests.training.small import renamed, saved_state, small_config
 
@@ -56,6 +58,25 @@ def test_a_queue_that_a_short_run_never_comes_to_is_told(starts_after, tmp_path,
     assemble(replace(config, objective=replace(config.objective, settings=settings)), torch.device("cpu"))
     said = [record.getMessage() for record in caplog.records if "--settings.starts-after" in record.getMessage()]
     assert len(said) == (starts_after == 20)
+
+
+@pytest.mark.parametrize(
+    ("changes", "seen"),
+    [
+        ({"selection": AVERAGED}, 21),
+        ({"recovery": Recovery(recovery_steps=5)}, 26),
+        ({"recovery": Recovery(recovery_steps=5, carry="moments")}, 21),
+    ],
+)
+def test_what_counts_for_a_queue_is_the_batches_that_the_objective_sees(changes, seen, tmp_path, caplog):
+    """Several in a step that averages their losses; those of a recovery whose memory is carried on."""
+    config = small_config(tmp_path, "xbm", steps=21)
+    for starts_after in (seen - 1, seen):
+        caplog.clear()
+        objective = replace(config.objective, settings={"queue": 24, "starts_after": starts_after})
+        assemble(replace(config, objective=objective, **changes), torch.device("cpu"))
+        said = [text for text in caplog.messages if "--settings.starts-after" in text]
+        assert [f"the objective sees {seen}," in text for text in said] == [True] * (starts_after == seen)
 
 
 def test_slow_data_is_said_once(tmp_path, monkeypatch, caplog):
@@ -204,7 +225,12 @@ def test_going_on_takes_the_new_settings_of_the_optimizer(tmp_path):
 
 @pytest.mark.parametrize(
     ("group", "change"),
-    [("training", {"batch_size": 4}), ("training", {"seed": 1}), ("optimizer", {"optimizer": "lion"})],
+    [
+        ("training", {"batch_size": 4}),
+        ("training", {"seed": 1}),
+        ("optimizer", {"optimizer": "lion"}),
+        ("data", {"shuffle": "blocks"}),
+    ],
 )
 def test_a_run_cannot_go_on_as_another_one(tmp_path, group, change):
     config = small_config(tmp_path)
@@ -213,6 +239,18 @@ def test_a_run_cannot_go_on_as_another_one(tmp_path, group, change):
     with pytest.raises(ValueError, match=f"--resume cannot change --{next(iter(change)).replace('_', '-')}"):
         train(replace(config, **{group: replace(getattr(config, group), **change)}), resume=run)
     assert (run / "config.yaml").read_text() == before
+
+
+@pytest.mark.parametrize(("shuffle", "fixed"), [("full", False), ("blocks", True)])
+def test_a_run_without_blocks_may_go_on_with_others(tmp_path, shuffle, fixed):
+    """What they are decides nothing there."""
+    config = small_config(tmp_path, "openclip", steps=4)
+    config = replace(config, data=replace(config.data, shuffle=shuffle))
+    run = train(config).folder
+    longer = replace(config.training, samples=8 * 6)
+    other = replace(config, training=longer, data=replace(config.data, block_samples=16, window_blocks=2))
+    with pytest.raises(ValueError, match="cannot change --block-samples") if fixed else nullcontext():
+        train(other, resume=run)
 
 
 def test_a_run_outlives_the_weights_it_came_from(tmp_path):
