@@ -35,6 +35,12 @@ def with_value(value, row=3):
     return changed
 
 
+def corrected(value):
+    log_c = torch.zeros(BATCH, 2)
+    log_c[3, 1] = value
+    return objective()(rows(), rows(), IDS, log_c)
+
+
 IDS = torch.arange(BATCH)
 
 CALLS = {
@@ -60,6 +66,12 @@ CALLS = {
         lambda: objective("neuclip", width=32, prototypes=8)(rows(), rows()),
         "width 6", "width=32", "make it with width=6",
     ),
+    "corrections of one direction": (
+        lambda: objective()(rows(), rows(), IDS, torch.zeros(BATCH)), "log_correction", "shape (8, 2)", "got (8,)",
+    ),
+    "correction nan": (lambda: corrected(torch.nan), "log_correction", "must be finite", "one value is nan"),
+    "correction inf": (lambda: corrected(torch.inf), "log_correction", "must be finite", "one value is inf"),
+    "correction too small": (lambda: corrected(-30.0), "at least -20", "one value is -30", "log(batch / rows"),
     "asked before training": (
         lambda: objective("neuclip", width=WIDTH, prototypes=8).eval()(rows(), rows()),
         "no prototypes yet", "training mode",

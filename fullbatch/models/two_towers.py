@@ -122,10 +122,12 @@ def compiled(encode: Callable[..., Tensor], **options: Any) -> Callable[..., Ten
     """With the outputs of norms and activation functions made again on the way back, where products need them: they
     cost a pass over memory, and kept they are a third of all that is."""
     inner = torch.compile(encode, **options)
+    if not hasattr(_functorch, "ban_recompute_materialized_backward"):  # torch may take it away: it is not public
+        return inner
 
-    def encoded(*given: Any) -> Tensor:
+    def encoded(*given: Any, **named: Any) -> Tensor:
         with _functorch.patch(ban_recompute_materialized_backward=False):  # read when it compiles
-            return inner(*given)
+            return inner(*given, **named)
 
     return encoded
 

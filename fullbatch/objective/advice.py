@@ -21,6 +21,7 @@ log = logging.getLogger("fullbatch")
 SampleIds = Tensor | tuple[Tensor, Tensor]
 _NORM_TOLERANCE = {torch.float64: 1e-3, torch.float32: 1e-3}  # 16-bit rows are rounded, so they get more room
 _NORM_TOLERANCE_16_BIT = 2e-2
+LEAST_CORRECTION = -20.0  # a plan of a billion rows comes to -log of those to a batch, and float32 has room for it
 _WHOLE = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
@@ -99,17 +100,23 @@ def check_ids(sample_ids: SampleIds | None, rows_BD: Tensor, num_samples: int, l
                 f"sample_ids must lie in [0, {num_samples - 1}] for num_samples={num_samples}, "
                 f"got {low if low < 0 else high}; give num_samples the size of the data set, or renumber the samples."
             )
-        return ids_BK.to(rows_BD.device, non_blocking=True)
-    return ids_BK.masked_fill(ids_BK < 0, num_samples)  # out of range too, where an index below 0 would wrap
+    else:
+        ids_BK = ids_BK.masked_fill(ids_BK < 0, num_samples)  # out of range too, where an index below 0 would wrap
+    return ids_BK.to(rows_BD.device, non_blocking=True)
 
 
 def check_correction(log_correction: Tensor, rows_BD: Tensor, look: bool) -> Tensor:
-    """Two numbers a row, where the rows are; on a GPU whether they are finite is only checked if we may ``look``."""
+    """Two numbers a row, where the rows are; on a GPU their size is only checked if we may ``look``."""
     if not isinstance(log_correction, Tensor) or log_correction.shape != (rows_BD.shape[0], 2):
         given = tuple(log_correction.shape) if isinstance(log_correction, Tensor) else type(log_correction).__name__
         raise ValueError(f"log_correction must be a tensor of shape {(rows_BD.shape[0], 2)}, got {given}.")
-    if (look or log_correction.device.type == "cpu") and not bool(log_correction.isfinite().all()):
-        raise ValueError("log_correction must be finite; 0 for a sample of which nothing is known.")
+    fits = log_correction.isfinite() & (log_correction >= LEAST_CORRECTION)
+    if (look or log_correction.device.type == "cpu") and not bool(fits.all()):
+        raise ValueError(
+            f"log_correction must be finite and at least {LEAST_CORRECTION:g}, since gradients are divided by its "
+            f"exponential, and one value is {float(log_correction[~fits][0]):g}; those of a batch chosen from "
+            "some rows are at least log(batch / rows), and 0 says that nothing is known of a sample."
+        )
     return log_correction.to(rows_BD.device, non_blocking=True)
 
 

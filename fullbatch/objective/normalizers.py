@@ -61,9 +61,8 @@ class MovingAverageNormalizer(nn.Module):
     def moved(self, log_u_N: Tensor, log_new_N: Tensor, progress: Progress) -> Tensor:
         if isinstance(self.config, Scent):
             return log_scent(log_u_N, log_new_N, self.config.log_step)
-        return log_moving_average(
-            log_u_N, log_new_N, cosine_gamma(self.config.gamma, self.config.gamma_epochs, progress.epoch)
-        )
+        gamma = cosine_gamma(self.config.gamma, self.config.gamma_epochs, progress.epoch)
+        return log_moving_average(log_u_N, log_new_N, gamma)
 
     def forward(self, direction: Direction, progress: Progress) -> Estimate:
         ids = direction.anchor.ids

@@ -168,9 +168,9 @@ class Replayer:
         memory = tuple(t.data_ptr() for t in (*objective.parameters(), *objective.buffers()))
         if self.recordings is None or memory != self.memory:
             self.recordings, self.memory = Recordings(objective, image.device), memory
-        inputs = self.inputs.get(shape) or [t.detach().clone() for t in given]
         if len({*self.inputs, shape}) > MOST_SHAPES:
             return None
+        inputs = self.inputs.get(shape) or [t.detach().clone() for t in given]
         for kept, new in zip(inputs, given, strict=True):
             kept.copy_(new.detach())
         learns = [t.requires_grad for t in given]

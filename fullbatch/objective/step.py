@@ -38,7 +38,7 @@ class Progress:
         """Numbers in [0, 1), in steps of 2^-24, on the clock's device; a recorded step draws new ones."""
         key = _mix(self.clock ^ (key_of(self.seed, *tags) & 0x7FFFFFFF))
         words = _mix(torch.arange(count, dtype=torch.int32, device=key.device) ^ key)
-        return (words >> 8).bitwise_and_(0xFFFFFF) * 2.0**-24
+        return (words >> 8).bitwise_and_(0xFFFFFF).to(torch.float32) * 2.0**-24
 
 
 def _mix(words: Tensor) -> Tensor:

@@ -32,7 +32,7 @@ from fullbatch.data.order import Ints, Order, key_of
 from fullbatch.selection.correction import log_corrections
 from fullbatch.selection.ordered import batches_of_partition, drawn_batches, hardest, losses_at
 from fullbatch.selection.periods import Period, PieceStatistics, Plans, write_piece
-from fullbatch.selection.spectral import order_of_block
+from fullbatch.selection.spectral import one_torch_thread, order_of_block
 
 Floats = npt.NDArray[np.float64]
 _PURPOSE = 6  # tells a planner's draws from those of orders and crops
@@ -80,6 +80,7 @@ class Task:
     batches: range  # of the run, that the piece is for
 
 
+@one_torch_thread()
 def planned(task: Task) -> float:
     """Make it; the seconds that took."""
     start = time.monotonic()

@@ -161,12 +161,18 @@ def thread_pools() -> Any:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
+    """Also where scikit-learn and SciPy work."""
+    with one_torch_thread(), thread_pools().limit(limits=1):
+        yield
+
+
+@contextmanager
+def one_torch_thread() -> Iterator[None]:
     """Sums in the same order whatever the number of cores, and planners side by side that do not crowd each other."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        with thread_pools().limit(limits=1):
-            yield
+        yield
     finally:
         torch.set_num_threads(threads)
 

@@ -220,6 +220,15 @@ def test_compiled_towers_keep_no_outputs_of_norms_and_activations(write_config):
     assert kept[1] < 0.75 * kept[0]
 
 
+def test_compiled_towers_take_names_and_need_no_private_setting(write_config, monkeypatch):
+    model = build_model(Model(write_config()))
+    images = some_images(model.image_size)
+    want = model.encode_image(images)
+    monkeypatch.setattr("fullbatch.models.two_towers._functorch", object())  # torch may rename it
+    model.compile(backend="aot_eager")
+    torch.testing.assert_close(model.encode_image(images_BCHW=images), want)
+
+
 # -- on a GPU ----------------------------------------------------------------------------------------------------------
 
 SENTENCE = "a photo of two red dogs that run fast over wet grass and along an old wall in the late afternoon sun"

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+import fullbatch as fb
 from fullbatch.config.methods import METHODS
 from fullbatch.selection.correction import log_corrections as of_samples
 from fullbatch.selection.spectral import spectral_order
@@ -102,6 +103,25 @@ def clustered(rows, width, clusters, seed):
         return torch.nn.functional.normalize(table, dim=1)
 
     return near(0.5), near(0.5)
+
+
+@pytest.mark.parametrize("method", ["neuclip", "rolling", "sogclr"])
+@pytest.mark.parametrize("weights", [False, True])
+def test_at_a_small_temperature_a_correction_may_be_huge(method, weights):
+    """Where a batch has none of an anchor's neighbours; the steps stay finite."""
+    image, text = clustered(640, 16, 160, 3)
+    chosen = np.random.default_rng(0).permutation(640).reshape(-1, 8)
+    log_c = log_corrections(image, text, chosen, 0.01)
+    assert log_c.max() > 30.0
+    objective = fb.make_objective(
+        method, width=16, num_samples=640, temperature=0.01, correct_weights=weights,
+        **({} if method == "sogclr" else {"prototypes": 32}),
+    )  # fmt: skip
+    for rows, log_c_B2 in zip(chosen[:20], log_c, strict=False):
+        pairs = [table[rows].float().requires_grad_() for table in (image, text)]
+        out = objective(*pairs, torch.from_numpy(rows), log_c_B2.float())
+        out.loss.backward()
+        assert out.loss.isfinite() and all(table.grad.isfinite().all() for table in pairs)
 
 
 def log_g(anchor, other, rows, tau=TAU):
