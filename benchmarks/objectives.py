@@ -150,7 +150,8 @@ def main() -> None:
     records = []
     for name in args.methods:
         for chunk in args.chunks:
-            settings = {"prototypes": max(2 * args.batch, 4096)} if name in ("rolling", "queue") else {}
+            newest = {"prototypes": max(2 * args.batch, 4096)}
+            settings = {"rolling": newest, "queue": newest, "xbm": {"starts_after": 0}}.get(name, {})
             objective = fb.make_objective(
                 name, width=args.width, num_samples=args.samples, chunk=chunk or None, **settings
             )

@@ -108,6 +108,11 @@ def test_one_thing_is_changed_at_a_time():
             assert len(changed) == 1, name
 
 
+def test_a_stage_without_its_rates_says_so():
+    with pytest.raises(SystemExit, match="no rate yet of rolling at B 64; run the stage rates first"):
+        study.variants_plan("parts", {"openclip": {64: 4e-4}, "neuclip": {64: 2e-4}}, [64], SETTING)
+
+
 def test_windows_change_the_order_alone():
     chosen = {"openclip": {256: 4e-4}, "neuclip": {256: 2e-4}}
     plan = plan_from(study.variants_plan("windows", chosen, [256], SETTING))

@@ -16,7 +16,8 @@ ARMS: dict[str, dict[str, Any]] = {
     "rolling": {"method": "rolling", **_LIKE_NEUCLIP},
     "queue": {"method": "queue", "settings": _FITTED, "temperature_lr": 1e-6},
     "stale": {"method": "queue", "settings": {**_FITTED, "prototypes": 105_900}, "temperature_lr": 1e-6},  # all of them
-    "xbm": {"method": "xbm", "temperature_lr": 1.25e-4},
+    # its queue counts from early on at every size: 1,000 batches, as published, are all of a short run at B 2048
+    "xbm": {"method": "xbm", "settings": {"starts_after": 200}, "temperature_lr": 1.25e-4},
     "siglip": {"method": "siglip", "temperature_lr": 1.25e-4},
     "sogclr": {"method": "sogclr"},
     "scent": {"method": "scent"},

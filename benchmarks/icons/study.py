@@ -19,11 +19,11 @@ and of the study of batches, in twelve epochs and an OUT of its own, ``rates`` a
         "sogclr spectral, normalizers" "sogclr spectral, weights"
 
 A stage writes a plan for ``fullbatch compare`` and starts it; killed, it goes on where it was, and elsewhere after
-``cp -r docs/studies/icons/{rates,rates-new,race,parts,chosen.json} OUT``.  ``rates`` trains half as long as the race,
-with a seed that is not reported, and is judged on a shard kept out of training; with ``--new-captions``, on those of
-its pairs whose caption occurs in no other shard, as none of the test pairs' does.  Where the best rate lies at the edge
-of its grid, the next one beyond is tried as well, until it does not.  The arms and batch sizes of earlier calls stay in
-the plan; ``--arms`` and ``--sizes`` add to them.
+``cp -r docs/studies/icons/{rates,rates-new,race,parts,windows,chosen.json} OUT``.  ``rates`` trains half as long as the
+race, with a seed that is not reported, and is judged on a shard kept out of training; with ``--new-captions``, on those
+of its pairs whose caption occurs in no other shard, as none of the test pairs' does.  Where the best rate lies at the
+edge of its grid, the next one beyond is tried as well, until it does not.  The arms and batch sizes of earlier calls
+stay in the plan; ``--arms`` and ``--sizes`` add to them.
 """
 
 from __future__ import annotations
@@ -324,8 +324,10 @@ def variants_plan(
     """At ``neuclip``'s rates, but for rows of other arms, which have their own."""
     rows = []
     for name, changes in VARIANTS[stage].items():
-        rates = chosen.get(name.split(",")[0], chosen["neuclip"])
-        at = {size: {"lr": rates[size]} for size in sizes if size in rates}
+        arm = changes.get("method", "neuclip")
+        if missing := [size for size in sizes if size not in chosen.get(arm, {})]:
+            raise SystemExit(f"There is no rate yet of {arm} at B {missing[0]}; run the stage rates first.")
+        at = {size: {"lr": chosen[arm][size]} for size in sizes}
         rows.append({"name": name, **({} if "method" in changes else ARMS["neuclip"]), **changes, "at": at})
     plan = race_plan({}, (), setting)
     plan |= {"name": stage, "methods": rows, "batch_sizes": list(sizes), "seeds": [setting.seeds[0]]}
