@@ -6,12 +6,17 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as fullbatch sets it, whi
 
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
 from torch import Tensor
 from torch.nn.functional import normalize
 
 from tests.browser import browser, browser_with_a_font, playwright  # noqa: F401  (fixtures)
 
 torch.set_num_threads(1)  # small tensors: threads only get in each other's way
+settings.register_profile(
+    "any machine", deadline=None, derandomize=True, database=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("any machine")
 
 
 def unit_rows(count: int, width: int, seed: int, dtype: torch.dtype = torch.float64) -> Tensor:

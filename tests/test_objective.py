@@ -140,7 +140,7 @@ def test_with_a_frozen_model_u_converges_to_the_data_set():
         assert error < 0.01
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(
     st.lists(st.floats(-300, 300), min_size=1, max_size=6),
     st.floats(-300, 300),

@@ -16,6 +16,7 @@ import pytest
 from tests.cli.making import answer, plain
 from tests.find.making import picture, write_hostile, write_pictures
 from tests.tiers import first
+from tests.waiting import HANG
 
 
 @pytest.fixture(scope="module")
@@ -188,10 +189,10 @@ def test_it_serves_until_it_is_stopped(number, run_folder, folder):
         try:
             lines = [running.stdout.readline() for _ in range(3)]
             assert re.fullmatch(r"http://127\.0\.0\.1:\d+/[\w-]{22}/\?q=a\+cat\n", lines[1]), lines
-            with urllib.request.urlopen(lines[1].split("?")[0] + "about", timeout=20) as response:
+            with urllib.request.urlopen(lines[1].split("?")[0] + "about", timeout=HANG) as response:
                 assert b'"pictures": 22' in response.read()
             running.send_signal(number)
-            stderr = running.communicate(timeout=30)[1]
+            stderr = running.communicate(timeout=HANG)[1]
             assert running.returncode == 0 and "Traceback" not in stderr, stderr
         finally:
             running.kill()

@@ -7,7 +7,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -18,6 +17,7 @@ from fullbatch.config.tree import from_dict, read_yaml, to_dict
 from tests.cli.making import answer, config_of, plain, small
 from tests.data.making import captioned, write_shard
 from tests.training.small import differences, saved_state
+from tests.waiting import wait_for
 
 
 def test_a_run_leaves_what_its_docstring_says(run_folder):
@@ -172,9 +172,7 @@ def test_a_rank_that_dies_under_torchrun(place, tmp_path, ranks, parallel):
     assert started("whole").wait(300) == 0
     watched = started("struck")
     checkpoints = tmp_path / "struck" / "checkpoints"
-    until = time.monotonic() + 200
-    while not (checkpoints.is_dir() and len(list(checkpoints.glob("step-*"))) > 1) and time.monotonic() < until:
-        time.sleep(0.05)
+    wait_for(lambda: len(list(checkpoints.glob("step-*"))) > 1, watched)
     children = Path(f"/proc/{watched.pid}/task/{watched.pid}/children").read_text().split()
     processes = [pid for pid in children if b"fullbatch" in Path(f"/proc/{pid}/cmdline").read_bytes()]
     os.kill(int(processes[-1]), signal.SIGKILL)

@@ -14,16 +14,10 @@ from fullbatch.data.images import EvalTransform, TrainTransform
 from fullbatch.data.loader import EvaluationBatches, TrainingBatches, load, open_pool
 from fullbatch.distributed import World
 from tests.data.test_remote_shards import server, shards  # noqa: F401  (fixtures)
+from tests.waiting import wait_for
 
 pytest.importorskip("fsspec")
 pytest.importorskip("aiohttp")
-
-
-def until(condition):
-    end = time.monotonic() + 60
-    while not condition() and time.monotonic() < end:
-        time.sleep(0.01)
-    return condition()
 
 
 @dataclass
@@ -65,10 +59,10 @@ def test_only_so_far_and_each_once(cache, monkeypatch, blocks, batches, pieces):
     fetched = Fetched()
     reading = ReadingAhead(fetched.coming, batches)
     reading.reached(0)
-    assert until(lambda: len(fetched.names) == pieces)
+    wait_for(lambda: len(fetched.names) == pieces)
     for batch in range(1, 6):
         reading.reached(batch)
-        assert until(lambda more=batch: len(fetched.names) == pieces + more)
+        wait_for(lambda more=batch: len(fetched.names) == pieces + more)
     time.sleep(0.05)
     assert sorted(fetched.names) == [f"{number:05d}" for number in range(pieces + 5)]
 
@@ -78,9 +72,9 @@ def test_another_place_and_the_end(cache, monkeypatch):
     fetched = Fetched(last=52)
     reading = ReadingAhead(fetched.coming, 3)
     reading.reached(0)
-    assert until(lambda: len(fetched.names) == 4)
+    wait_for(lambda: len(fetched.names) == 4)
     reading.reached(50)
-    assert until(lambda: len(fetched.names) == 8)
+    wait_for(lambda: len(fetched.names) == 8)
     reading.reached(52)
     time.sleep(0.05)
     assert set(fetched.names[4:]) == {"00050", "00051", "00052", "00053"}
@@ -94,9 +88,9 @@ def test_what_was_given_up_for_another_place_comes_when_it_is_needed_after_all(c
     reading = ReadingAhead(lambda batch: [Piece(fetched, f"{batch}-{name}") for name in names], 1)
     for batch in (0, 500, 0):
         reading.reached(batch)
-        assert until(lambda batch=batch: reading._walked == batch + 1)
+        wait_for(lambda batch=batch: reading._walked == batch + 1)
     slow.set()
-    assert until(lambda: {f"0-{name}" for name in names} <= set(fetched.names))
+    wait_for(lambda: {f"0-{name}" for name in names} <= set(fetched.names))
 
 
 def test_processes_share_the_pieces(cache, monkeypatch):
@@ -106,7 +100,7 @@ def test_processes_share_the_pieces(cache, monkeypatch):
     for rank, fetched in enumerate(every):
         monkeypatch.setenv("LOCAL_RANK", str(rank))
         ReadingAhead(fetched.coming, 300, World(rank, 3)).reached(0)
-    assert until(lambda: sum(len(fetched.names) for fetched in every) >= 301)
+    wait_for(lambda: sum(len(fetched.names) for fetched in every) >= 301)
     assert min(len(fetched.names) for fetched in every) > 60
     assert sorted(name for fetched in every for name in fetched.names) == [f"{number:05d}" for number in range(301)]
 
@@ -120,7 +114,7 @@ def test_a_run_of_one_rank_on_the_last_gpu_reads_ahead(cache, monkeypatch):
             monkeypatch.setenv(name, value)
         fetched = Fetched()
         ReadingAhead(fetched.coming, 10).reached(0)
-        assert until(lambda fetched=fetched: len(fetched.names) == 11)
+        wait_for(lambda fetched=fetched: len(fetched.names) == 11)
 
 
 def test_what_goes_wrong_in_a_walk_is_the_batchs_to_say(cache, monkeypatch):
@@ -136,15 +130,16 @@ def test_what_goes_wrong_in_a_walk_is_the_batchs_to_say(cache, monkeypatch):
 
     reading = ReadingAhead(coming, 3)
     reading.reached(0)
-    assert until(lambda: len(fetched.names) == 4)
+    wait_for(lambda: len(fetched.names) == 4)
     broken[0] = True
     for batch in range(1, 4):
         reading.reached(batch)
-        assert until(lambda batch=batch: reading._walked == batch + 3)
+        wait_for(lambda batch=batch: reading._walked == batch + 3)
     broken[0] = False
     for batch in range(10, 13):
         reading.reached(batch)
-    assert until(lambda: "00015" in fetched.names) and not told
+    wait_for(lambda: "00015" in fetched.names)
+    assert not told
 
 
 def test_no_cache_no_reading_ahead(cache, monkeypatch):
@@ -187,7 +182,8 @@ def test_nothing_is_read_ahead_of_the_runs_end(batches, monkeypatch):
         lambda self, step: asked.setdefault(step, pieces(self, step)),
     )
     assert len(list(batches.stream([range(2), range(2, 5)], 0, None, 5))) == 5
-    assert until(lambda: 5 in asked) and all(asked[step] for step in range(5))
+    wait_for(lambda: 5 in asked)
+    assert all(asked[step] for step in range(5))
     assert not any(asked[step] for step in asked if step >= 5)
 
 
@@ -207,6 +203,6 @@ def test_batches_find_their_blocks_in_the_cache(server, batches, monkeypatch, tm
     assert whole == len({piece.name for piece in pool.remote_pieces(np.arange(len(pool)))}) > 25
     if workers == 0:
         batches[0]
-        assert until(lambda: server.count("GET") - before == whole)
+        wait_for(lambda: server.count("GET") - before == whole)
     assert len([*load(batches, range(9), workers, None)]) == 9
     assert server.count("GET") - before == whole

@@ -11,7 +11,7 @@ from fullbatch.data.order import Blocks, Order, key_of, shuffled, shuffled_by_bl
 
 
 @given(size=st.integers(1, 3000), key=st.integers(0, 2**64 - 1))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_a_shuffle_is_a_bijection(size, key):
     assert sorted(shuffled(np.arange(size), size, key)) == list(range(size))
 
@@ -38,7 +38,7 @@ def test_neighbours_part():
 
 
 @given(size=st.integers(1, 800), key=st.integers(0, 2**64 - 1), block=st.integers(1, 60), window=st.integers(1, 9))
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 def test_a_shuffle_by_blocks_is_a_bijection(size, key, block, window):
     """And a window, but for a short block within it, is of whole blocks: each is read in one go, once."""
     slots = shuffled_by_blocks(np.arange(size), size, key, Blocks(block, window))
@@ -82,7 +82,7 @@ def test_each_window_has_other_blocks_in_another_epoch():
     seed=st.integers(0, 1000),
     blocks=st.none() | st.builds(Blocks, st.integers(1, 20), st.integers(1, 5)),
 )
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_an_epoch_shows_each_sample_as_often_as_its_weight_says(lengths, weights, seed, blocks):
     order = Order(tuple(lengths), tuple(weights[: len(lengths)]), seed, blocks)
     ids = order.ids(3, np.arange(order.epoch_size))

@@ -9,12 +9,10 @@ import os
 import pickle
 import random
 import signal
-import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 
 from fullbatch.cli import main
 from fullbatch.config.data import Data, Source
@@ -23,9 +21,11 @@ from fullbatch.data.loader import open_pool
 from fullbatch.data.sources import fingerprint_of_samples, open_source
 from fullbatch.data.store_requests import StoreError
 from fullbatch.training.run_folder import Folder
+from fullbatch.training.trainer import Trainer
 from fullbatch.training_run import train
 from tests.data.faulty_server import often, serving
 from tests.data.making import captioned, read_all, write_shard
+from tests.killing import Fatal, exit_code, started
 from tests.resume.test_resume import go_on_from
 from tests.training.small import by_url, differences, renamed, saved_state, small_config
 
@@ -272,23 +272,16 @@ def test_s3_is_training_from_disk(bucket, tmp_path, shards):
     assert differences(saved_state(run, 20), saved_state(other, 20)) == []
 
 
-def _wait_for(path):
-    until = time.monotonic() + 60
-    while not path.exists() and time.monotonic() < until:
-        time.sleep(0.01)
-
-
 def _environment():
     """For processes whose parent was started before the server was."""
     return {name: os.environ[name] for name in os.environ if name.startswith(("AWS_", "FULLBATCH_", "NO_PROXY"))}
 
 
-def _go(config, resume, environment):
-    """In a process of its own."""
+def _go(config, resume, environment, die_in_step):
     os.environ.update(environment)
-    torch.set_num_threads(1)
     multiprocessing.set_start_method("fork", force=True)  # its workers are to have these settings, too
     remote._FIRST_WAIT, remote._TRIES, remote.BLOCK_BYTES = 0.01, 12, 4096
+    Fatal(die_in_step).among(Trainer, "train_step")
     train(config, resume=resume)
 
 
@@ -300,21 +293,13 @@ def test_s3_with_faults_and_kills_is_training_from_disk(s3, bucket, tmp_path, mo
     other = by_url(config, "s3://bucket/shard.tar", "killed")
     other = replace(other, data=replace(other.data, workers=2), run=replace(other.run, save_every=4))
     monkeypatch.setenv("FULLBATCH_CACHE_GB", "0.00002")  # five blocks of forty
-    folder, rng, s3.share, killed = tmp_path / "killed", random.Random(3), 0.1, 0
-    context = multiprocessing.get_context("forkserver")
-    for patience in [*(rng.uniform(0.5, 2.5) for _ in range(6)), 120.0]:
+    folder, rng, s3.share = tmp_path / "killed", random.Random(3), 0.1
+    for die_in_step in [*(rng.randint(2, 9) for _ in range(6)), 0]:  # too few, in all, to come to the end
         resume = folder if (folder / "config.yaml").exists() else None
-        process = context.Process(target=_go, args=(other, resume, _environment()))
-        process.start()
-        _wait_for(folder / "config.yaml")
-        process.join(patience)
-        if process.exitcode is None:
-            os.kill(process.pid, signal.SIGKILL)
-            process.join()
-            killed += 1
-        assert process.exitcode in (0, -signal.SIGKILL)
+        process = started(_go, other, resume, _environment(), die_in_step)
+        assert exit_code(process) == (-signal.SIGKILL if die_in_step else 0)
     s3.share = 0.0
-    assert process.exitcode == 0 and killed >= 3 and s3.faults > 20
+    assert s3.faults > 20
     assert differences(saved_state(whole, 60), saved_state(folder, 60)) == []
     blocks = tmp_path / "cache" / "blocks"
     assert sum(path.stat().st_size for path in blocks.iterdir() if not path.name.startswith(".lock")) <= 20_000

@@ -87,14 +87,14 @@ def path(tmp_path_factory):
     return tmp_path_factory.mktemp("walked") / "a.tar"
 
 
-@settings(max_examples=80, deadline=None, database=None)
+@settings(max_examples=80)
 @given(raw=archives())
 def test_archives(path, raw):
     path.write_bytes(raw)
     both_ways(path)
 
 
-@settings(max_examples=80, deadline=None, database=None)
+@settings(max_examples=80)
 @given(raw=damaged())
 def test_damaged_archives(path, raw):
     path.write_bytes(raw)

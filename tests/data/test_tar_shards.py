@@ -16,6 +16,7 @@ from fullbatch.data import sample, tar_shards
 from fullbatch.data.sample import BadSample
 from fullbatch.data.tar_shards import TarShards
 from tests.data.making import captioned, jpeg, png, read_all, write_members, write_shard
+from tests.waiting import HANG
 
 
 @pytest.fixture(autouse=True)
@@ -310,7 +311,7 @@ def test_workers_hold_copies(tmp_path, start):
     answers = context.Queue()
     worker = context.Process(target=_read, args=(samples, 3, answers))
     worker.start()
-    assert answers.get(timeout=60) == ("picture 3",)
+    assert answers.get(timeout=HANG) == ("picture 3",)
     worker.join()
 
 

@@ -15,6 +15,7 @@ import pytest
 
 from fullbatch.data.workers import WorkerDied, read_ahead
 from tests.training.small import TOWERS, write_inputs
+from tests.waiting import HANG, wait_for
 
 
 class Slow:
@@ -50,11 +51,8 @@ def workers_of(stream):
     return sorted(children() - before)
 
 
-def gone(workers, within):
-    deadline = time.monotonic() + within
-    while children() & set(workers) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return not children() & set(workers)
+def wait_until_gone(workers):
+    wait_for(lambda: not children() & set(workers))
 
 
 def test_a_death_is_told_when_the_next_item_is_asked_for():
@@ -62,22 +60,18 @@ def test_a_death_is_told_when_the_next_item_is_asked_for():
     stream = read_ahead(Slow(), [range(3)], 2)
     workers = workers_of(stream)
     os.kill(workers[0], signal.SIGKILL)
-    deadline = time.monotonic() + 0.5
-    while time.monotonic() < deadline:
-        time.sleep(0.01)
+    time.sleep(0.5)
     with pytest.raises(WorkerDied, match=r"killed by SIGKILL.*memory.*--workers"):
         list(stream)
-    assert gone(workers, within=3)
+    wait_until_gone(workers)
 
 
 def test_a_death_is_told_while_an_item_is_waited_for():
     stream = read_ahead(Slow(), [range(2, 5)], 1)
     (worker,) = workers_of(stream)
     threading.Timer(1.0, os.kill, (worker, signal.SIGKILL)).start()
-    began = time.monotonic()
     with pytest.raises(WorkerDied):
         list(stream)
-    assert time.monotonic() - began < 20
 
 
 @pytest.mark.slow
@@ -96,7 +90,8 @@ def test_a_worker_that_hangs_does_not_hold_up_the_end():
     workers = workers_of(stream)
     began = time.monotonic()
     stream.close()
-    assert gone(workers, within=1) and time.monotonic() - began < 10
+    wait_until_gone(workers)
+    assert time.monotonic() - began < 60, "the worker itself takes ten minutes"
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -123,7 +118,7 @@ def test_a_table_without_its_images_ends_the_command(tmp_path):
     table = tmp_path / "pairs.csv"
     table.write_text("image,caption\n" + "".join(f"{number}.jpg,a caption\n" for number in range(300)))
     done = subprocess.run(
-        small_run(tmp_path, "--data", str(table), "--evaluate"), capture_output=True, text=True, timeout=60
+        small_run(tmp_path, "--data", str(table), "--evaluate"), capture_output=True, text=True, timeout=HANG
     )
     assert done.returncode == 1
     assert "in a row could not be read" in done.stderr and "Traceback" not in done.stderr
@@ -134,21 +129,18 @@ def test_a_killed_worker_ends_the_command_which_goes_on_later(tmp_path):
     data, _ = write_inputs(tmp_path)
     command = small_run(tmp_path, "--data", data, "--samples", "800000", "--save-every", "10", "--log-every", "1")
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    checkpoints, deadline = tmp_path / "run" / "checkpoints", time.monotonic() + 60
-    while not list(checkpoints.glob("step-*")) and time.monotonic() < deadline:
-        time.sleep(0.05)
+    checkpoints = tmp_path / "run" / "checkpoints"
+    wait_for(lambda: list(checkpoints.glob("step-*")), process)
     with open(f"/proc/{process.pid}/task/{process.pid}/children") as file:
         os.kill(int(file.read().split()[0]), signal.SIGKILL)
-    killed = time.monotonic()
-    _, said = process.communicate(timeout=60)
-    assert time.monotonic() - killed < 15
+    _, said = process.communicate(timeout=HANG)
     assert process.returncode == 1
     last = said.strip().splitlines()[-1]
     assert "A data worker died" in last and "memory" in last and "Traceback" not in said
     assert last.endswith(f"Go on with: fullbatch train --resume {tmp_path / 'run'}")
     step = max(int(path.name.removeprefix("step-")) for path in checkpoints.glob("step-*"))
     again = [sys.executable, "-m", "fullbatch", "train", "--resume", str(tmp_path / "run")]
-    done = subprocess.run([*again, "--samples", str(8 * (step + 5))], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([*again, "--samples", str(8 * (step + 5))], capture_output=True, text=True, timeout=HANG)
     assert done.returncode == 0, done.stderr
 
 
@@ -165,5 +157,5 @@ raise SystemError("an error that nobody expects, while the stream is kept")
 
 
 def test_workers_end_with_a_process_that_never_closed_them():
-    done = subprocess.run([sys.executable, "-c", UNCLOSED], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", UNCLOSED], capture_output=True, text=True, timeout=HANG)
     assert done.returncode == 1 and "SystemError" in done.stderr

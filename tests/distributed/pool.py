@@ -14,6 +14,8 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
+from tests.waiting import HANG
+
 
 def _serve(rank: int, size: int, rendezvous: str, pipe: Connection) -> None:
     torch.set_num_threads(1)
@@ -51,8 +53,8 @@ class RankPool:
             pipe.send((function, args))
         answers = []
         for rank, pipe in enumerate(self.pipes):
-            if not pipe.poll(120):
-                raise TimeoutError(f"rank {rank} did not answer {function.__name__} within 120 s")
+            if not pipe.poll(HANG):
+                raise TimeoutError(f"rank {rank} did not answer {function.__name__} within {HANG:g} s")
             answers.append(pipe.recv())
         for ok, answer in answers:
             if not ok:

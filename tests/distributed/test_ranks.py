@@ -13,6 +13,7 @@ import fullbatch as fb
 from fullbatch import distributed
 from tests.combinations import COMBINATIONS, SAMPLES, WIDTH, make, tiered
 from tests.conftest import unit_rows
+from tests.waiting import HANG
 
 pytestmark = pytest.mark.filterwarnings("ignore:rho=")
 BATCH, STEPS = 8, 4
@@ -224,6 +225,6 @@ def test_ranks_that_torchrun_starts_again_find_each_other(tmp_path):
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=HANG,
     )
     assert done.returncode == 0, done.stderr

@@ -1,7 +1,6 @@
 """Stopped in either stage, or killed while it keeps the best weights: it ends where the undisturbed run did."""
 
 import json
-import multiprocessing
 import os
 import random
 import shutil
@@ -20,6 +19,7 @@ from fullbatch.training import checkpoint
 from fullbatch.training.interruption import Interrupted
 from fullbatch.training.trainer import Trainer
 from tests.finetuning.making import said, tuning_config
+from tests.killing import Fatal, exit_code, started
 from tests.tiers import first
 from tests.training.small import differences, renamed, saved_state
 
@@ -155,27 +155,12 @@ def test_before_the_first_epoch_another_metric_may_decide(whole, tmp_path):
 
 
 def go(config, resume, die_in_call):
-    """In a process of its own, which kills itself in that call of a step or of a part of keeping and saving."""
-    import torch
-
-    torch.set_num_threads(1)
-    calls = 0
-
-    def counted(function):
-        def wrapper(*args, **kwargs):
-            nonlocal calls
-            calls += 1
-            if calls == die_in_call:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return function(*args, **kwargs)
-
-        return wrapper
-
-    Trainer.train_step = counted(Trainer.train_step)
-    checkpoint.torch.save = counted(checkpoint.torch.save)
-    for module, names in ((loading, ("sync", "settle", "export")), (record, ("replace_folder", "write_record"))):
-        for name in names:
-            setattr(module, name, counted(getattr(module, name)))
+    """Killed in that call of a step or of a part of keeping and saving."""
+    fatal = Fatal(die_in_call)
+    fatal.among(Trainer, "train_step")
+    fatal.among(checkpoint.torch, "save")
+    fatal.among(loading, "sync", "settle", "export")
+    fatal.among(record, "replace_folder", "write_record")
     finetune(config, resume=resume)
 
 
@@ -183,15 +168,11 @@ def go(config, resume, die_in_call):
 def test_killed_many_times(whole):
     config, run = whole
     config, killed, rng = renamed(config, "killed"), run.parent / "killed", random.Random(3)
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["fullbatch.finetuning.finetune", "open_clip", "tests.finetuning.making"])
     kills = 0
     for die_in_call in [*(rng.randint(1, 20) for _ in range(20)), 0]:
         begun = (killed / "config.yaml").exists()
-        process = context.Process(target=go, args=(config, killed if begun else None, die_in_call))
-        process.start()
-        process.join(120)
-        assert process.exitcode in (0, -signal.SIGKILL)
-        kills += process.exitcode != 0
-    assert process.exitcode == 0 and kills >= 6
+        code = exit_code(started(go, config, killed if begun else None, die_in_call))
+        assert code in (0, -signal.SIGKILL)
+        kills += code != 0
+    assert code == 0 and kills >= 6
     check_same_end(run, killed)

@@ -171,7 +171,7 @@ def test_what_a_fine_tuning_kept(run, opened, tmp_path):
     assert origin_of_tuned(copy / "base") is None and origin_of_tuned(run) is None
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(task=st.text(), name=st.text())
 def test_no_name_breaks_the_card(origin, opened, task, name):
     named = replace(origin, run=replace(origin.run, name=name), scores=(TaskValue(task, "accuracy", 0.5, 0.1, 10),))

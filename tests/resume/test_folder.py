@@ -24,6 +24,7 @@ from fullbatch.training.run_folder import Folder, alone_in, replace_text
 from fullbatch.training_run import train
 from tests.tiers import first
 from tests.training.small import differences, renamed, saved_state, small_config
+from tests.waiting import HANG
 
 pytestmark = pytest.mark.filterwarnings("ignore:rho=")
 
@@ -384,7 +385,7 @@ def test_sigterm_before_the_first_step_is_said_too(tmp_path):
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout.readline() == "assembling\n"
     process.terminate()
-    _, said = process.communicate(timeout=30)
+    _, said = process.communicate(timeout=HANG)
     assert process.returncode == 128 + signal.SIGTERM
     assert said.splitlines()[-1].startswith("fullbatch: stopped at once, by SIGTERM. What was saved before is kept")
     assert "Traceback" not in said and not (tmp_path / "run").exists()

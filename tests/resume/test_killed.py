@@ -1,6 +1,5 @@
 """Killed at any moment, also while it saves: the resumed run ends where the undisturbed one did, to the bit."""
 
-import multiprocessing
 import os
 import random
 import signal
@@ -8,49 +7,27 @@ import time
 from dataclasses import replace
 
 import pytest
-import torch
 
 from fullbatch.training import checkpoint
 from fullbatch.training_run import train
+from tests.killing import Fatal, exit_code, started
 from tests.training.small import differences, renamed, saved_state, small_config
+from tests.waiting import wait_for
 
 STEPS = 120
 
 
 def die_in_call(number):
     """Have this process kill itself in that call of a part of saving."""
-    calls = 0
-
-    def counted(function):
-        def wrapper(*args, **kwargs):
-            nonlocal calls
-            calls += 1
-            if calls == number:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return function(*args, **kwargs)
-
-        return wrapper
-
-    checkpoint.torch.save = counted(checkpoint.torch.save)
-    checkpoint.sync = counted(checkpoint.sync)
-    checkpoint._describe = counted(checkpoint._describe)
-    checkpoint.shutil.rmtree = counted(checkpoint.shutil.rmtree)
+    fatal = Fatal(number)
+    fatal.among(checkpoint.torch, "save")
+    fatal.among(checkpoint, "sync", "_describe")
+    fatal.among(checkpoint.shutil, "rmtree")
 
 
 def go(config, resume, fatal_call):
-    """In a process of its own."""
-    torch.set_num_threads(1)
-    if fatal_call:
-        die_in_call(fatal_call)
+    die_in_call(fatal_call)
     train(config, resume=resume)
-
-
-def start(config, resume=None, fatal_call=0):
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["fullbatch.training_run", "open_clip", "tests.training.small"])
-    process = context.Process(target=go, args=(config, resume, fatal_call))
-    process.start()
-    return process
 
 
 @pytest.mark.slow
@@ -67,20 +44,15 @@ def test_killed_twenty_times(tmp_path, method):
     killed = 0
     for kind, moment in moments:
         resume = run if (run / "config.yaml").exists() else None
-        process = start(config, resume, fatal_call=moment if kind == "save" else 0)
+        process = started(go, config, resume, moment if kind == "save" else 0)
         if kind == "time":
-            deadline = time.monotonic() + 60
-            while not (run / "config.yaml").exists() and time.monotonic() < deadline:
-                time.sleep(0.01)
+            wait_for((run / "config.yaml").exists)
             time.sleep(moment)
             if process.is_alive():
                 os.kill(process.pid, signal.SIGKILL)
-        process.join(120)
-        assert process.exitcode in (0, -signal.SIGKILL)
+        assert exit_code(process) in (0, -signal.SIGKILL)
         killed += process.exitcode != 0
-    process = start(config, run)
-    process.join(120)
-    assert process.exitcode == 0
+    assert exit_code(started(go, config, run, 0)) == 0
     assert killed >= 12, "most of the runs must have been under way"
     assert differences(saved_state(whole, STEPS), saved_state(run, STEPS)) == []
     assert not list((run / "checkpoints").glob(".writing-*"))

@@ -2,7 +2,6 @@
 
 import errno
 import json
-import multiprocessing
 import os
 import pickle
 import shutil
@@ -21,6 +20,7 @@ from fullbatch.distributed import shards, towers
 from fullbatch.loading import load_trained
 from fullbatch.training import checkpoint
 from fullbatch.training_run import train
+from tests.killing import exit_code, started
 from tests.resume.test_folder import resigned
 from tests.resume.test_killed import die_in_call
 from tests.resume.test_resume import go_on_from
@@ -356,25 +356,16 @@ def test_a_full_disk_on_one_rank_stops_all_of_them(tmp_path, two_ranks, syncs):
 def go(rank, size, meeting, config, resume, fatal_call):
     """A rank in a process of its own; with ``fatal_call``, killed by itself in that part of saving."""
     dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=size)
-    if fatal_call:
-        die_in_call(fatal_call)
+    die_in_call(fatal_call)
     on_rank(rank, config, resume)
     dist.destroy_process_group()
 
 
 def run_and_die(config, resume, meeting, rank, fatal_call):
     """Whether that rank died of it; the other ends too, by itself."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["fullbatch.training_run", "open_clip", "tests.resume.test_sharded"])
-    ranks = []
-    for number in range(2):
-        fatal = fatal_call if number == rank else 0
-        ranks.append(context.Process(target=go, args=(number, 2, meeting, config, resume, fatal)))
-        ranks[-1].start()
-    for process in ranks:
-        process.join(120)
-        assert process.exitcode is not None
-    return ranks[rank].exitcode == -signal.SIGKILL
+    fatal = [fatal_call if number == rank else 0 for number in range(2)]
+    ranks = [started(go, number, 2, meeting, config, resume, fatal[number]) for number in range(2)]
+    return [exit_code(process) for process in ranks][rank] == -signal.SIGKILL
 
 
 # Which rank, and in which call.  A save has about 178 on the first rank (148 tensors of its shards, checksums, parts,

@@ -14,7 +14,7 @@ def least_cost(cost, capacity):
     return cost[rows, copies // capacity].sum()
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     centres=st.integers(1, 7),
     capacity=st.integers(1, 6),
@@ -59,7 +59,7 @@ def meetings(centre, texts):
     return int(np.triu(same, 1).sum())
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(centres=st.integers(2, 7), capacity=st.integers(1, 6), texts=st.integers(1, 30), seed=st.integers(0, 10**6))
 def test_equal_texts_are_kept_apart(centres, capacity, texts, seed):
     """Sizes stay, meetings become fewer, and none is left where each text is at few rows."""

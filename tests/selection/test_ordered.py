@@ -67,7 +67,7 @@ def test_many_batches_are_looked_at_some_at_a_time(monkeypatch):
     torch.testing.assert_close(losses_at(u, v, places, 0.2), whole)
 
 
-@settings(deadline=None, max_examples=80)
+@settings(max_examples=80)
 @given(
     places=st.integers(2, 60),
     size=st.integers(2, 12),
@@ -100,7 +100,7 @@ def test_draws_differ_by_seed():
     assert (drawn_batches(100, 5, 20, 0) != drawn_batches(100, 5, 20, 1)).any()
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(places=st.integers(2, 60), size=st.integers(2, 12), drawn=st.integers(1, 12))
 def test_the_literal_reading_looks_at_a_partition_group_by_group(places, size, drawn):
     size = min(size, places)

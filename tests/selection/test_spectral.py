@@ -91,7 +91,7 @@ def test_weights_are_the_formula(tau):
     torch.testing.assert_close(pair_weights(u.float(), v.float(), tau, 4).double(), found, rtol=1e-4, atol=1e-4)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(size=st.integers(2, 9), seed=st.integers(0, 10**6), tau=st.sampled_from([0.05, 0.3, 1.0]))
 def test_the_weights_of_a_batch_bound_its_loss(size, seed, tau):
     """L_con >= sum of w over the batch's pairs / (B (B - 1)): appendix C.1, by Jensen; equal for batches of two."""
@@ -206,7 +206,7 @@ def spoilt(u, v, kind, rng):
 KINDS = ["sound", "duplicates", "equal", "zero", "some unseen", "few seen", "none seen", "half precision"]
 
 
-@settings(deadline=None, max_examples=120)
+@settings(max_examples=120)
 @given(
     count=st.integers(1, 50),
     size=st.integers(2, 9),

@@ -48,7 +48,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:rho=")
     unseen=st.integers(0, 8),
     ranks=st.sampled_from([1, 2]),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_a_spectral_epoch_is_a_partition(tmp_path_factory, whole, batch, rest, steps, block, unseen, ranks):
     """Each place of the uniform epoch once, whatever divides what, on any number of ranks."""
     folder = tmp_path_factory.mktemp("plans")
@@ -86,7 +86,7 @@ def on_ranks(plans, order, number, ranks):
     more=st.integers(0, 12),
     end=st.integers(26, 30),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @pytest.mark.slow
 def test_a_run_goes_on_as_it_would_have(tmp_path_factory, selection, ahead, saved, more, end):
     """Saved after any batch, struck down at any later one: the batches that follow are the undisturbed run's, and what
@@ -129,7 +129,7 @@ def test_a_run_that_is_prolonged_shows_each_place_once(tmp_path, ahead, end):
 
 
 @given(whole=st.integers(1, 12), drawn=st.integers(1, 30), kept=st.integers(1, 30), averaged=st.booleans())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_periods_follow_each_other(whole, drawn, kept, averaged):
     kept = min(kept, drawn, whole) if averaged else min(kept, drawn)
     reading = "averaged" if averaged else "sequential"

@@ -5,7 +5,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fullbatch.config.optimization import Optimizer, Schedule
@@ -63,7 +63,6 @@ def test_epochs_are_steps():
     assert path(in_epochs, 1e-2, 50) == path(in_steps, 1e-2, 50)
 
 
-@settings(deadline=None)
 @given(
     kind=st.sampled_from(["cosine", "tanh", "linear", "constant"]),
     peak=st.floats(1e-6, 10.0),

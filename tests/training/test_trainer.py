@@ -35,6 +35,7 @@ from tests.data.making import captioned, write_shard
 from tests.selection.planned import AVERAGED
 from tests.tiers import first
 from tests.training.small import renamed, saved_state, small_config
+from tests.waiting import HANG, wait_for
 
 
 def test_what_a_run_leaves_behind(tmp_path):
@@ -170,11 +171,9 @@ def test_a_signal_saves_and_stops(tmp_path, number, workers):
     command = [sys.executable, "-m", "fullbatch", "train", "--config", str(path)]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
     metrics = tmp_path / "run" / "metrics.jsonl"
-    deadline = time.monotonic() + 60
-    while not (metrics.exists() and metrics.stat().st_size > 1000) and time.monotonic() < deadline:
-        time.sleep(0.05)
+    wait_for(lambda: metrics.exists() and metrics.stat().st_size > 1000, process)
     os.killpg(process.pid, number)
-    _, said = process.communicate(timeout=60)
+    _, said = process.communicate(timeout=HANG)
     assert process.returncode == 128 + number, said
     assert f"Stopped by {number.name}. Go on with: fullbatch train --resume {tmp_path / 'run'}" in said
     assert "Traceback" not in said

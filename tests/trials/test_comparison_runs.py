@@ -4,7 +4,6 @@ import errno
 import fcntl
 import math
 import threading
-import time
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -15,6 +14,7 @@ from fullbatch.training import run_folder
 from fullbatch.trials import comparison, trial
 from fullbatch.trials.comparison import _work
 from fullbatch.trials.trial import Outcome, outcome_of
+from tests.waiting import HANG, wait_for
 
 
 @pytest.fixture
@@ -38,12 +38,10 @@ def test_a_run_that_another_process_still_saves_is_waited_for(configs, tmp_path,
     monkeypatch.setattr(run_folder, "_lock", lambda run: None if run.name in held else lock(run))
     waiting = threading.Thread(target=_work, args=(worker(), configs.runs, 1, math.inf))
     waiting.start()
-    until = time.monotonic() + 20
-    while len(configs.trained) < 3 and time.monotonic() < until:
-        time.sleep(0.01)
+    wait_for(lambda: len(configs.trained) == 3)
     assert configs.trained == ["b", "c", "d"] and waiting.is_alive()
     held.clear()
-    waiting.join(20)
+    waiting.join(HANG)
     assert configs.trained == ["b", "c", "d", "a"] and not waiting.is_alive()
     assert outcome_of(tmp_path / "runs" / "a").status == "done"
 

@@ -71,7 +71,7 @@ def check(stage, seen):
             assert found.params == seen.begun[found.slot.number, found.attempts]
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=60, suppress_health_check=list(HealthCheck))
 @example(
     [(0, 1, False, 0), (1, 2, False, 0), (0, 7, False, 0), (0, 37, False, 0), (1, 21, True, 34), (0, 20, False, 0)]
 )
@@ -81,7 +81,7 @@ def test_every_slot_ends_once(script):
 
 
 @pytest.mark.slow
-@settings(max_examples=1500, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=1500, suppress_health_check=list(HealthCheck))
 @given(moves)
 def test_every_slot_ends_once_in_many_more_ways(script):
     check(*play(script))

@@ -5,12 +5,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from tests.trials.comparison_making import NEUCLIP, arguments, small_plan
+from tests.waiting import HANG, wait_for
 
 SAMPLES = 8 * 80
 
@@ -33,15 +33,6 @@ def workers_of(parent):
         if fields["PPid"].strip() == str(parent) and "spawn_main" in command:
             found.append(int(fields["Pid"]))
     return found
-
-
-def wait_for(what, seconds=120.0):
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if found := what():
-            return found
-        time.sleep(0.02)
-    raise AssertionError("it never came")
 
 
 def is_alive(pid):
@@ -69,8 +60,7 @@ def test_killed_in_many_ways_it_ends_the_same(tmp_path):
     def under_way(lines):
         process = start(plan, "--jobs", "2")
         before = lines_under(folder)
-        wait_for(lambda: lines_under(folder) >= before + lines or process.poll() is not None)
-        assert process.poll() is None, process.communicate()
+        wait_for(lambda: lines_under(folder) >= before + lines, process)
         return process, wait_for(lambda: workers_of(process.pid))
 
     # The parent: its workers save and end by themselves.
@@ -90,7 +80,7 @@ def test_killed_in_many_ways_it_ends_the_same(tmp_path):
     # Told to stop: it says how to go on, and leaves no process behind.
     process, workers = under_way(30)
     process.send_signal(signal.SIGTERM)
-    _, told = process.communicate(timeout=120)
+    _, told = process.communicate(timeout=HANG)
     assert process.returncode == 143 and f"fullbatch compare --resume {folder}" in told
     assert not any(map(is_alive, workers))
 

@@ -13,7 +13,8 @@ import pytest
 
 from fullbatch.training.interruption import Interrupted
 from fullbatch.trials.processes import WorkerPool, WorkersDie, _run_worker
-from tests.trials.test_killed import is_alive, wait_for
+from tests.trials.test_killed import is_alive
+from tests.waiting import HANG, wait_for
 
 
 def make(folder, name):
@@ -160,6 +161,6 @@ def test_stopped_with_their_parent(tmp_path, number):
     wait_for(lambda: len(list(tmp_path.glob("pid-*"))) == 2)
     workers = [int(path.name[4:]) for path in tmp_path.glob("pid-*")]
     process.send_signal(number)
-    assert process.wait(timeout=120) == (-number if number == signal.SIGKILL else 128 + number)
+    assert process.wait(timeout=HANG) == (-number if number == signal.SIGKILL else 128 + number)
     wait_for(lambda: not any(map(is_alive, workers)))
     assert len(list(tmp_path.glob("saved-*"))) == 2

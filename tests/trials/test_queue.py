@@ -1,5 +1,6 @@
 """The queue in one process: order, retries, endings; who is taken for dead, and who is not."""
 
+import itertools
 import os
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from fullbatch.trials.phases import Score, Slot
 from fullbatch.trials.processes import ProcessIdentity, is_gone, this_process
 from fullbatch.trials.queue import ATTEMPT, MOST_DEATHS, SLOT, WORKER, SlotQueue
 from fullbatch.trials.storage import heartbeat_every, open_storage
+from tests.waiting import wait_for
 
 
 class World:
@@ -202,27 +204,24 @@ def test_who_was_taken_for_dead_changes_nothing():
 
 @pytest.mark.slow
 def test_a_sign_of_life_is_enough(tmp_path):
-    storage = open_storage(str(tmp_path / "study.db"), lost_after=1.0)
+    storage = open_storage(str(tmp_path / "study.db"), lost_after=5.0)
     lease = taken(World(1, storage=storage).queue("elsewhere"))
     queue = World(1, storage=storage).queue()
-    for _ in range(3):
-        time.sleep(1.0)
+    for _ in range(4):
+        time.sleep(2.0)
         queue.fail_dead()
     assert not queue.study.trials[0].state.is_finished() and not lease.lost
     lease._over.set()  # no heartbeats any more
-    time.sleep(3.0)
-    queue.fail_dead()
-    assert queue.study.trials[0].state is TrialState.FAIL
+    wait_for(lambda: queue.fail_dead() or queue.study.trials[0].state is TrialState.FAIL)
 
 
 def test_a_trial_that_never_had_a_heartbeat_grows_stale_too(tmp_path):
     """Its worker died on another machine, before the first one, or was of a version that had none."""
-    world = World(1, storage=open_storage(str(tmp_path / "study.db"), lost_after=1.0))
+    world = World(1, storage=open_storage(str(tmp_path / "study.db"), lost_after=3.0))
     made(world.queue("elsewhere"))
     queue = world.queue("here")
     assert queue.take(sampler) is None
-    time.sleep(3.0)
-    assert taken(queue).attempt == 2
+    assert wait_for(lambda: queue.take(sampler)).attempt == 2
 
 
 @pytest.mark.slow
@@ -231,13 +230,8 @@ def test_processes_that_come_and_go_keep_no_dead_trial_alive(tmp_path):
     world = World(1, storage=open_storage(str(tmp_path / "study.db"), lost_after=2.0))
     lease = taken(world.queue("elsewhere"))
     lease._over.set()  # no heartbeats any more
-    deadline = time.monotonic() + 30
-    for newcomer in range(100):
-        if (again := world.queue(f"newcomer {newcomer}").take(sampler)) is not None:
-            break
-        assert time.monotonic() < deadline
-        time.sleep(0.5)
-    assert again.attempt == 2
+    newcomers = itertools.count()
+    assert wait_for(lambda: world.queue(f"newcomer {next(newcomers)}").take(sampler)).attempt == 2
 
 
 def test_a_trial_whose_making_was_not_answered_is_no_death(tmp_path, monkeypatch):
@@ -272,14 +266,12 @@ def test_results_of_earlier_versions_count(named, attempt):
 
 def test_a_trial_without_a_slot_is_put_away(tmp_path):
     """Somebody else's, in the same study: it is in nobody's way."""
-    world = World(1, storage=open_storage(str(tmp_path / "study.db"), lost_after=1.0))
+    world = World(1, storage=open_storage(str(tmp_path / "study.db"), lost_after=3.0))
     queue = world.queue()
     stray = queue.study.ask()
     lease = taken(queue)
     assert lease.slot.number == 0
-    time.sleep(3.0)
-    queue.fail_dead()
-    assert queue.study.trials[stray.number].state is TrialState.FAIL
+    wait_for(lambda: queue.fail_dead() or queue.study.trials[stray.number].state is TrialState.FAIL)
     lease.begin(choose)
     assert lease.end(Score("done", (1.0,)))
     assert len(queue.ended()) == 1
@@ -322,9 +314,7 @@ def test_who_was_taken_for_dead_notices_by_itself(monkeypatch):
     queue = World(1).queue()
     lease = taken(queue)
     queue.study.tell(0, state=TrialState.FAIL)  # as somebody else would
-    deadline = time.monotonic() + 60
-    while not lease.lost:
-        assert time.monotonic() < deadline
+    wait_for(lambda: lease.lost)
 
 
 def test_another_direction_is_another_search():

@@ -31,7 +31,7 @@ EVERYTHING = {
 }
 
 
-quickly = settings(deadline=None, max_examples=25)
+quickly = settings(max_examples=25)
 
 
 def who(method, optimizer):

@@ -51,7 +51,7 @@ def test_a_dimension_is_read_as_it_is_written(dimension):
     assert dimension_from("x", dimension_as_dict(dimension)) == dimension
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(dimensions)
 def test_ends_are_held_and_the_sampler_stays_within(dimension):
     assert all(dimension.holds(end) for end in dimension.ends)

@@ -2,7 +2,6 @@
 
 import errno
 import json
-import multiprocessing
 import os
 import re
 import signal
@@ -27,6 +26,7 @@ from fullbatch.training_run import train
 from fullbatch.trials.phases import Score
 from fullbatch.trials.processes import OUTPUT
 from fullbatch.trials.trial import FILE, CannotWork, Trial
+from tests.killing import Fatal, exit_code, started
 from tests.training.small import renamed, small_config
 
 MEAN = "mean(text_to_image_r1, image_to_text_r1)"
@@ -381,45 +381,25 @@ def test_a_folder_of_another_trial_is_cleared(tmp_path, caplog):
 
 
 def go(config, metrics, prune_at, die_in, output):
-    """In a process of its own, killed by itself in this call of that function."""
-    torch.set_num_threads(1)
+    """Killed in this call of that function."""
     what, number = die_in
-    calls = 0
-
-    def counted(function):
-        def wrapper(*args, **kwargs):
-            nonlocal calls
-            calls += 1
-            if calls == number:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return function(*args, **kwargs)
-
-        return wrapper
-
-    report = Told(prune_at)
+    report, fatal = Told(prune_at), Fatal(number)
     match what:
         case "report":
-            report = counted(report)
+            report = fatal(report)
         case "write":
-            Trial._write = counted(Trial._write)
+            fatal.among(Trial, "_write")
         case "step":
-            trainer = fullbatch.training.trainer.Trainer
-            trainer.train_step = counted(trainer.train_step)
+            fatal.among(fullbatch.training.trainer.Trainer, "train_step")
         case "metrics":
-            folder = fullbatch.training.trainer.Metrics
-            folder.write = counted(folder.write)
+            fatal.among(fullbatch.training.trainer.Metrics, "write")
         case "rmtree":
-            fullbatch.trials.trial.shutil.rmtree = counted(fullbatch.trials.trial.shutil.rmtree)
+            fatal.among(fullbatch.trials.trial.shutil, "rmtree")
     torch.save(run_trial(config, metrics, report), output)
 
 
-def in_a_process(config, metrics, prune_at, die_in, output):
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["fullbatch.trials.trial", "open_clip", "optuna", "tests.trials.test_trial"])
-    process = context.Process(target=go, args=(config, metrics, prune_at, die_in, output))
-    process.start()
-    process.join(120)
-    return process.exitcode
+def is_killed(*args):
+    return exit_code(started(go, *args)) == -signal.SIGKILL
 
 
 MOMENTS = [
@@ -438,7 +418,7 @@ def test_killed_at_any_moment_it_ends_the_same(tmp_path, prune_at):
     want = run_trial(whole, metrics, Told(prune_at))
     for place, die_in in enumerate(MOMENTS):
         config, name = renamed(whole, f"killed-{place}"), f"killed-{place}"
-        killed = in_a_process(config, metrics, prune_at, die_in, tmp_path / "score") == -signal.SIGKILL
+        killed = is_killed(config, metrics, prune_at, die_in, tmp_path / "score")
         late = die_in in (("step", 19), ("metrics", 18)) and prune_at == 3
         assert killed or late or die_in[0] == "rmtree", die_in
         told = Told(prune_at)
@@ -451,7 +431,7 @@ def test_killed_at_any_moment_it_ends_the_same(tmp_path, prune_at):
 @pytest.mark.slow
 def test_killed_in_the_middle_it_ends_the_same(tmp_path):
     config, metrics = small_trial(tmp_path)
-    assert in_a_process(config, metrics, None, ("report", 3), tmp_path / "score") == -signal.SIGKILL
+    assert is_killed(config, metrics, None, ("report", 3), tmp_path / "score")
     assert len(json.loads((tmp_path / "trial" / FILE).read_text())["evaluations"]) == 2
     assert plain(run_trial(config, metrics)) == plain(run_trial(*small_trial(tmp_path, "whole")))
 

@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections import Counter
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from optuna.trial import TrialState
 from fullbatch.trials.queue import SLOT
 from fullbatch.trials.storage import open_storage
 from tests.trials.working import queue_of
+from tests.waiting import HANG, wait_for
 
 SLOTS = 8
 
@@ -51,20 +51,8 @@ def start(storage_url, tmp_path):
         process.wait()
 
 
-def wait_for(what, *processes, seconds=300.0):
-    """A limit that only a hang meets."""
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if what():
-            return
-        for process in processes:
-            assert process.poll() is None, process.said.read_text()
-        time.sleep(0.01)
-    raise AssertionError("it never came")
-
-
 def done(process):
-    assert process.wait(timeout=300) == 0, process.said.read_text()
+    assert process.wait(timeout=HANG) == 0, process.said.read_text()
 
 
 def check(start):

@@ -97,7 +97,7 @@ def test_nothing_to_do_does_nothing():
         assert torch.equal(view, images)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(
     st.lists(st.integers(0, 10_000), min_size=1, max_size=8), st.integers(-1, 5), st.integers(0, 3), st.integers(0, 7)
 )
