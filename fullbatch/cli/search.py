@@ -100,17 +100,19 @@ def search(arguments: list[str]) -> int:
 def _found(options: Search, flags: Sequence[str]) -> tuple[Any, Path, str]:
     """The plan, its folder here, and where the storage is: begun, gone on with, or joined."""
     from fullbatch.trials.search_plan import search_from
-    from fullbatch.trials.storage import PLAN_FILE, kept_plan, open_storage, plan_to_go_on_with, storage_of
+    from fullbatch.trials.storage import PLAN_FILE, kept_plan, naming, open_storage, plan_to_go_on_with, storage_of
 
     if options.resume is not None:
         refuse_changes(options, flags, "--resume goes on with the plan in the folder", *_ELSEWHERE)
         if not (options.resume / PLAN_FILE).is_file():
             raise ValueError(f"{options.resume} is not the folder of a search: there is no {PLAN_FILE} in it.")
         storage = storage_of(options.resume, options.study)
-        return plan_to_go_on_with(options.resume, storage), options.resume, storage
+        with naming(storage):
+            return plan_to_go_on_with(options.resume, storage), options.resume, storage
     if options.study is not None and options.plan is None and options.recipe is None:
         refuse_changes(options, flags, "--study without a plan joins the search there", *_ELSEWHERE, "name")
-        plan = kept_plan(open_storage(options.study), options.name)
+        with naming(options.study):
+            plan = kept_plan(open_storage(options.study), options.name)
     else:
         plan = search_from(plan_values(options, flags))
     folder = options.searches / plan.name

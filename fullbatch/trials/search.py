@@ -14,13 +14,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from optuna.exceptions import StorageInternalError
 from optuna.pruners import BasePruner, HyperbandPruner, MedianPruner, NopPruner, SuccessiveHalvingPruner
 from optuna.samplers import BaseSampler, RandomSampler, TPESampler
 from optuna.storages import BaseStorage
 from typing_extensions import assert_never
 
-from fullbatch.config.messages import reason_of, without_password
+from fullbatch.config.messages import reason_of
 from fullbatch.config.tree import write_values
 from fullbatch.data.durable import make_folder
 from fullbatch.training.display import words_of
@@ -34,7 +33,7 @@ from fullbatch.trials.progress import SearchDisplay, last_metrics
 from fullbatch.trials.queue import Lease, SlotQueue
 from fullbatch.trials.search_plan import PRUNED, Choices, Fine, PhaseName, Pruner, SearchPlan
 from fullbatch.trials.search_summary import TRIALS, summarize, trial_name, write_files
-from fullbatch.trials.storage import PLAN_FILE, StorageAway, keep_plan, kept_plan, open_storage, remember
+from fullbatch.trials.storage import PLAN_FILE, StorageAway, keep_plan, kept_plan, naming, open_storage, remember
 from fullbatch.trials.trial import CannotWork, Report, Trial
 
 LOOK_EVERY = 2.0  # seconds between looks at the storage
@@ -51,9 +50,10 @@ def search(
     """Begin, join or go on; the summary, as in search.json.  Where an error ends it, ``tell`` is given that before
     the error is raised."""
     until = pace.until()
-    opened = open_storage(storage, pace.lost_after)
-    checked = check_search(plan)
-    plan = keep_plan(opened, plan)
+    with naming(storage):
+        opened = open_storage(storage, pace.lost_after)
+        checked = check_search(plan)
+        plan = keep_plan(opened, plan)
     make_folder(folder)
     remember(folder, storage)
     replace_text(folder / PLAN_FILE, write_values(plan.as_dict()))
@@ -99,11 +99,12 @@ def how_to_go_on(folder: Path, storage: str, jobs: int = 1) -> Iterator[None]:
     """What stops a search though nothing is wrong with its plan: the message ends with the way on."""
     way = f"Once that is mended, go on with: {resume_command(folder, jobs)}"
     try:
-        yield
+        with naming(storage):
+            yield
     except BrokenPipeError:  # nobody reads on
         raise
-    except (StorageAway, StorageInternalError) as error:
-        raise StorageAway(f"{without_password(storage)}: {error} {way}") from error
+    except StorageAway as error:
+        raise StorageAway(f"{error} {way}") from error
     except (CannotWork, WorkersDie) as error:
         raise type(error)(f"{str(error).rstrip('.')}. {way}") from error
     except OSError as error:

@@ -15,7 +15,8 @@ import logging
 import re
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeVar
@@ -49,6 +50,15 @@ _WITHOUT_DRIVER = {
 
 class StorageAway(ConnectionError):
     """For longer than anyone waits: a server that is down, a disk that is full or gone."""
+
+
+@contextmanager
+def naming(storage: str) -> Iterator[None]:
+    """In the message where it is away: neither Optuna nor SQLite says which file it was."""
+    try:
+        yield
+    except (StorageAway, StorageInternalError) as error:
+        raise StorageAway(f"{without_password(storage)}: {error}") from error
 
 
 def open_storage(where: str, lost_after: float = LOST_AFTER) -> BaseStorage:

@@ -4,19 +4,24 @@ import errno
 import os
 import signal
 import sys
+from functools import partial
 from itertools import count
 
+import optuna
 import pytest
+from optuna.exceptions import StorageInternalError
 from optuna.storages import InMemoryStorage
 
 import fullbatch.trials.trial
-from fullbatch.cli.search import Search, plan_values
+from fullbatch.cli.search import Search, _found, plan_values
+from fullbatch.config.tree import write_values
 from fullbatch.training.interruption import Interruption
+from fullbatch.trials import storage
 from fullbatch.trials.phases import Score
 from fullbatch.trials.processes import OUTPUT, Pace, WorkersDie
-from fullbatch.trials.search import InFolder, PhaseQueues, how_to_go_on, work, work_off
+from fullbatch.trials.search import InFolder, PhaseQueues, how_to_go_on, search, work, work_off
 from fullbatch.trials.search_plan import search_from
-from fullbatch.trials.storage import StorageAway, keep_plan, open_storage
+from fullbatch.trials.storage import PLAN_FILE, StorageAway, keep_plan, open_storage, remember
 from fullbatch.trials.trial import CannotWork
 from tests.trials.search_making import small_search
 
@@ -103,6 +108,29 @@ def test_what_is_said_with_it(tmp_path):
         raise CannotWork("No space left")
     with pytest.raises(KeyError), how_to_go_on(folder, url):
         raise KeyError
+
+
+def test_a_storage_that_is_away_from_the_start_is_named(plan, tmp_path, monkeypatch):
+    """A full disk: SQLite does not say which file it could not open."""
+
+    def away(*args, **kwargs):
+        raise StorageInternalError("unable to open database file")
+
+    file, folder = tmp_path / "study.db", tmp_path / "begun"
+    keep_plan(open_storage(str(file)), plan)
+    folder.mkdir()
+    (folder / PLAN_FILE).write_text(write_values(plan.as_dict()))
+    remember(folder, str(file))
+    monkeypatch.setattr(storage, "patiently", partial(storage.patiently, patience=0.0))
+    monkeypatch.setattr(optuna, "create_study", away)
+    monkeypatch.setattr(optuna, "get_all_study_summaries", away)
+    for start in (
+        lambda: search(plan, tmp_path / "new", str(file), Pace()),
+        lambda: _found(Search(resume=folder), []),
+        lambda: _found(Search(study=str(file)), []),
+    ):
+        with pytest.raises(StorageAway, match=rf"^{file}: The study's storage was away .*unable to open"):
+            start()
 
 
 class Context:
