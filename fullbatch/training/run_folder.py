@@ -220,8 +220,13 @@ _FIXED = (
 
 
 def with_choices_of(before: RunConfig, now: RunConfig) -> RunConfig:
-    """``now``, and where it leaves the order open, what was chosen when the run began."""
-    return replace(now, data=replace(now.data, shuffle=before.data.shuffle)) if now.data.shuffle == "auto" else now
+    """``now``, and what was chosen when the run began: the order, where ``now`` leaves it open, and the correction of
+    batches, which says nothing where they are uniform."""
+    if now.data.shuffle == "auto":
+        now = replace(now, data=replace(now.data, shuffle=before.data.shuffle))
+    if before.selection.batches == now.selection.batches == "uniform":
+        now = replace(now, selection=replace(now.selection, correction=before.selection.correction))
+    return now
 
 
 def check_same_run(before: RunConfig, now: RunConfig) -> None:

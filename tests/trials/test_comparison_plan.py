@@ -163,6 +163,24 @@ def test_a_run_that_was_begun_otherwise_is_refused(tmp_path):
         check_begun(plan.configs(moved, {"openclip-b128-seed0": 1152}))
 
 
+@pytest.mark.parametrize("batches", ["uniform", "spectral"])
+def test_a_run_of_before_there_were_corrections(tmp_path, batches):
+    """Its uniform batches are what they were, and count; selected ones would be corrected now."""
+    plan = planned("--samples", "640", "--batches", batches, methods=("openclip",), seeds=(0,))
+    (config,) = plan.configs(tmp_path)
+    folder = Folder.of(config)
+    folder.path.mkdir(parents=True)
+    folder.write_config(config)
+    text = folder.config.read_text()
+    folder.config.write_text(text.replace("  correction: normalizers\n", ""))
+    assert folder.config.read_text() != text
+    if batches == "uniform":
+        check_begun([config])
+    else:
+        with pytest.raises(ValueError, match=r"selection.correction was 'none' and is now 'normalizers'"):
+            check_begun([config])
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
