@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,8 @@ from typing import Any
 import yaml
 
 from fullbatch.cli import main as fullbatch
+
+BEGAN = time.monotonic()  # --stop-after counts from here, however many plans a stage runs one after the other
 
 
 def compare(plan: Mapping[str, Any], out: Path, more: Sequence[str]) -> dict[str, Any]:
@@ -43,10 +46,22 @@ def _run(command: str, plan: Mapping[str, Any], out: Path, flags: Sequence[str])
     out.mkdir(parents=True, exist_ok=True)
     path = out / f"{plan['name']}.yaml"
     path.write_text(yaml.safe_dump(dict(plan), sort_keys=False))
-    code = fullbatch([command, "--plan", str(path), "--quiet", "--no-page", *flags])
-    if code not in ((0, 1) if command == "compare" else (0,)):  # a comparison's 1: some runs failed; else why is said
+    summary = out / str(plan["name"]) / ("comparison.json" if command == "compare" else "search.json")
+    before = summary.stat().st_mtime_ns if summary.is_file() else None
+    code = fullbatch([command, "--plan", str(path), "--quiet", "--no-page", *_until(flags)])
+    written = summary.is_file() and summary.stat().st_mtime_ns != before
+    if code and not (command == "compare" and code == 1 and written):  # which says that some runs failed
         raise SystemExit(code)
-    return _read(out / str(plan["name"]) / ("comparison.json" if command == "compare" else "search.json"))
+    return _read(summary)
+
+
+def _until(flags: Sequence[str]) -> list[str]:
+    """With what is left of the minutes after which no run is started."""
+    flags = list(flags)
+    if "--stop-after" in flags:
+        place = flags.index("--stop-after") + 1
+        flags[place] = str(max(float(flags[place]) - (time.monotonic() - BEGAN) / 60.0, 1e-6))
+    return flags
 
 
 def _read(path: Path) -> dict[str, Any]:

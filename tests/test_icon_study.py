@@ -2,17 +2,21 @@
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import yaml
 
+from fullbatch.training.run_folder import Folder
+from fullbatch.trials.checks import check_begun, check_same_plan
 from fullbatch.trials.comparison_plan import plan_from
 
 ROOT = Path(__file__).parent.parent
-sys.path.insert(0, str(ROOT / "benchmarks" / "icons"))
+sys.path[:0] = [str(ROOT / "benchmarks" / "icons"), str(ROOT / "benchmarks")]
 
+import comparing  # noqa: E402
 import figures  # noqa: E402
 import icon_arms  # noqa: E402
 import study  # noqa: E402
@@ -91,6 +95,75 @@ def test_the_race_has_the_rate_of_each_cell():
     assert found == {("openclip", 64): 4e-4, ("neuclip", 64): 2e-4, ("openclip", 256): 8e-4}
     assert [run.seed for run in plan.planned] == [0, 0, 1, 1, 2, 2, 0, 1, 2]
     assert all("test-00000" in plan.config(run, "runs").evaluation.evaluate[0] for run in plan.planned)
+
+
+def test_the_runs_that_were_kept_count():
+    """Also after defaults have changed: a later call goes on from them, and need not train them again."""
+    race = yaml.safe_load((STUDY / "race" / "plan.yaml").read_text())
+    setting = study.Setting(Path("icons"), study.SAMPLES)
+    plans = {"race": study.race_plan(study.chosen_rates(STUDY), race["runs"], setting)}
+    for judge in (study.WHOLE_SHARD, study.NEW_CAPTIONS):
+        half = replace(setting, samples=study.SAMPLES // 2)
+        plans[judge.stage] = study.rates_plan(study.begun_grids(judge, STUDY), half, judge)
+    for stage, values in plans.items():
+        kept, plan = plan_from(yaml.safe_load((STUDY / stage / "plan.yaml").read_text())), plan_from(values)
+        check_same_plan(kept, plan, STUDY / stage)
+        configs = plan.configs(STUDY / stage)
+        check_begun(configs)
+        begun = [config.run.name for config in configs if Folder.of(config).begun]
+        assert sorted(begun) == sorted(path.name for path in (STUDY / stage / "runs").iterdir())
+
+
+def test_a_cell_with_another_rate_is_trained_anew(tmp_path, capsys):
+    chosen = {"openclip": {64: 4e-4, 128: 4e-4}, "neuclip default": {64: 2e-4}}
+    (tmp_path / "race").mkdir()
+    plan = tmp_path / "race" / "plan.yaml"
+    plan.write_text(yaml.safe_dump(study.race_plan(chosen, (), SETTING)))
+    names = ["openclip-b64-seed0", "openclip-b64-seed1", "openclip-b128-seed0", "neuclip_default-b64-seed0"]
+    for name in names:
+        (tmp_path / "race" / "runs" / name).mkdir(parents=True)
+    study.forget_other_rates(chosen, tmp_path)
+    assert plan.is_file() and capsys.readouterr().out == ""
+    study.forget_other_rates({**chosen, "openclip": {64: 2e-4, 128: 4e-4}}, tmp_path)
+    assert sorted(path.name for path in (tmp_path / "race" / "runs").iterdir()) == sorted(names[2:])
+    assert not plan.exists() and "openclip-b64-seed0: trained anew, at 0.0002" in capsys.readouterr().out
+
+
+def test_of_training_steps_some_lines_are_kept():
+    def line(step, **more):
+        return json.dumps({"step": step, **more}) + "\n"
+
+    lines = [line(0, kind="audit"), *(line(step) for step in range(1, 101)), line(100, kind="evaluation")]
+    steps = [*range(5, 101, 5)]
+    assert study.thinned(lines) == [lines[0], *map(line, steps), lines[-1]]
+    assert study.thinned(study.thinned(lines)) == study.thinned(lines)
+    assert study.thinned(lines[:13]) == lines[:13]
+
+
+def test_minutes_are_counted_from_the_first_plan(monkeypatch):
+    monkeypatch.setattr(comparing, "BEGAN", 0.0)
+    monkeypatch.setattr(comparing.time, "monotonic", lambda: 90.0)
+    assert comparing._until(["--jobs", "2", "--stop-after", "5.0"]) == ["--jobs", "2", "--stop-after", "3.5"]
+    assert comparing._until(["--stop-after", "1"]) == ["--stop-after", "1e-06"] and comparing._until([]) == []
+
+
+def test_a_refused_plan_ends_a_stage(tmp_path, monkeypatch):
+    """Its exit status is that of a comparison in which runs failed, and what earlier runs left is no answer."""
+    (tmp_path / "x").mkdir()
+    summary = tmp_path / "x" / "comparison.json"
+    summary.write_text(json.dumps({"runs": [{"status": "done"}]}))
+    monkeypatch.setattr(comparing, "fullbatch", lambda arguments: 1)
+    with pytest.raises(SystemExit) as stopped:
+        comparing.compare({"name": "x"}, tmp_path, [])
+    assert stopped.value.code == 1
+
+    def some_fail(arguments):
+        summary.unlink()
+        summary.write_text(json.dumps({"runs": [{"status": "failed"}]}))
+        return 1
+
+    monkeypatch.setattr(comparing, "fullbatch", some_fail)
+    assert comparing.compare({"name": "x"}, tmp_path, []) == {"runs": [{"status": "failed"}]}
 
 
 def test_one_thing_is_changed_at_a_time():

@@ -19,7 +19,7 @@ and of the study of batches, in twelve epochs and an OUT of its own, ``rates`` a
         "sogclr spectral, normalizers" "sogclr spectral, weights"
 
 A stage writes a plan for ``fullbatch compare`` and starts it; killed, it goes on where it was, and elsewhere after
-``cp -r docs/studies/icons/{rates,rates-new,race,parts,windows,chosen.json} OUT``.  ``rates`` trains half as long as the
+``cp -r docs/studies/icons OUT``.  ``rates`` trains half as long as the
 race, with a seed that is not reported, and is judged on a shard kept out of training; with ``--new-captions``, on those
 of its pairs whose caption occurs in no other shard, as none of the test pairs' does.  Where the best rate lies at the
 edge of its grid, the next one beyond is tried as well, until it does not.  The arms and batch sizes of earlier calls
@@ -302,11 +302,30 @@ def race_plan(
     }
 
 
+def forget_other_rates(chosen: Mapping[str, Mapping[int, float]], out: Path) -> None:
+    """Runs of a cell that has got another rate since are trained anew."""
+    plan = out / "race" / "plan.yaml"
+    changed = [
+        (row["name"], size)
+        for row in yaml.safe_load(plan.read_text())["methods"]
+        for size, at in row["at"].items()
+        if chosen.get(row["name"], {}).get(size, at["lr"]) != at["lr"]
+    ]
+    for arm, size in changed:
+        for run in (out / "race" / "runs").glob(f"{arm.replace(' ', '_')}-b{size}-seed*"):
+            print(f"{run}: trained anew, at {chosen[arm][size]:g}", flush=True)
+            shutil.rmtree(run)
+    if changed:
+        plan.unlink()  # it would hold the comparison to the former rates
+
+
 def race(arms: Sequence[str], sizes: Sequence[int], setting: Setting, out: Path, more: list[str]) -> None:
     """The arms at those of the sizes that they have a rate for, after what earlier calls asked for."""
     chosen = chosen_rates(out)
-    begun = out / "race" / "plan.yaml"
-    blocks = yaml.safe_load(begun.read_text())["runs"] if begun.is_file() else []
+    begun, blocks = out / "race" / "plan.yaml", list[dict[str, Any]]()
+    if begun.is_file():
+        blocks = yaml.safe_load(begun.read_text())["runs"]
+        forget_other_rates(chosen, out)
     for size in sizes:
         block = {"methods": [arm for arm in arms if size in chosen.get(arm, {})], "batch_sizes": [size]}
         if block["methods"] and block not in blocks:
@@ -370,9 +389,7 @@ def write_hits(data: Path, out: Path, device: str) -> None:
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-KEPT = ("config.yaml", "metrics.jsonl", "outcome.json", "results.json", "hits.json")
-
-
+KEPT = ("config.yaml", "outcome.json", "results.json", "hits.json")
 STAGES = ("rates", "rates-new", "race", *VARIANTS)
 
 
@@ -388,9 +405,18 @@ def gather(out: Path, target: Path, stages: Sequence[str] = STAGES) -> None:
             for name in KEPT:
                 if (outcome.parent / name).is_file():
                     shutil.copy(outcome.parent / name, kept / name)
+            lines = (outcome.parent / "metrics.jsonl").read_text().splitlines(keepends=True)
+            (kept / "metrics.jsonl").write_text("".join(thinned(lines)))
     if (out / "chosen.json").is_file():
         target.mkdir(parents=True, exist_ok=True)
         shutil.copy(out / "chosen.json", target / "chosen.json")
+
+
+def thinned(lines: Sequence[str], most: int = 20) -> list[str]:
+    """All but lines of training steps, of which about so many stay, the last among them."""
+    steps = [place for place, line in enumerate(lines) if "kind" not in json.loads(line)]
+    dropped = {*steps} - {*steps[::-1][:: max(1, len(steps) // most)]}
+    return [line for place, line in enumerate(lines) if place not in dropped]
 
 
 def main() -> None:
@@ -421,7 +447,12 @@ def main() -> None:
         case "rates":
             tune(first_rates(options.arms, options.sizes), WHOLE_SHARD, setting, options.out, more)
         case "race":
-            race(options.arms, options.sizes, setting, options.out, more)
+            try:
+                race(options.arms, options.sizes, setting, options.out, more)
+            except SystemExit as stopped:
+                if isinstance(stopped.code, str):  # not all have ended; of those that have, the checkpoints are here
+                    write_hits(options.source, options.out, options.device)
+                raise
             write_hits(options.source, options.out, options.device)
         case "parts" | "windows":
             compare(variants_plan(options.stage, chosen_rates(options.out), options.sizes, setting), options.out, more)
