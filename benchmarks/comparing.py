@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -68,3 +69,31 @@ def _read(path: Path) -> dict[str, Any]:
     """Nothing where there is no such file."""
     content: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
     return content
+
+
+KEPT = ("config.yaml", "outcome.json", "results.json", "hits.json", "purity.json", "batches/losses.jsonl")
+
+
+def keep_runs(out: Path, target: Path, stages: Sequence[str], most: int = 20) -> None:
+    """What is worth keeping of the runs that ended: enough for a later call to count them as done, and of their lines
+    of training steps about ``most``."""
+    target.mkdir(parents=True, exist_ok=True)
+    for stage in stages:
+        for path in [*sorted((out / stage).glob("plan.yaml")), *sorted((out / stage).glob("comparison.*"))]:
+            (target / stage).mkdir(exist_ok=True)
+            shutil.copy(path, target / stage / path.name)
+        for outcome in sorted((out / stage / "runs").glob("*/outcome.json")):
+            run, kept = outcome.parent, target / stage / "runs" / outcome.parent.name
+            for name in KEPT:
+                if (run / name).is_file():
+                    (kept / name).parent.mkdir(parents=True, exist_ok=True)
+                    shutil.copy(run / name, kept / name)
+            lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
+            (kept / "metrics.jsonl").write_text("".join(thinned(lines, most)))
+
+
+def thinned(lines: Sequence[str], most: int = 20) -> list[str]:
+    """All but lines of training steps, of which about so many stay, the last among them."""
+    steps = [place for place, line in enumerate(lines) if "kind" not in json.loads(line)]
+    dropped = {*steps} - {*steps[::-1][:: max(1, len(steps) // most)]}
+    return [line for place, line in enumerate(lines) if place not in dropped]

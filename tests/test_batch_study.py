@@ -2,6 +2,7 @@
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks" / "batches"))
 import batch_figures
 import batch_study
 import cifar
+import purity
 
 DATA = Path("photographs")
 
@@ -49,25 +51,53 @@ def test_photographs_take_nothing_from_their_neighbours(tmp_path, monkeypatch):
     assert (cifar.read_pack(tmp_path / "pack.tar")["train"][0][::2] == 0).all()
 
 
+SETTING = batch_study.Cifar(DATA, device="cpu")
+
+
 def test_the_runs_are_in_the_order_of_what_is_asked():
-    plan = plan_from(batch_study.cifar_plan(DATA, 30, "cpu", True, 2))
+    plan = plan_from(batch_study.cifar_plan(SETTING))
     runs = plan.planned
     assert [(run.row.name, run.seed) for run in runs[:6]] == [
         (f"SogCLR {batches}", seed) for seed in range(3) for batches in ("SGD", "SC")
     ]
-    assert [run.row.name for run in runs[6:10]] == ["SimCLR SGD", "SimCLR SC", "SogCLR OSGD", "SimCLR OSGD"]
-    assert [run.seed for run in runs[6:]] == [0] * 4 + [1] * 4 + [2] * 4
+    assert [run.row.name for run in runs[6:]] == ["SimCLR SGD", "SimCLR SC", "SogCLR OSGD", "SimCLR OSGD"]
+    assert [run.seed for run in runs[6:]] == [0] * 4
     for run in runs:
         config = plan.config(run, "runs")
         assert config.optimizer.lr == pytest.approx(0.075 * 32**0.5) and config.optimizer.optimizer == "lars"
         assert config.training.epochs == 30 and config.schedule.warmup_share == 0.1 and run.batch_size == 32
         assert config.model.view_stem == "small" and not config.training.graphs
         assert len(config.evaluation.evaluate) == 4
+        assert config.selection.correction == "none"  # the published runs had none
     of = {run.row.name: plan.config(run, "runs") for run in runs}
     assert of["SogCLR SC"].selection.batches == "spectral" and of["SimCLR OSGD"].selection.batches == "ordered"
     sogclr = of["SogCLR SGD"].objective.build()
     assert sogclr.negatives == "both" and sogclr.normalizer.shared and sogclr.normalizer.gamma == 0.9
     assert {config.objective.build().temperature.temperature for config in of.values()} == {0.1}
+
+
+def test_further_runs_are_the_seeds_that_lack_and_variants():
+    first, plan = plan_from(batch_study.cifar_plan(SETTING)), plan_from(batch_study.further_plan(SETTING))
+    done = {(run.row.name, run.seed): first.config(run, "runs") for run in first.planned}
+    further = {(run.row.name, run.seed): plan.config(run, "runs") for run in plan.planned}
+    assert not done.keys() & further.keys() and len(further) == 23
+    every = {**done, **further}
+    for label in ("SGD", "SC", "OSGD", "SC k 5", "SC late"):
+        assert all((f"{loss} {label}", seed) in every for loss in batch_study.LOSSES for seed in range(3))
+
+    def selection(label):
+        return every[f"SogCLR {label}", 0].selection
+
+    assert replace(selection("SC k 5"), block_batches=40) == selection("SC")
+    assert replace(selection("SC late"), uniform_epochs=0) == selection("SC")
+    assert selection("SC late").uniform_epochs == 20
+    assert replace(selection("SC corrected"), correction="none") == selection("SC")
+    one, other = every["SimCLR SC", 0], every["SimCLR SC", 1]
+    assert replace(one, run=other.run, training=replace(one.training, seed=1)) == other
+
+
+def test_purity_is_that_of_the_others():
+    assert purity.purity(np.array([[0, 0, 0, 0], [1, 1, 2, 2]])) == pytest.approx((1.0 + 1 / 3) / 2)
 
 
 def test_the_icons_have_both_kinds_of_batches_and_the_settings_chosen_before():
@@ -83,8 +113,6 @@ def test_the_icons_have_both_kinds_of_batches_and_the_settings_chosen_before():
 
 def test_tables_of_a_few_runs(tmp_path):
     folder = tmp_path / "runs" / "cifar"
-    (folder / "metrics").mkdir(parents=True)
-    (folder / "losses").mkdir()
     runs = []
     for label, scores in {"SogCLR SGD": (0.2, 0.3), "SogCLR SC": (0.5, 0.5), "SimCLR SGD": (0.4,)}.items():
         for seed, score in enumerate(scores):
@@ -94,12 +122,14 @@ def test_tables_of_a_few_runs(tmp_path):
             runs.append({"name": name, "method": label, "seed": seed, "seconds": 100.0, "results": results})
             runs[-1] |= {"status": "done"}
             lines = [{"step": 1, "selection_stall": 1.5, "selection_seconds": 20.0}, {"step": 2, "loss": 1.0}]
-            (folder / "metrics" / f"{name}.jsonl").write_text("\n".join(map(json.dumps, lines)))
+            kept = folder / "runs" / name
+            (kept / "batches").mkdir(parents=True)
+            (kept / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)))
             if "SC" in label:
                 line = {"period": 2, "step": 9, "mean": 3.0, "uniform_mean": 2.0, "edges": [0, 2, 4]}
-                (folder / "losses" / f"{name}.jsonl").write_text(
-                    json.dumps({**line, "counts": [0, 5], "uniform_counts": [3, 2]})
-                )
+                line |= {"counts": [0, 5], "uniform_counts": [3, 2]}
+                (kept / "batches" / "losses.jsonl").write_text(json.dumps(line))
+                (kept / "purity.json").write_text(json.dumps({"own": 0.25 + seed / 4, "uniform": 0.1}))
     runs.append({"name": "x", "method": "SimCLR SC", "seed": 0, "status": "failed", "seconds": 1.0, "results": {}})
     (folder / "comparison.json").write_text(json.dumps({"runs": runs}))
     cells = batch_figures.cells_of(batch_figures.read_runs(folder))
@@ -110,6 +140,8 @@ def test_tables_of_a_few_runs(tmp_path):
     assert "| SogCLR SC less SogCLR SGD | 25.00 ± 7.07 (2) |" in gains
     assert "| SogCLR SC | 100 | 1.5 (1.5%) | 20 |" in batch_figures.cost_table(cells)
     assert "| SogCLR SC | 3.000 / 2.000 | 3.000 / 2.000 | 1.50 |" in batch_figures.hardness_table(cells)
+    assert "| SogCLR SC | 37.50 ± 17.68 (2) | 10.00 ± 0.00 (2) |" in batch_figures.purity_table(cells)
+    assert "SC k 5" not in clean and "SGD |" not in batch_figures.purity_table(cells)
     pytest.importorskip("matplotlib")
     batch_figures.plot_accuracies(cells, tmp_path / "a.svg")
     batch_figures.plot_batch_losses(cells, tmp_path / "b.svg")

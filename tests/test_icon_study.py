@@ -1,6 +1,7 @@
 """The icon study's plans are sound before a GPU is asked, and its tables are those of the runs that were kept."""
 
 import json
+import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -135,9 +136,9 @@ def test_of_training_steps_some_lines_are_kept():
 
     lines = [line(0, kind="audit"), *(line(step) for step in range(1, 101)), line(100, kind="evaluation")]
     steps = [*range(5, 101, 5)]
-    assert study.thinned(lines) == [lines[0], *map(line, steps), lines[-1]]
-    assert study.thinned(study.thinned(lines)) == study.thinned(lines)
-    assert study.thinned(lines[:13]) == lines[:13]
+    assert comparing.thinned(lines) == [lines[0], *map(line, steps), lines[-1]]
+    assert comparing.thinned(comparing.thinned(lines)) == comparing.thinned(lines)
+    assert comparing.thinned(lines[:13]) == lines[:13]
 
 
 def test_minutes_are_counted_from_the_first_plan(monkeypatch):
@@ -264,3 +265,14 @@ def test_the_tables_are_those_of_the_kept_runs():
     for made in (figures.race_table, figures.differences_table, figures.matches_table, figures.error_table):
         for line in made(cells).splitlines()[2:]:
             assert line in text and line in page
+
+
+def test_variants_have_tables_of_their_own(tmp_path, monkeypatch):
+    pytest.importorskip("matplotlib")
+    shutil.copytree(STUDY / "rates", tmp_path / "rates")
+    shutil.copytree(STUDY / "race", tmp_path / "windows")
+    monkeypatch.setattr(sys, "argv", ["figures.py", str(tmp_path)])
+    figures.main()
+    text = (tmp_path / "tables.md").read_text()
+    assert f"## Blocks mixed in windows\n\n{figures.race_table(figures.read_race(STUDY / 'race'))}\n" in text
+    assert "## Blocks mixed in windows: normalizer error" in text and "One thing changed" not in text

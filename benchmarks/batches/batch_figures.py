@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 LOSSES, BATCHES = ("SimCLR", "SogCLR"), ("SGD", "OSGD", "SC")
+VARIANTS = ("SC k 5", "SC late", "SC corrected")
 COLOURS = {"SGD": "#666666", "OSGD": "#a8780f", "SC": "#c2255c"}
 # The name of a task in the tables, by how it begins, and its metric.
 TASKS = {
@@ -39,6 +40,7 @@ class Run:
     """scores    per cent, by the names of TASKS or of a retrieval task's metric
     stall     seconds that training waited for plans, and planning seconds of all planners
     losses    a line a plan: mean loss of its batches, and of uniform ones
+    purity    shares of a batch's other samples that are of a sample's class, in the run's batches and in uniform ones
     """
 
     label: str
@@ -48,6 +50,7 @@ class Run:
     stall: float
     planning: float
     losses: Sequence[Mapping[str, Any]] = field(default_factory=tuple)
+    purity: Mapping[str, float] | None = None
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
@@ -55,17 +58,20 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def read_runs(folder: Path) -> list[Run]:
-    runs = []
-    for run in json.loads((folder / "comparison.json").read_text())["runs"]:
+    """That have ended; none where there is no such folder."""
+    runs, comparison = [], folder / "comparison.json"
+    for run in json.loads(comparison.read_text())["runs"] if comparison.is_file() else ():
         if run["status"] != "done":
             continue
-        lines = read_lines(folder / "metrics" / f"{run['name']}.jsonl")
+        kept = folder / "runs" / run["name"]
+        lines = read_lines(kept / "metrics.jsonl")
         stall, planning = (
             sum(line.get(name) or 0.0 for line in lines) for name in ("selection_stall", "selection_seconds")
         )
-        losses = read_lines(folder / "losses" / f"{run['name']}.jsonl")
-        scores = scores_of(run["results"])
-        runs.append(Run(run["method"], run["seed"], run["seconds"], scores, stall, planning, tuple(losses)))
+        losses = read_lines(kept / "batches" / "losses.jsonl")
+        scores, measured = scores_of(run["results"]), kept / "purity.json"
+        purity = json.loads(measured.read_text()) if measured.is_file() else None
+        runs.append(Run(run["method"], run["seed"], run["seconds"], scores, stall, planning, tuple(losses), purity))
     return runs
 
 
@@ -106,7 +112,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 def accuracy_table(cells: Cells, task: str) -> str:
     """As the paper's Tables 1 and 2: batches by losses."""
     rows = []
-    for batches in BATCHES:
+    for batches in (*BATCHES, *(name for name in VARIANTS if any(label.endswith(name) for label in cells))):
         row = [batches]
         for loss in LOSSES:
             runs = cells.get(f"{loss} {batches}", [])
@@ -126,6 +132,15 @@ def paired_table(cells: Cells, pairs: Sequence[tuple[str, str]], tasks: Sequence
             gains = ([two.scores[task] - one.scores[task] for one, two in both] for task in tasks)
             rows.append([f"{after} less {before}", *map(spread, gains)])
     return table(["points, by seed", *tasks], rows)
+
+
+def purity_table(cells: Cells) -> str:
+    rows = []
+    for label, runs in cells.items():
+        if known := [run.purity for run in runs if run.purity is not None]:
+            shares = ([100.0 * one[batches] for one in known] for batches in ("own", "uniform"))
+            rows.append([label, *map(spread, shares)])
+    return table(["run", "of a batch's other samples of one's class, %", "in uniform batches"], rows)
 
 
 def cost_table(cells: Cells) -> str:
@@ -216,16 +231,17 @@ def main() -> None:
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     parts: list[tuple[str, str]] = []
-    if (options.runs / "cifar" / "comparison.json").is_file():
-        cells = cells_of(read_runs(options.runs / "cifar"))
+    if cells := cells_of(read_runs(options.runs / "cifar") + read_runs(options.runs / "further")):
         parts += [(f"CIFAR-10, {task}", accuracy_table(cells, task)) for task in TASKS]
-        against = [(f"{loss} SGD", f"{loss} {batches}") for loss in ("SogCLR", "SimCLR") for batches in ("SC", "OSGD")]
+        ways = (("SGD", "SC"), ("SGD", "OSGD"), *(("SC", name) for name in VARIANTS))
+        against = [(f"{loss} {one}", f"{loss} {other}") for loss in ("SogCLR", "SimCLR") for one, other in ways]
         parts.append(("CIFAR-10, gains", paired_table(cells, against, list(TASKS))))
+        if any(run.purity is not None for runs in cells.values() for run in runs):
+            parts.append(("CIFAR-10, purity", purity_table(cells)))
         parts += [("CIFAR-10, batches", hardness_table(cells)), ("CIFAR-10, cost", cost_table(cells))]
         plot_accuracies(cells, options.out / "accuracies.svg")
         plot_batch_losses(cells, options.out / "batch_losses.svg")
-    if (options.runs / "icons" / "comparison.json").is_file():
-        cells = cells_of(read_runs(options.runs / "icons"))
+    if cells := cells_of(read_runs(options.runs / "icons")):
         rows = [[label, spread([run.scores["R@1"] for run in runs])] for label, runs in cells.items()]
         parts.append(("Icons", table(["B 128", "R@1, %"], rows)))
         against = [(f"{method} uniform", f"{method} spectral") for method in ("openclip", "neuclip")]

@@ -3,29 +3,32 @@
     python benchmarks/batches/cifar.py unpack cifar10.tar DATA
     python benchmarks/batches/batch_study.py prepare DATA OUT --jobs 16    # fills the cache: pixels, corrupted pixels
     python benchmarks/batches/batch_study.py cifar DATA OUT --jobs 6       # the analogue of Cho et al.'s Tables 1, 2
+    python benchmarks/batches/batch_study.py further DATA OUT --jobs 10    # the seeds it lacks; variants of SC
+    python benchmarks/batches/purity.py OUT/further                   # how much of their batches is of one class
     python benchmarks/icons/unpack.py icons.tar ICONS --captions name
     python benchmarks/batches/batch_study.py icons ICONS OUT --jobs 12     # spectral batches for CLIP and NeuCLIP
     python benchmarks/batches/batch_study.py gather OUT docs/studies/batches/runs
 
-``cifar`` and ``icons`` write a plan for ``fullbatch compare`` and start it; killed, they go on where they were.  The
-runs of ``cifar`` are in the order of what is asked first: SogCLR with uniform (SGD) and spectral batches (SC), three
-seeds; SimCLR with both; ordered batches (OSGD) with both losses; then the other seeds of these.
+``cifar``, ``further`` and ``icons`` write a plan for ``fullbatch compare`` and start it; killed, they go on where they
+were, and elsewhere after ``cp -r docs/studies/batches/runs OUT``, but for ``cifar``, of whose runs too little was kept.
+Its runs are in the order of what is asked first: SogCLR with uniform (SGD) and spectral batches (SC), three
+seeds; SimCLR with both; ordered batches (OSGD) with both losses.  ``further`` has the other seeds of these, and then
+spectral batches of smaller blocks, in the last third of a run only, and with corrected normalizers.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
-from comparing import compare
+from comparing import compare, keep_runs
 
 TOWER, PIXELS, BATCH, EPOCHS = "resnet18", 32, 32, 30
 EVAL_BATCH = 500  # also the pieces in which corrupted images are kept
@@ -59,10 +62,6 @@ def tasks(data: Path) -> dict[str, str]:
     }
 
 
-def label(loss: str, batches: str) -> str:
-    return f"{loss} {batches}"
-
-
 def on_device(device: str, graphs: bool) -> dict[str, Any]:
     """On a CPU, for a rehearsal, without what only a GPU can do."""
     gpu = device == "cuda"
@@ -72,45 +71,96 @@ def on_device(device: str, graphs: bool) -> dict[str, Any]:
 QUIET = {"tensorboard": False, "keep": 1, "log_every": 200, "save_minutes": None, "quiet": True}
 
 
-def cifar_plan(
-    data: Path, epochs: int, device: str, graphs: bool, planners: int, tower: str = TOWER, layout: str = "first"
-) -> dict[str, Any]:
-    """Rows before the others have all seeds; the others come in blocks, in the order in which they are asked."""
+@dataclass(frozen=True)
+class Cifar:
+    """data      the folder with the shards
+    device    "cpu" for a rehearsal
+    graphs    steps are recorded as CUDA graphs
+    planners  processes that plan batches, of each run
+    layout    "last": channels last
+    """
+
+    data: Path
+    epochs: int = EPOCHS
+    device: str = "cuda"
+    graphs: bool = True
+    planners: int = 2
+    tower: str = TOWER
+    layout: str = "first"
+
+
+def cifar_rows(setting: Cifar) -> dict[str, Row]:
+    """By the names that they have in the tables."""
+    late = {**BATCHES["SC"], "uniform_epochs": setting.epochs - setting.epochs // 3}
+    ways = {
+        **BATCHES,
+        "SC k 5": {**BATCHES["SC"], "block_batches": 5},
+        "SC late": late,  # in the last third only
+        "SC corrected": {**BATCHES["SC"], "correction": "normalizers"},
+    }
+    return {
+        f"{loss} {batches}": {"name": f"{loss} {batches}", **LOSSES[loss], **way}
+        for loss in LOSSES
+        for batches, way in ways.items()
+    }
+
+
+def cifar_runs(name: str, setting: Cifar, blocks: Sequence[tuple[Sequence[str], Sequence[int]]]) -> dict[str, Any]:
+    """A plan of blocks, names of rows and their seeds, in the order in which they are asked."""
+    data, rows = setting.data, cifar_rows(setting)
     base = {
         "data": {"data": [f"{data}/train-{{00000..00004}}.tar"], "workers": 0, "in_memory": True},
-        "model": {"view_tower": tower, "view_stem": "small", "projection": [2048, 128]},
-        "selection": {"planners": planners},
-        "training": {"epochs": epochs, "channels_last": layout == "last", **on_device(device, graphs)},
+        "model": {"view_tower": setting.tower, "view_stem": "small", "projection": [2048, 128]},
+        "selection": {"planners": setting.planners, "correction": "none"},
+        "training": {
+            "epochs": setting.epochs,
+            "channels_last": setting.layout == "last",
+            **on_device(setting.device, setting.graphs),
+        },
         "optimizer": {"optimizer": "lars", "lr": RATE, "weight_decay": 1e-6, "momentum": 0.9},
         "schedule": {"warmup_share": 0.1},
         "evaluation": {"evaluate": list(tasks(data).values()), "eval_batch": EVAL_BATCH, "audit_every": 0},
-        "run": QUIET,
+        "run": {**QUIET, "log_every": 1000},
     }
-    rows = {
-        label(loss, batches): {"name": label(loss, batches), **LOSSES[loss], **BATCHES[batches]}
-        for loss in LOSSES
-        for batches in BATCHES
-    }
-    main = [label("SogCLR", "SGD"), label("SogCLR", "SC")]
-    simclr = [label("SimCLR", "SGD"), label("SimCLR", "SC")]
-    ordered = [label("SogCLR", "OSGD"), label("SimCLR", "OSGD")]
-    further = [{**rows[name], "batch_sizes": []} for name in (*simclr, *ordered)]
+    asked = [row for names, _ in blocks for row in names]
     return {
-        "name": "cifar",
+        "name": name,
         "base": base,
-        "methods": [*(rows[name] for name in main), *further],
+        "methods": [{**rows[row], "batch_sizes": []} for row in dict.fromkeys(asked)],
         "batch_sizes": [BATCH],
         "seeds": [0, 1, 2],
-        "order": "seeds",
-        "baseline": main[0],
+        "baseline": asked[0],
         "metric": f"{tasks(data)['clean']} mean_r1",
         "runs": [
-            {"methods": simclr, "batch_sizes": [BATCH], "seeds": [0]},
-            {"methods": ordered, "batch_sizes": [BATCH], "seeds": [0]},
-            {"methods": [*simclr, *ordered], "batch_sizes": [BATCH], "seeds": [1]},
-            {"methods": [*simclr, *ordered], "batch_sizes": [BATCH], "seeds": [2]},
+            {"methods": list(names), "batch_sizes": [BATCH], "seeds": [seed]}
+            for names, seeds in blocks
+            for seed in seeds
         ],
     }
+
+
+def cifar_plan(setting: Cifar) -> dict[str, Any]:
+    return cifar_runs(
+        "cifar",
+        setting,
+        [
+            (("SogCLR SGD", "SogCLR SC"), (0, 1, 2)),
+            (("SimCLR SGD", "SimCLR SC"), (0,)),
+            (("SogCLR OSGD", "SimCLR OSGD"), (0,)),
+        ],
+    )
+
+
+def further_plan(setting: Cifar) -> dict[str, Any]:
+    return cifar_runs(
+        "further",
+        setting,
+        [
+            (("SimCLR SGD", "SimCLR SC", "SogCLR OSGD", "SimCLR OSGD"), (1, 2)),
+            (("SogCLR SC k 5", "SogCLR SC late", "SogCLR SC corrected"), (0, 1, 2)),
+            (("SimCLR SC k 5", "SimCLR SC late"), (0, 1, 2)),
+        ],
+    )
 
 
 # method -> its settings, and its learning rates
@@ -141,7 +191,7 @@ def icons_plan(data: Path, samples: int, device: str, graphs: bool, planners: in
                 "crop": [0.8, 1.0],
             },
             "model": {"model": ICON_MODEL},
-            "selection": {"planners": planners, "block_batches": 10, "plan_ahead": False},
+            "selection": {"planners": planners, "block_batches": 10, "plan_ahead": False, "correction": "none"},
             "training": {"samples": samples, **on_device(device, graphs)},
             "optimizer": {"weight_decay": 0.1, "beta2": 0.98, "eps": 1e-6},
             "schedule": {"warmup_share": 0.1},
@@ -197,29 +247,9 @@ def corrupt_piece(test: str, piece: int) -> int:
     return sum(len(images) for images in every_corruption(batches[piece], keep=True))
 
 
-def gather(out: Path, target: Path) -> None:
-    """What is worth keeping: the plans, the tables, each run's own lines, and how large its batches' losses were."""
-    for name in ("cifar", "icons"):
-        if not (out / name / "runs").is_dir():
-            continue
-        for kind in ("metrics", "losses"):
-            (target / name / kind).mkdir(parents=True, exist_ok=True)
-        for path in [out / name / "plan.yaml", *sorted((out / name).glob("comparison.*"))]:
-            if path.is_file():
-                shutil.copy(path, target / name / path.name)
-        costs = {}
-        for run in sorted((out / name / "runs").iterdir()):
-            for file, kind in (("metrics.jsonl", "metrics"), ("batches/losses.jsonl", "losses")):
-                if (run / file).is_file():
-                    shutil.copy(run / file, target / name / kind / f"{run.name}.jsonl")
-            if (run / "results.json").is_file():
-                costs[run.name] = json.loads((run / "results.json").read_text()).get("cost")
-        (target / name / "costs.json").write_text(json.dumps(costs, indent=1))
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description="Run the study of batches.")
-    parser.add_argument("stage", choices=("prepare", "cifar", "icons", "gather"))
+    parser.add_argument("stage", choices=("prepare", "cifar", "further", "icons", "gather"))
     parser.add_argument("source", type=Path, help="the folder with the shards; for gather, OUT")
     parser.add_argument("out", type=Path, help="the folder of the comparisons; for gather, where to put what is kept")
     parser.add_argument("--jobs", type=int, default=6, help="runs side by side on the GPU; for prepare, processes")
@@ -238,17 +268,18 @@ def main() -> None:
     if options.stop_after is not None:
         more += ["--stop-after", str(options.stop_after)]
     how = (options.device, not options.no_graphs, options.planners)
+    cifar = Cifar(options.source, options.epochs, *how, options.tower, options.channels)
     match options.stage:
         case "prepare":
             prepare(options.source, options.jobs)
         case "cifar":
-            compare(
-                cifar_plan(options.source, options.epochs, *how, options.tower, options.channels), options.out, more
-            )
+            compare(cifar_plan(cifar), options.out, more)
+        case "further":
+            compare(further_plan(cifar), options.out, more)
         case "icons":
             compare(icons_plan(options.source, options.samples, *how), options.out, more)
         case "gather":
-            gather(options.source, options.out)
+            keep_runs(options.source, options.out, ("cifar", "further", "icons"), most=50)
 
 
 if __name__ == "__main__":

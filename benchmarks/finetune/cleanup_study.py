@@ -29,9 +29,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 sys.path.insert(0, str(Path(__file__).parent.parent / "icons"))
-from comparing import compare
+from comparing import compare, keep_runs
 from study import Grids, Judge, Scores, begun_grids, best_rates, joined, rate_label, scores_of, widened
-from study import gather as gather_runs
 from tuning_study import (
     BASE_BATCH,
     BATCH,
@@ -249,7 +248,7 @@ def race(setting: Setting, out: Path, more: Sequence[str]) -> None:
 
 
 def gather(out: Path, target: Path) -> None:
-    gather_runs(out, target, ("pretraining", "holding", "rates", "race"))
+    keep_runs(out, target, ("pretraining", "holding", "rates", "race"))
     for name in ("bases.json", "learned.json", "held.json", "study.json"):
         if (out / name).is_file():
             shutil.copy(out / name, target / name)

@@ -30,6 +30,7 @@ COLOURS = {"openclip": "#666666", "neuclip": "#c2255c", "rolling": "#4b3fb5", "q
 OTHER_COLOURS = ("#a8780f", "#1b8a4b", "#7a4a1d", "#2d93cf", "#8a8d93", "#b0558c", "#5b5f66", "#cc5500")
 MATCH = -0.5  # points: the lower bound of a difference that still is a match
 DRAWS = 10_000  # of the bootstrap
+HEADINGS = {"parts": "One thing changed", "windows": "Blocks mixed in windows"}
 
 Hits = npt.NDArray[np.float64]  # a pair each: 1 found first in both directions, 0.5 in one
 
@@ -308,6 +309,10 @@ def main() -> None:
                 for arm in dict.fromkeys(arm for arm, _ in cells)
             }
             title = "R@1 among 3,000 held-out icons, %, 2.5 M samples seen, three seeds"
+    for stage, heading in HEADINGS.items():
+        if (folder / stage).is_dir():
+            cells = read_race(folder / stage)
+            parts += [(heading, race_table(cells)), (f"{heading}: normalizer error", error_table(cells))]
     (folder / "tables.md").write_text("\n\n".join(f"## {name}\n\n{text}" for name, text in parts) + "\n")
     plot(points, title, folder / "batch_sizes.svg")
     print((folder / "tables.md").read_text())

@@ -43,7 +43,7 @@ from typing import Any
 import yaml
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
-from comparing import compare
+from comparing import compare, keep_runs
 from icon_arms import ARMS, VARIANTS
 
 VIT = Path(__file__).with_name("vit.json")
@@ -389,34 +389,10 @@ def write_hits(data: Path, out: Path, device: str) -> None:
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-KEPT = ("config.yaml", "outcome.json", "results.json", "hits.json")
-STAGES = ("rates", "rates-new", "race", *VARIANTS)
-
-
-def gather(out: Path, target: Path, stages: Sequence[str] = STAGES) -> None:
-    """What is worth keeping of the runs that ended: enough for a later call to count them as done."""
-    for stage in stages:
-        for path in [*sorted((out / stage).glob("plan.yaml")), *sorted((out / stage).glob("comparison.*"))]:
-            (target / stage).mkdir(parents=True, exist_ok=True)
-            shutil.copy(path, target / stage / path.name)
-        for outcome in sorted((out / stage / "runs").glob("*/outcome.json")):
-            kept = target / stage / "runs" / outcome.parent.name
-            kept.mkdir(parents=True, exist_ok=True)
-            for name in KEPT:
-                if (outcome.parent / name).is_file():
-                    shutil.copy(outcome.parent / name, kept / name)
-            lines = (outcome.parent / "metrics.jsonl").read_text().splitlines(keepends=True)
-            (kept / "metrics.jsonl").write_text("".join(thinned(lines)))
+def gather(out: Path, target: Path) -> None:
+    keep_runs(out, target, ("rates", "rates-new", "race", *VARIANTS))
     if (out / "chosen.json").is_file():
-        target.mkdir(parents=True, exist_ok=True)
         shutil.copy(out / "chosen.json", target / "chosen.json")
-
-
-def thinned(lines: Sequence[str], most: int = 20) -> list[str]:
-    """All but lines of training steps, of which about so many stay, the last among them."""
-    steps = [place for place, line in enumerate(lines) if "kind" not in json.loads(line)]
-    dropped = {*steps} - {*steps[::-1][:: max(1, len(steps) // most)]}
-    return [line for place, line in enumerate(lines) if place not in dropped]
 
 
 def main() -> None:
