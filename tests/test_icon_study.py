@@ -192,8 +192,10 @@ def test_windows_change_the_order_alone():
     plan = plan_from(study.variants_plan("windows", chosen, [256], SETTING))
     configs = {run.row.name: plan.config(run, "runs") for run in plan.planned}
     assert [name for name in configs if name.startswith("neuclip")] == [
-        f"neuclip, {order}" for order in ("full", "1,024 mixed", "4,096 mixed", "16,384 mixed")
+        f"neuclip, {order}" for order in ("full", "1,024 mixed", "4,096 mixed", "16,384 mixed", "65,536 mixed")
     ]
+    less = study.variants_plan("windows", chosen, [256], SETTING, ["neuclip"])
+    assert [row["name"] for row in less["methods"]] == [name for name in configs if name.startswith("neuclip")]
     for name, config in configs.items():
         arm, _, order = name.partition(", ")
         assert config.optimizer.lr == chosen[arm][256] and config.objective.method == arm

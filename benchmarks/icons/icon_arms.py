@@ -72,7 +72,7 @@ _WINDOWS: Mapping[str, Mapping[str, Any]] = {
     "full": {"shuffle": "full"},
     **{
         f"{256 * count:,} mixed": {"shuffle": "blocks", "block_samples": 256, "window_blocks": count}
-        for count in (4, 16, 64)
+        for count in (4, 16, 64, 256)
     },
 }
 WINDOWS: Mapping[str, Mapping[str, Any]] = {

@@ -338,12 +338,18 @@ def race(arms: Sequence[str], sizes: Sequence[int], setting: Setting, out: Path,
 
 
 def variants_plan(
-    stage: str, chosen: Mapping[str, Mapping[int, float]], sizes: Sequence[int], setting: Setting
+    stage: str,
+    chosen: Mapping[str, Mapping[int, float]],
+    sizes: Sequence[int],
+    setting: Setting,
+    arms: Sequence[str] = FIRST_ARMS,
 ) -> dict[str, Any]:
-    """At ``neuclip``'s rates, but for rows of other arms, which have their own."""
+    """Of these arms, at ``neuclip``'s rates, but for rows of other arms, which have their own."""
     rows = []
     for name, changes in VARIANTS[stage].items():
         arm = changes.get("method", "neuclip")
+        if arm not in arms:
+            continue
         if missing := [size for size in sizes if size not in chosen.get(arm, {})]:
             raise SystemExit(f"There is no rate yet of {arm} at B {missing[0]}; run the stage rates first.")
         at = {size: {"lr": chosen[arm][size]} for size in sizes}
@@ -431,7 +437,8 @@ def main() -> None:
                 raise
             write_hits(options.source, options.out, options.device)
         case "parts" | "windows":
-            compare(variants_plan(options.stage, chosen_rates(options.out), options.sizes, setting), options.out, more)
+            chosen = chosen_rates(options.out)
+            compare(variants_plan(options.stage, chosen, options.sizes, setting, options.arms), options.out, more)
         case "hits":
             write_hits(options.source, options.out, options.device)
         case "gather":

@@ -334,7 +334,7 @@ def without_room(rank, config, syncs):
         patched.setattr(os, "fsync", full)
         try:
             train(config)
-        except OSError as error:
+        except (OSError, ValueError) as error:  # its own failure, or the other's: whichever is known first
             return str(error)
 
 

@@ -56,6 +56,12 @@ def plans_of(run):
     return {first: np.load(path)["place"] for first, path in numbered(run / "batches", "plan").items()}
 
 
+def check_plans(ours, theirs, since=10):
+    """The same plans.  When earlier ones go depends on when a checkpoint's writer, a thread, ends."""
+    ours, theirs = ({first: plan for first, plan in plans_of(run).items() if first >= since} for run in (ours, theirs))
+    assert ours and ours.keys() == theirs.keys() and all(np.array_equal(ours[one], theirs[one]) for one in ours)
+
+
 def loss_lines(run):
     return [json.loads(text) for text in (run / "batches" / "losses.jsonl").read_text().splitlines()]
 

@@ -26,6 +26,7 @@ from tests.selection.planned import (
     AVERAGED,
     SELECTIONS,
     SPECTRAL,
+    check_plans,
     config_for,
     lines,
     loss_lines,
@@ -50,8 +51,7 @@ def test_twenty_batches_are_ten_and_ten(tmp_path, name):
     assert differences(saved_state(whole, end), saved_state(copy, end)) == []
     assert lines(whole) == lines(copy)
     assert loss_lines(whole) == loss_lines(copy)
-    ours, theirs = plans_of(copy), plans_of(whole)
-    assert ours.keys() == theirs.keys() and all(np.array_equal(ours[number], theirs[number]) for number in ours)
+    check_plans(copy, whole)
 
 
 def check_goes_on(whole, run, config, end=20):
@@ -195,8 +195,9 @@ def test_plans_are_kept_as_long_as_a_checkpoint_needs_them(tmp_path):
     config = config_for(tmp_path, SPECTRAL)
     config = replace(config, run=replace(config.run, keep=1, save_every=5))
     config = replace(config, training=replace(config.training, samples=8 * 40))
-    # the last period began at step 35, with the checkpoint of 30
-    assert sorted(plans_of(train(config).folder)) == [30, 35]
+    kept = sorted(plans_of(train(config).folder))
+    # the last period began at step 35, with the checkpoint of 30, or that of 35 where its writer, a thread, was fast
+    assert kept in ([30, 35], [35])
 
 
 @pytest.mark.slow
@@ -273,8 +274,7 @@ def test_two_ranks_reproduce_one(tmp_path, two_ranks, name):
     config = config_for(tmp_path, SELECTIONS[name], seed=1)
     one = train(config).folder
     two_ranks.run(on_rank, renamed(config, "two"), None)
-    ours, theirs = plans_of(tmp_path / "two"), plans_of(one)
-    assert ours.keys() == theirs.keys() and all(np.array_equal(ours[number], theirs[number]) for number in ours)
+    check_plans(tmp_path / "two", one)
     check_curves(one, tmp_path / "two")
 
 
