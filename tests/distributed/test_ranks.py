@@ -30,7 +30,8 @@ def train(rank, size, name, changes):
         if step == 3:
             order[1] = order[6]  # the same sample twice in a batch, on different ranks
         image, text = (unit_rows(SAMPLES, WIDTH, seed + step)[order][share].requires_grad_() for seed in (1, 2))
-        out = objective(image, text, order[share])
+        log_c = torch.randn(BATCH, 2, generator=torch.Generator().manual_seed(step))[share] if step > 1 else None
+        out = objective(image, text, order[share], log_c)
         parameters = list(objective.parameters())
         found = torch.autograd.grad(out.loss, (image, text, *parameters), allow_unused=True)
         with torch.no_grad():
