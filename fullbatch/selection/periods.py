@@ -133,18 +133,24 @@ class Plans:
         by now."""
         period = self.periods.of(batch)
         if period.number < self.periods.first_planned:
-            return self._uniform(period)
+            return self._uniform(batch, period)
         asked = range(batch, min(stop or batch + 1, period.batches.stop))
         pieces = self.periods.pieces(asked)
         rows_LB = np.concatenate([self._read(piece) for piece in pieces]) if len(pieces) > 1 else self._read(pieces[0])
         planned = range(pieces[0].start, pieces[-1].stop)
         return BatchPlan(planned, period.epoch, rows_LB["place"], rows_LB["log_c"] if self.corrects_for else None)
 
-    def _uniform(self, period: Period) -> BatchPlan:
-        numbers_L = np.arange(period.first, period.first + len(period.batches)) % self.periods.whole
+    def _uniform(self, batch: int, period: Period) -> BatchPlan:
+        """Of the period's batches those of this one's epoch: an ordered period may reach over several."""
+        batches, epoch, first = period.batches, period.epoch, period.first
+        if not self.periods.selection.averages:
+            whole, epoch = self.periods.whole, batch // self.periods.whole
+            batches = range(max(batches.start, epoch * whole), min(batches.stop, (epoch + 1) * whole))
+            first = batches.start - epoch * whole
+        numbers_L = np.arange(first, first + len(batches))
         places_LB = numbers_L[:, None] * self.batch_size + np.arange(self.batch_size)
         log_c_LB2 = np.broadcast_to(np.float32(0.0), (*places_LB.shape, 2)) if self.corrects_for else None
-        return BatchPlan(period.batches, period.epoch, places_LB, log_c_LB2)
+        return BatchPlan(batches, epoch, places_LB, log_c_LB2)
 
     def _read(self, piece: range) -> Rows:
         if piece.start not in self._last:

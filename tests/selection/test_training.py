@@ -257,6 +257,17 @@ def test_so_many_epochs_stay_uniform(selection, epochs, whole):
     assert 0 <= start - epochs * periods.trained_batches < periods.length
 
 
+@pytest.mark.parametrize(("whole", "kept"), [(20, 150), (7, 3)])
+def test_uniform_epochs_before_ordered_batches_show_each_place_once(tmp_path, whole, kept):
+    """A period is shorter than an epoch, or as long as several: it neither leaves samples out nor repeats batches."""
+    selection = replace(ORDERED, drawn_batches=200, kept_batches=kept, uniform_epochs=3)
+    plans = Plans(tmp_path, Periods(selection, whole), 4)
+    found = [plans.of(batch) for batch in range(3 * whole)]
+    assert all(batch in plan.batches for batch, plan in enumerate(found))
+    shown = [(plan.epoch, place) for batch, plan in enumerate(found) for place in plan.places(batch).tolist()]
+    assert shown == [(epoch, place) for epoch in range(3) for place in range(4 * whole)]
+
+
 def test_ordered_batches_have_the_largest_losses(tmp_path):
     run = train(config_for(tmp_path, ORDERED)).folder
     for plan in plans_of(run).values():
