@@ -105,6 +105,8 @@ SETTINGS = {
     ),
     "epsilon": (lambda: objective(epsilon=-1e-3), "MovingAverage.epsilon", "-0.001"),
     "margin": (lambda: objective("tuneclip", margin=-0.1), "SquaredHinge.margin", "[0, 2]", "-0.1"),
+    "weights no bool": (lambda: objective(correct_weights="no"), "correct_weights must be True or False", "'no'"),
+    "weights of no memory": (lambda: fb.make_objective("simclr", correct_weights=True), "correct_weights", "left out"),
     "prototypes": (lambda: fb.make_objective("neuclip", width=8, prototypes=0), "Prototypes.prototypes", "at least 1"),
     "gradient": (
         lambda: fb.make_objective("neuclip", width=8, prototype_gradient="half"),

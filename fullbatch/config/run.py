@@ -52,7 +52,13 @@ class RunConfig:
                 f"Recovery.recovery_batch must be batch_size ({batch}) with ordered batches, got {pairs}: joined, they "
                 "would have samples twice."
             )
-        normalizer = self.objective.build().normalizer
+        method = self.objective.build()
+        normalizer = method.normalizer
+        if self.selection.correction == "weights" and not method.remembers:
+            raise ValueError(
+                f'Selection.correction must not be "weights" for {self.objective.method}: it keeps no normalizers that '
+                "are corrected, so its weights stay what a batch shows. Leave it out, or take another method."
+            )
         if isinstance(normalizer, Rolling) and normalizer.prototypes < batch:
             raise ValueError(
                 f"Rolling.prototypes must be at least batch_size ({batch}) for prototypes that roll, got "

@@ -80,6 +80,10 @@ class Selection(Checked):
     def _check(self) -> None:
         rule, hint = 'be left out but with batches="spectral"', "an ordered plan is for kept_batches"
         self.leave_out(self.batches != "spectral", rule, "period_steps", hint=hint)
+        self.leave_out(self.batches != "ordered", 'be left out but with batches="ordered"', "reading")
+        uniform, rule = self.batches == "uniform", 'be left out with batches="uniform"'
+        self.leave_out(uniform, rule, "uniform_epochs")
+        self.leave_out(uniform and self.correction == "weights", rule, "correction")
         most = f"be at most drawn_batches ({self.drawn_batches})"
         require(self.kept_batches <= self.drawn_batches, self, "kept_batches", most)
 

@@ -69,6 +69,13 @@ def check_context(method: Method, context: Context) -> None:
         raise ValueError(f"seed must be a whole number of at least 0, got {context.seed!r}.")
     if not is_number(context.guard) or not 0.0 < context.guard <= 80.0:
         raise ValueError(f"guard must lie in (0, 80], the log of an anchor's largest weight, got {context.guard!r}.")
+    if not isinstance(context.correct_weights, bool):
+        raise ValueError(f"correct_weights must be True or False, got {context.correct_weights!r}.")
+    if context.correct_weights and not method.remembers:
+        raise ValueError(
+            "correct_weights must be left out for this method: it keeps no normalizers that are corrected, so its "
+            "weights stay what a batch shows."
+        )
     TableOptions(n or 2, context.table_dtype, context.table_storage)  # checks its fields, also where no table is made
     if context.dataset is not None and not isinstance(context.dataset, str):
         raise ValueError(f"dataset must be a text that names the data, or None, got {context.dataset!r}.")

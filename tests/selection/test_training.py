@@ -302,6 +302,13 @@ def test_the_table_holds_what_the_steps_embedded():
         ({"batches": "ordered", "period_steps": 5}, "period_steps must be left out"),
         ({"batches": "ordered", "reading": "averaged", "graphs": True}, "sequential.* with graphs"),
         ({"batches": "ordered", "reading": "averaged", "recovery_steps": 2}, "sequential.* with a recovery"),
+        ({"batches": "spectral", "reading": "averaged"}, 'reading must be left out but with batches="ordered"'),
+        ({"uniform_epochs": 2}, 'uniform_epochs must be left out with batches="uniform", got 2'),
+        ({"correction": "weights"}, 'correction must be left out with batches="uniform"'),
+        (
+            {"batches": "spectral", "correction": "weights", "method": "openclip"},
+            'correction must not be "weights" for openclip: it keeps no normalizers',
+        ),
         ({"planners": -1}, "planners must be a whole number"),
         *(
             ({name: 0}, f"{name} must be")
