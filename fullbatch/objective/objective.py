@@ -148,6 +148,8 @@ class Objective(nn.Module):
         the batch, so that hard pairs keep their emphasis, unless the objective was made with ``correct_weights``."""
         ids = sample_ids if self.method.needs_ids else None
         correction = log_correction if self.method.remembers else None
+        if isinstance(correction, Tensor):
+            correction = correction.detach()  # a known number, whatever it was computed from
         given = image_embeddings, text_embeddings, ids, correction
         replayed = None
         if self._replayer is not None and self.training:

@@ -167,6 +167,21 @@ def test_steps_on_selected_batches(method, weights, device, replays):
     assert len(replays) > 10
 
 
+@pytest.mark.parametrize("method", ["sogclr", "neuclip"])
+def test_a_correction_is_a_number_whatever_it_was_computed_from(method, device, replays):
+    """As in a plain step no gradient goes on through it, and the others arrive where they belong."""
+    handed_over = []
+
+    def more(step):
+        handed_over.append(torch.full((COUNT, 2), -0.1 * step, device=device, requires_grad=True))
+        return handed_over[-1:]
+
+    plain, replayed = pair(method, device)
+    want = steps(plain, device, 20, more=more)
+    assert_same(steps(replayed, device, 20, more=more), want, rtol=1e-5, atol=1e-6)
+    assert len(replays) > 5 and all(log_c.grad is None for log_c in handed_over)
+
+
 @pytest.mark.parametrize(("dtype", "factor"), [(torch.float16, 65536.0), (torch.bfloat16, 0.3), (torch.float32, 0.3)])
 def test_losses_that_are_weighed(dtype, factor, device, replays):
     """As a gradient scaler does, or one who adds losses; rows of 16 bits get gradients of 16 bits, once.  On a GPU the
