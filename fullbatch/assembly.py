@@ -286,6 +286,15 @@ def make_selector(config: RunConfig, parts: Parts, folder: Folder, embedder: Emb
     method = parts.state.objective.method
     corrects_for = method if selection.correction != "none" and method.remembers else None
     periods = replace(periods_of(config, batches), joined=stages.joined_batches)
+    uniform, read = periods[periods.first_planned].batches.start, stages.place(stages.total)
+    if uniform >= read:
+        sooner = "give fewer --uniform-epochs" if selection.uniform_epochs else "try --embeddings forward"
+        log.warning(
+            "the first %d batches are uniform and the run reads %d, so none is selected; %s, or train for longer",
+            uniform,
+            read,
+            sooner,
+        )
     return Selector(
         plans=Plans(folder.batches, periods, batches.batch_size, corrects_for),
         order=batches.order,

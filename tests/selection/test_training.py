@@ -248,6 +248,15 @@ def test_the_first_epochs_may_stay_uniform(tmp_path, ahead):
     assert [line["period"] for line in loss_lines(run)] == [3] and sorted(plans_of(run)) == [15]
 
 
+@pytest.mark.parametrize(("selection", "uniform"), [(replace(SPECTRAL, uniform_epochs=4), 20), (SPECTRAL, 10)])
+def test_a_run_too_short_for_its_selection_is_told(selection, uniform, tmp_path, caplog):
+    """It would be a uniform run, silently."""
+    config = config_for(tmp_path, selection)
+    train(replace(config, training=replace(config.training, samples=8 * 20)))
+    told = f"the first {uniform} batches are uniform and the run reads 20, so none is selected"
+    assert (told in caplog.text) == (uniform >= 20)
+
+
 @pytest.mark.parametrize(("selection", "epochs"), [(ORDERED, 10), (AVERAGED, 2), (SPECTRAL, 3)])
 @pytest.mark.parametrize("whole", [5, 100, 200])
 def test_so_many_epochs_stay_uniform(selection, epochs, whole):
