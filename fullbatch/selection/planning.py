@@ -96,7 +96,8 @@ def planned(task: Task) -> float:
     here_KB = np.arange(places_KB.size).reshape(places_KB.shape)
     if selection.batches == "spectral":
         number = (task.batches.start - period.batches.start) // selection.block_batches
-        chosen_LB = order_of_block(image_PD, text_PD, size, tau, seed, number, texts_P).reshape(-1, size)
+        apart_P = np.where(texts_P == 0, -1 - ids_P, texts_P)  # a sample that comes twice is its own equal
+        chosen_LB = order_of_block(image_PD, text_PD, size, tau, seed, number, apart_P).reshape(-1, size)
     else:
         chosen_LB = hardest(image_PD, text_PD, here_KB, selection.kept_batches, tau)
     log_c_LB2 = np.zeros((*chosen_LB.shape, 2), np.float32)

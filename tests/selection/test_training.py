@@ -288,6 +288,15 @@ def test_ordered_batches_have_the_largest_losses(tmp_path):
         assert line["mean"] >= line["uniform_mean"]
 
 
+def test_a_sample_that_comes_twice_does_not_meet_itself(tmp_path):
+    """Of a source that counts twice: its two showings are as alike as can be, and would be each other's negatives."""
+    order, selection = Order((16, 8), (2.0, 1.0), 3), replace(SPECTRAL, plan_ahead=False, embeddings="forward")
+    plans = Plans(tmp_path / "batches", Periods(selection, 5), 8)
+    rows = torch.nn.functional.normalize(torch.randn(24, 2, 4, generator=torch.Generator().manual_seed(0)), dim=-1)
+    shown, _ = simulated(plans, order, range(5), rows, 5)
+    assert all(len(set(order.ids(epoch, places).tolist())) == 8 for epoch, places in shown.values())
+
+
 def test_the_table_holds_what_the_steps_embedded():
     table = EmbeddingTable(6, 3, torch.device("cpu"))
     image, text = torch.rand(2, 3, requires_grad=True), torch.rand(2, 3)
