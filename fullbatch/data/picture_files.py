@@ -99,7 +99,8 @@ class RemotePicture:
         return f"{fingerprint_of('picture', self.url)}{fingerprint_of(self.url)}-whole"
 
     def keep(self) -> None:
-        if block_cache() is not None:
+        cache = block_cache()
+        if cache is not None and cache.keeps:  # else it would be fetched in vain
             self.read(tries=1)  # whoever needs it tries on
 
     def read(self, tries: int | None = None) -> bytes:

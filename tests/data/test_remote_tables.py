@@ -12,6 +12,7 @@ import pytest
 
 from fullbatch.config.data import Data, Source
 from fullbatch.data import picture_files, remote
+from fullbatch.data.block_cache import BlockCache
 from fullbatch.data.loader import open_pool
 from fullbatch.data.picture_files import PictureFiles
 from fullbatch.data.sample import BadSample
@@ -224,6 +225,17 @@ def test_what_is_read_ahead_is_asked_for_once_and_only_if_it_can_be_read(server,
     server.fails = lambda method, path: None
     server.files["/bad.csv"] = write_csv(tmp_path / "bad.csv", [("../a.jpg", "x"), ("", "y")]).read_bytes()
     assert open_source(Source(f"{server.url}/bad.csv")).remote_pieces(np.arange(2)) == []
+
+
+def test_no_picture_is_fetched_ahead_where_none_can_be_kept(server, monkeypatch):
+    """It would be fetched for nothing, and once more when its turn comes."""
+    monkeypatch.setattr(BlockCache, "_write", lambda *arguments, **named: False)
+    table = open_source(Source(f"{server.url}/data/set/pairs.csv"))
+    asked = len(pictures_asked(server))
+    table.read(0)  # and finds that there is no room
+    for piece in table.remote_pieces(np.arange(1, 7)):
+        piece.keep()
+    assert len(pictures_asked(server)) - asked == 1
 
 
 def test_a_caption_that_names_a_url_makes_no_table_remote(tables):
