@@ -27,6 +27,7 @@ from fullbatch.data.remote import fetch_whole
 from fullbatch.data.sample import MAX_IMAGE_BYTES, BadSample, checked_image, fingerprint_of, read_image
 from fullbatch.data.store_requests import Unusable, shown
 
+_USUAL_BYTES = 1 << 20  # of a picture; most are smaller, and the cache has room for some that are three times as large
 _HEADER = struct.Struct("<dH")  # when it was asked for; bytes of its version, which follows
 
 
@@ -97,6 +98,10 @@ class RemotePicture:
     @property
     def name(self) -> str:
         return f"{fingerprint_of('picture', self.url)}{fingerprint_of(self.url)}-whole"
+
+    @property
+    def size(self) -> int:
+        return _USUAL_BYTES
 
     def keep(self) -> None:
         cache = block_cache()
