@@ -58,7 +58,7 @@ class ReadingAhead:
                 self._known.clear()  # of what was in the queue nothing has come
             self._reached = batch
             while self._ahead and not batch < self._ahead[0][0] < self._walked:
-                self._blocks_ahead -= self._ahead.popleft()[1]
+                self._bytes_ahead -= self._ahead.popleft()[1]
             for _ in range(self._most_threads - self._threads):
                 threading.Thread(target=self._fetch, name="reading ahead", daemon=True).start()
             self._threads = self._most_threads
@@ -69,14 +69,16 @@ class ReadingAhead:
         worker, ranks = get_worker_info(), ranks_here(self._world)
         workers, number = (worker.num_workers, worker.id) if worker else (1, 0)
         self._shares, self._share = len(ranks) * workers, ranks.index(self._world.rank) * workers + number
-        self._most_blocks = 0 if cache is None else int(_SHARE * cache.bound / BLOCK_BYTES)
+        self._most_bytes = 0 if cache is None else int(_SHARE * cache.bound)
+        # a batch is fetched whole only if all workers walk up to it, also while the others are two batches further on
+        self._horizon = max(self._most_batches, 2 * workers - 1)
         self._changed = threading.Condition()
-        self._reached, self._walked, self._blocks_ahead = batch, batch, 0
+        self._reached, self._walked, self._bytes_ahead = batch, batch, 0
         self._queue: deque[Remote] = deque()
-        self._ahead: deque[tuple[int, int]] = deque()  # batch, and how many blocks it is the first to need
+        self._ahead: deque[tuple[int, int]] = deque()  # batch, and the bytes that it is the first to need
         self._known: OrderedDict[Remote, None] = OrderedDict()  # those that lately came along
-        self._threads, self._most_threads = 0, max(2, _IN_FLIGHT // workers) if self._most_blocks else 0
-        if self._most_blocks:
+        self._threads, self._most_threads = 0, max(2, _IN_FLIGHT // workers) if self._most_bytes else 0
+        if self._most_bytes:
             self._walk()  # here, not in many threads at once, indexes are opened
 
     def _fetch(self) -> None:
@@ -94,8 +96,8 @@ class ReadingAhead:
                 block.keep()
 
     def _may_walk(self) -> bool:
-        near = self._walked < self._reached + self._most_batches
-        return near and self._blocks_ahead < self._most_blocks
+        near = self._walked < self._reached + self._horizon
+        return near and self._bytes_ahead < self._most_bytes
 
     def _walk(self) -> None:
         """One batch on."""
@@ -103,13 +105,14 @@ class ReadingAhead:
         with suppress(Exception):  # as for a block: the batch that is made says what is wrong
             coming = self._coming(self._walked)
         if coming is None:
-            self._walked = self._reached + self._most_batches
+            self._walked = self._reached + self._horizon
             return
         fresh = [block for block in coming if block not in self._known]
         self._known.update(dict.fromkeys(fresh))
-        while len(self._known) > 2 * self._most_blocks:
+        while len(self._known) > 2 * self._most_bytes // BLOCK_BYTES:
             self._known.popitem(last=False)
         self._queue += [block for block in fresh if zlib.crc32(block.name.encode()) % self._shares == self._share]
-        self._ahead.append((self._walked, len(fresh)))
-        self._blocks_ahead += len(fresh)
+        size = sum(block.size for block in fresh)
+        self._ahead.append((self._walked, size))
+        self._bytes_ahead += size
         self._walked += 1

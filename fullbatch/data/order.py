@@ -8,6 +8,7 @@ only within a window of some blocks."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol
@@ -87,6 +88,14 @@ def _blocks_shuffled(positions_P: Ints, size: int, key: int, block: int) -> Ints
     return np.where(short_P, whole * block + positions_P - start, block_P * block + others_P % block)
 
 
+def _some_by_blocks(positions_P: Ints, count: int, size: int, key: int, block: int) -> Ints:
+    """The first ``count`` positions of ``_blocks_shuffled``, turned: they begin anywhere in it, so that each sample is
+    as likely as any other, also where a block is cut or is all there is.  Where whole blocks add up they stay whole."""
+    step = math.gcd(count, size, block)
+    start = key_of(key, 4) % (size // step) * step
+    return _blocks_shuffled((positions_P + start) % size, size, key, block)
+
+
 def uniforms(positions_P: Ints, key: int) -> npt.NDArray[np.float64]:
     """A number in [0, 1) for each position, drawn by ``key``."""
     words: _Words = _mix(_mix(positions_P.astype(np.uint64) ^ np.uint64(key & _MASK)))
@@ -159,8 +168,9 @@ class Order:
             key = key_of(self.seed, epoch, source, 1)
             if self.blocks is None or not self.by_blocks:
                 index[partial] = shuffled(index[partial], length, key)
-            else:  # neighbours, too
-                index[partial] = _blocks_shuffled(index[partial], length, key, self.blocks.size)
+            elif partial.any():  # neighbours, too
+                count = self.slots[source] % length
+                index[partial] = _some_by_blocks(index[partial], count, length, key, self.blocks.size)
             ids_P[here] = index + sum(self.lengths[:source])
         return ids_P
 

@@ -27,6 +27,7 @@ from fullbatch.data.remote import fetch_whole
 from fullbatch.data.sample import MAX_IMAGE_BYTES, BadSample, checked_image, fingerprint_of, read_image
 from fullbatch.data.store_requests import Unusable, shown
 
+_USUAL_BYTES = 1 << 20  # of a picture; most are smaller, and the cache has room for some that are three times as large
 _HEADER = struct.Struct("<dH")  # when it was asked for; bytes of its version, which follows
 
 
@@ -98,8 +99,13 @@ class RemotePicture:
     def name(self) -> str:
         return f"{fingerprint_of('picture', self.url)}{fingerprint_of(self.url)}-whole"
 
+    @property
+    def size(self) -> int:
+        return _USUAL_BYTES
+
     def keep(self) -> None:
-        if block_cache() is not None:
+        cache = block_cache()
+        if cache is not None and cache.keeps:  # else it would be fetched in vain
             self.read(tries=1)  # whoever needs it tries on
 
     def read(self, tries: int | None = None) -> bytes:

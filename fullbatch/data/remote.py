@@ -179,6 +179,10 @@ class RemoteBlock:
         return f"{self.file.key}-{self.number}"
 
     @property
+    def size(self) -> int:
+        return self._span[1]
+
+    @property
     def _span(self) -> tuple[int, int]:
         """Where it begins in the file, and its length."""
         first = self.number * BLOCK_BYTES

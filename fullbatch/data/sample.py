@@ -43,6 +43,10 @@ class Remote(Protocol):
     def name(self) -> str:
         """By which this machine's cache knows it."""
 
+    @property
+    def size(self) -> int:
+        """The bytes it takes there; where that is not known before it is read, a usual number."""
+
     def keep(self) -> None:
         """See that it is in the cache when it is read, if there is room for it."""
 

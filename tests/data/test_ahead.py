@@ -3,6 +3,7 @@
 import threading
 import time
 from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -36,6 +37,7 @@ class Fetched:
 class Piece:
     fetched: Fetched = field(hash=False, compare=False)
     name: str
+    size: int = 4 << 20
 
     def keep(self):
         with self.fetched.lock:
@@ -103,6 +105,20 @@ def test_processes_share_the_pieces(cache, monkeypatch):
     wait_for(lambda: sum(len(fetched.names) for fetched in every) >= 301)
     assert min(len(fetched.names) for fetched in every) > 60
     assert sorted(name for fetched in every for name in fetched.names) == [f"{number:05d}" for number in range(301)]
+
+
+@pytest.mark.parametrize("batches", [1, 3])
+def test_workers_that_take_turns_have_their_batches_fetched_by_all(cache, monkeypatch, batches):
+    """However few batches hold all the samples that are to be read ahead."""
+    bound(monkeypatch, 1000)
+    every = [Fetched() for _ in range(4)]
+    readings = [ReadingAhead(fetched.coming, batches) for fetched in every]
+    for batch in range(9):
+        monkeypatch.setattr(ahead, "get_worker_info", lambda batch=batch: SimpleNamespace(num_workers=4, id=batch % 4))
+        readings[batch % 4].reached(batch)
+    wait_for(lambda: {f"{n:05d}" for n in range(3, 12)} <= {name for fetched in every for name in fetched.names})
+    names = [name for fetched in every for name in fetched.names]
+    assert len(names) == len(set(names))
 
 
 def test_a_run_of_one_rank_on_the_last_gpu_reads_ahead(cache, monkeypatch):

@@ -103,6 +103,17 @@ def test_a_weight_below_one_shows_whole_blocks_from_everywhere():
     assert all(np.ptp(blocks) > 50 for blocks in shown) and len(np.unique(shown)) == 100
 
 
+@pytest.mark.parametrize("length", [10, 20, 30, 33, 50])
+@pytest.mark.parametrize("weight", [0.2, 0.5, 1.5])
+def test_a_weight_favours_no_sample_of_a_source_of_few_blocks(length, weight):
+    """The others of its mix make the order one by blocks; over many epochs each sample comes equally often."""
+    order, epochs = Order((length, 200), (weight, 1.0), 0, Blocks(20, 2)), 400
+    shown = np.concatenate([order.ids(epoch, np.arange(order.epoch_size)) for epoch in range(epochs)])
+    extra = np.bincount(shown[shown < length], minlength=length) - epochs * int(weight)
+    share = weight % 1
+    assert np.abs(extra / epochs - share).max() < 5 * np.sqrt(share * (1 - share) / epochs)
+
+
 @given(place=st.integers(0, 999), blocks=st.none() | st.builds(Blocks, st.integers(1, 60), st.integers(1, 5)))
 def test_what_a_position_is_mixed_with(place, blocks):
     order = Order((1000,), (1.0,), 0, blocks)

@@ -12,7 +12,9 @@ import pytest
 
 from fullbatch.config.data import Data, Source
 from fullbatch.data import picture_files, remote
-from fullbatch.data.loader import open_pool
+from fullbatch.data.block_cache import BlockCache
+from fullbatch.data.images import TrainTransform
+from fullbatch.data.loader import TrainingBatches, open_pool
 from fullbatch.data.picture_files import PictureFiles
 from fullbatch.data.sample import BadSample
 from fullbatch.data.sources import fingerprint_of_samples, open_source
@@ -21,6 +23,7 @@ from fullbatch.training_run import train
 from tests.data.faulty_server import often, serving
 from tests.data.making import jpeg, png, read_all, write_csv, write_images
 from tests.training.small import by_url, differences, saved_state, small_config
+from tests.waiting import wait_for
 
 pytest.importorskip("fsspec")
 pytest.importorskip("aiohttp")
@@ -224,6 +227,28 @@ def test_what_is_read_ahead_is_asked_for_once_and_only_if_it_can_be_read(server,
     server.fails = lambda method, path: None
     server.files["/bad.csv"] = write_csv(tmp_path / "bad.csv", [("../a.jpg", "x"), ("", "y")]).read_bytes()
     assert open_source(Source(f"{server.url}/bad.csv")).remote_pieces(np.arange(2)) == []
+
+
+def test_pictures_are_fetched_ahead_further_than_as_many_blocks(server, monkeypatch):
+    """A cache of 16 blocks, of which 4 may be ahead: four batches of 4 pictures behind the first, not one."""
+    monkeypatch.setenv("FULLBATCH_CACHE_GB", str(16 * (4 << 20) / 1e9 + 1e-9))
+    monkeypatch.setattr(remote, "_STALLED", 30.0)  # on a busy machine, too
+    pool, order = open_pool(Data(data=(f"{server.url}/data/set/pairs.csv",)))
+    batches = TrainingBatches(pool, order, 4, TrainTransform(8), lambda texts: texts)
+    batches[0]
+    wait_for(lambda: len(pictures_asked(server)) >= 20)
+    assert len(set(pictures_asked(server))) == 20
+
+
+def test_no_picture_is_fetched_ahead_where_none_can_be_kept(server, monkeypatch):
+    """It would be fetched for nothing, and once more when its turn comes."""
+    monkeypatch.setattr(BlockCache, "_write", lambda *arguments, **named: False)
+    table = open_source(Source(f"{server.url}/data/set/pairs.csv"))
+    asked = len(pictures_asked(server))
+    table.read(0)  # and finds that there is no room
+    for piece in table.remote_pieces(np.arange(1, 7)):
+        piece.keep()
+    assert len(pictures_asked(server)) - asked == 1
 
 
 def test_a_caption_that_names_a_url_makes_no_table_remote(tables):
