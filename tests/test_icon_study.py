@@ -13,6 +13,7 @@ import yaml
 from fullbatch.training.run_folder import Folder
 from fullbatch.trials.checks import check_begun, check_same_plan
 from fullbatch.trials.comparison_plan import plan_from
+from fullbatch.trials.trial import Outcome, outcome_of
 
 ROOT = Path(__file__).parent.parent
 sys.path[:0] = [str(ROOT / "benchmarks" / "icons"), str(ROOT / "benchmarks")]
@@ -146,6 +147,14 @@ def test_of_training_steps_some_lines_are_kept():
     assert comparing.thinned(lines) == [lines[0], *map(line, steps), lines[-1]]
     assert comparing.thinned(comparing.thinned(lines)) == comparing.thinned(lines)
     assert comparing.thinned(lines[:13]) == lines[:13]
+
+
+def test_a_run_that_died_at_its_start_is_kept_as_one_that_failed(tmp_path):
+    run = tmp_path / "out" / "race" / "runs" / "openclip-b64-seed0"
+    Outcome("failed", "its process ended with signal 9, 3 times", again=True).write(run)
+    comparing.keep_runs(tmp_path / "out", tmp_path / "kept", ["race", "parts"])
+    kept = tmp_path / "kept" / "race" / "runs" / run.name
+    assert outcome_of(kept).status == "failed" and [path.name for path in kept.iterdir()] == ["outcome.json"]
 
 
 def test_minutes_are_counted_from_the_first_plan(monkeypatch):
