@@ -139,6 +139,7 @@ class Trainer:
                         self.end_early()
                         break
                     if stop:
+                        distributed.together(self.writer.wait)  # if that failed, there is less to go on from
                         raise Interrupted(interruption.signal, f"Go on with: {self.go_on}")
                 distributed.together(self.writer.wait)
             except WorkerDied as error:
