@@ -92,6 +92,7 @@ def train(
         display = Display(first, config.run.quiet)
         folder = Folder(Path(resume)) if resume is not None else Folder.of(config)
         folder = Folder(Path(distributed.from_first_rank(str(folder.path))))
+        _check_all_go_on(resume is not None, folder)
         judge = distributed.together(lambda: judge_of(config))
         distributed.together(lambda: check_tasks(tasks_of(config)))
 
@@ -139,6 +140,17 @@ def train(
             replace_text(folder.results, json.dumps({**written, "cost": cost}, indent=1))
         distributed.host_barrier()
         return Trained(folder.path, folder.read_results())
+
+
+def _check_all_go_on(resumes: bool, folder: Folder) -> None:
+    """``--resume auto`` looks on every rank, and a machine may not see yet what another has just written."""
+    everywhere = distributed.gather_objects(resumes)
+    if len(set(everywhere)) > 1:
+        seeing = ", ".join(str(rank) for rank, sees in enumerate(everywhere) if sees)
+        raise ValueError(
+            f"Only some of the ranks see the run that has begun in {folder.path} (rank {seeing}); start all again when "
+            "all machines do."
+        )
 
 
 def _with_shuffle(config: RunConfig, before: RunConfig | None) -> RunConfig:

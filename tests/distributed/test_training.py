@@ -159,6 +159,25 @@ def test_a_mistake_is_the_same_message_on_every_rank(tmp_path, two_ranks):
         assert "exists already" in message
 
 
+def mistake_where_one_goes_on(rank, config, run):
+    try:
+        train(config, run if rank == 0 else None)
+    except ValueError as error:
+        return str(error)
+
+
+def test_ranks_that_do_not_see_the_same_run_are_refused(tmp_path, two_ranks):
+    """As with --resume auto, where one machine does not see yet what another has just written."""
+    config = small_config(tmp_path)
+    run = two_ranks.run(on_rank, config, None) and tmp_path / "run"
+    before = checkpoint.checkpoints(run / "checkpoints")
+    for message in two_ranks.run(mistake_where_one_goes_on, config, run):
+        assert message == (
+            f"Only some of the ranks see the run that has begun in {run} (rank 0); start all again when all machines do."
+        )
+    assert checkpoint.checkpoints(run / "checkpoints") == before
+
+
 def mistake_with_own_data(rank, config, paths):
     return mistake(rank, replace(config, data=replace(config.data, data=(paths[rank],))))
 
