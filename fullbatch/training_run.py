@@ -89,10 +89,10 @@ def train(
     device = pick_device(config)
     with distributed.ranks(device) as world, _run_log() as write_log_to, one_run(), ExitStack() as held:
         first = world.rank == 0
+        check_all_go_on(resume is not None)
         display = Display(first, config.run.quiet)
         folder = Folder(Path(resume)) if resume is not None else Folder.of(config)
         folder = Folder(Path(distributed.from_first_rank(str(folder.path))))
-        _check_all_go_on(resume is not None, folder)
         judge = distributed.together(lambda: judge_of(config))
         distributed.together(lambda: check_tasks(tasks_of(config)))
 
@@ -142,14 +142,13 @@ def train(
         return Trained(folder.path, folder.read_results())
 
 
-def _check_all_go_on(resumes: bool, folder: Folder) -> None:
+def check_all_go_on(resumes: bool) -> None:
     """``--resume auto`` looks on every rank, and a machine may not see yet what another has just written."""
     everywhere = distributed.gather_objects(resumes)
     if len(set(everywhere)) > 1:
         seeing = ", ".join(str(rank) for rank, sees in enumerate(everywhere) if sees)
         raise ValueError(
-            f"Only some of the ranks see the run that has begun in {folder.path} (rank {seeing}); start all again when "
-            "all machines do."
+            f"Only some of the ranks ({seeing}) see the run that has begun; start all again when all machines do."
         )
 
 

@@ -172,9 +172,7 @@ def test_ranks_that_do_not_see_the_same_run_are_refused(tmp_path, two_ranks):
     run = two_ranks.run(on_rank, config, None) and tmp_path / "run"
     before = checkpoint.checkpoints(run / "checkpoints")
     for message in two_ranks.run(mistake_where_one_goes_on, config, run):
-        assert message == (
-            f"Only some of the ranks see the run that has begun in {run} (rank 0); start all again when all machines do."
-        )
+        assert message.startswith("Only some of the ranks (0) see the run that has begun; ")
     assert checkpoint.checkpoints(run / "checkpoints") == before
 
 
