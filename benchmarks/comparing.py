@@ -88,8 +88,9 @@ def keep_runs(out: Path, target: Path, stages: Sequence[str], most: int = 20) ->
                 if (run / name).is_file():
                     (kept / name).parent.mkdir(parents=True, exist_ok=True)
                     shutil.copy(run / name, kept / name)
-            lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
-            (kept / "metrics.jsonl").write_text("".join(thinned(lines, most)))
+            if (run / "metrics.jsonl").is_file():  # one that died at its start has none
+                lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
+                (kept / "metrics.jsonl").write_text("".join(thinned(lines, most)))
 
 
 def thinned(lines: Sequence[str], most: int = 20) -> list[str]:

@@ -89,6 +89,7 @@ def train(
     device = pick_device(config)
     with distributed.ranks(device) as world, _run_log() as write_log_to, one_run(), ExitStack() as held:
         first = world.rank == 0
+        check_all_go_on(resume is not None)
         display = Display(first, config.run.quiet)
         folder = Folder(Path(resume)) if resume is not None else Folder.of(config)
         folder = Folder(Path(distributed.from_first_rank(str(folder.path))))
@@ -115,30 +116,45 @@ def train(
             distributed.together(lambda: folder.create() if first else None)
         else:
             _restore(parts, folder, display)
-        if first:
+
+        def write_beginning() -> None:
             folder.write_config(config)  # first of all, so that whatever was begun can go on
             if design is None:
                 with told_if_full(folder.model):
                     write_design(parts.model, folder.model)
                 for path in (*folder.model.iterdir(), folder.model, folder.path):
                     sync(path)
-        distributed.host_barrier()
+
+        distributed.together(lambda: write_beginning() if first else None)
         write_log_to(folder.log if first else None)
         _announce(config, parts, display)
         embedder = make_embedder(config, parts.model, parts.wrapped, device, display.measured)
-        metrics = Metrics(folder, config, first, parts.state.position.step)
+        metrics = distributed.together(lambda: Metrics(folder, config, first, parts.state.position.step))
         run = _Run(config, parts, folder, display, watch, judge, embedder, metrics)
         try:
             run.trainer(command, abandoned).run()
-            metrics.settle()
+            distributed.together(metrics.settle)
         finally:
             metrics.close()
-        if first:  # the cost, beside the numbers of the last evaluation or alone where there was none
+
+        def write_cost() -> None:
+            """Beside the numbers of the last evaluation, or alone where there was none."""
             written = folder.read_results() or {"results": []}
             cost = cost_of(read_lines(folder.metrics), world.size)
             replace_text(folder.results, json.dumps({**written, "cost": cost}, indent=1))
-        distributed.host_barrier()
+
+        distributed.together(lambda: write_cost() if first else None)
         return Trained(folder.path, folder.read_results())
+
+
+def check_all_go_on(resumes: bool) -> None:
+    """``--resume auto`` looks on every rank, and a machine may not see yet what another has just written."""
+    everywhere = distributed.gather_objects(resumes)
+    if len(set(everywhere)) > 1:
+        seeing = ", ".join(str(rank) for rank, sees in enumerate(everywhere) if sees)
+        raise ValueError(
+            f"Only some of the ranks ({seeing}) see the run that has begun; start all again when all machines do."
+        )
 
 
 def _with_shuffle(config: RunConfig, before: RunConfig | None) -> RunConfig:
@@ -189,8 +205,7 @@ def _restore(parts: Parts, folder: Folder, display: Display) -> None:
     else:
         display.say(f"there is no checkpoint in {folder.path} yet: starting at step 0")
     distributed.host_barrier()
-    if first:
-        checkpoint.clean(folder.checkpoints, good)
+    distributed.together(lambda: checkpoint.clean(folder.checkpoints, good) if first else None)
 
 
 @dataclass(frozen=True)
@@ -249,8 +264,8 @@ class _Run:
                 values[run_folder.BEST] = True
             ends = ends or (patience is not None and run_folder.BEST not in values and before.waited + 1 >= patience)
             results["best"] = self._best(judge, before.after({"step": step, **values}))
-        if distributed.world().rank == 0:
-            replace_text(self.folder.results, json.dumps(results, indent=1))
+        first, text = distributed.world().rank == 0, json.dumps(results, indent=1)
+        distributed.together(lambda: replace_text(self.folder.results, text) if first else None)
         if ends and step < self.parts.stages.total:
             values[run_folder.ENDED] = True
         line: Mapping[str, Any] = distributed.from_first_rank(values)

@@ -284,6 +284,19 @@ def test_tables_say_what_changed_and_what_is_missing(tmp_path):
     assert "At the edge of its grid: m = 40 tau; m = 40 tau, warmer base." in text
 
 
+def test_what_is_kept_gives_the_same_figures(tmp_path):
+    study = kept(tmp_path / "out", end=-2.0)
+    runs = tmp_path / "out" / "race" / "runs"
+    for metrics in sorted(runs.glob("*/metrics.jsonl")):
+        (metrics.parent / "outcome.json").write_text("{}")
+        steps = [{"step": step, "stage": "recovery" if step <= 48 else "tuning"} for step in range(1, 97)]
+        if "recovery" in metrics.read_text():
+            metrics.write_text("".join(json.dumps(line) + "\n" for line in steps) + metrics.read_text())
+    assert cleanup_figures.read_study(tmp_path / "out").runs == study.runs
+    cleanup_study.gather(tmp_path / "out", tmp_path / "kept")
+    assert cleanup_figures.read_study(tmp_path / "kept").runs == study.runs
+
+
 def test_a_premise_that_is_not_met_is_said_over_every_table(tmp_path):
     text = cleanup_figures.document(kept(tmp_path, end=-0.1))  # one seed ends above the base
     assert text.startswith("**Premise not met**") and text.count("(premise not met)") == 5

@@ -13,6 +13,7 @@ import yaml
 from fullbatch.training.run_folder import Folder
 from fullbatch.trials.checks import check_begun, check_same_plan
 from fullbatch.trials.comparison_plan import plan_from
+from fullbatch.trials.trial import Outcome, outcome_of
 
 ROOT = Path(__file__).parent.parent
 sys.path[:0] = [str(ROOT / "benchmarks" / "icons"), str(ROOT / "benchmarks")]
@@ -116,18 +117,25 @@ def test_the_runs_that_were_kept_count():
 
 
 def test_a_cell_with_another_rate_is_trained_anew(tmp_path, capsys):
-    chosen = {"openclip": {64: 4e-4, 128: 4e-4}, "neuclip default": {64: 2e-4}}
+    spectral = "neuclip spectral, none"
+    chosen = {"openclip": {64: 4e-4, 128: 4e-4}, "neuclip default": {64: 2e-4}, spectral: {64: 1e-4}}
+    asked = [{"methods": list(chosen), "batch_sizes": [64]}, {"methods": ["openclip"], "batch_sizes": [128]}]
+    begun = study.race_plan(chosen, asked, SETTING)
     (tmp_path / "race").mkdir()
     plan = tmp_path / "race" / "plan.yaml"
-    plan.write_text(yaml.safe_dump(study.race_plan(chosen, (), SETTING)))
-    names = ["openclip-b64-seed0", "openclip-b64-seed1", "openclip-b128-seed0", "neuclip_default-b64-seed0"]
+    plan.write_text(yaml.safe_dump(begun))
+    names = [run.name for run in plan_from(begun).planned]
+    assert len(names) == 12
     for name in names:
         (tmp_path / "race" / "runs" / name).mkdir(parents=True)
     study.forget_other_rates(chosen, tmp_path)
-    assert plan.is_file() and capsys.readouterr().out == ""
-    study.forget_other_rates({**chosen, "openclip": {64: 2e-4, 128: 4e-4}}, tmp_path)
-    assert sorted(path.name for path in (tmp_path / "race" / "runs").iterdir()) == sorted(names[2:])
-    assert not plan.exists() and "openclip-b64-seed0: trained anew, at 0.0002" in capsys.readouterr().out
+    assert yaml.safe_load(plan.read_text()) == begun and capsys.readouterr().out == ""
+    chosen |= {"openclip": {64: 2e-4, 128: 4e-4}, spectral: {64: 2e-4}}
+    study.forget_other_rates(chosen, tmp_path)
+    left = {path.name for path in (tmp_path / "race" / "runs").iterdir()}
+    assert left == {name for name in names if name.startswith(("openclip-b128", "neuclip_default"))}
+    assert "openclip-b64-seed0: trained anew, at 0.0002" in capsys.readouterr().out
+    assert yaml.safe_load(plan.read_text()) == study.race_plan(chosen, asked, SETTING), "what was asked for stays"
 
 
 def test_of_training_steps_some_lines_are_kept():
@@ -139,6 +147,14 @@ def test_of_training_steps_some_lines_are_kept():
     assert comparing.thinned(lines) == [lines[0], *map(line, steps), lines[-1]]
     assert comparing.thinned(comparing.thinned(lines)) == comparing.thinned(lines)
     assert comparing.thinned(lines[:13]) == lines[:13]
+
+
+def test_a_run_that_died_at_its_start_is_kept_as_one_that_failed(tmp_path):
+    run = tmp_path / "out" / "race" / "runs" / "openclip-b64-seed0"
+    Outcome("failed", "its process ended with signal 9, 3 times", again=True).write(run)
+    comparing.keep_runs(tmp_path / "out", tmp_path / "kept", ["race", "parts"])
+    kept = tmp_path / "kept" / "race" / "runs" / run.name
+    assert outcome_of(kept).status == "failed" and [path.name for path in kept.iterdir()] == ["outcome.json"]
 
 
 def test_minutes_are_counted_from_the_first_plan(monkeypatch):

@@ -248,8 +248,9 @@ def race(setting: Setting, out: Path, more: Sequence[str]) -> None:
 
 
 def gather(out: Path, target: Path) -> None:
-    keep_runs(out, target, ("pretraining", "holding", "rates", "race"))
-    for name in ("bases.json", "learned.json", "held.json", "study.json"):
+    """With all lines of training steps: the figures ask them where the recovery ended, and for the weights since."""
+    keep_runs(out, target, ("pretraining", "holding", "rates", "race"), most=10_000)
+    for name in ("bases.json", "learned.json", "held.json", "chosen.json", "study.json"):
         if (out / name).is_file():
             shutil.copy(out / name, target / name)
 

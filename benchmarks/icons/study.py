@@ -46,6 +46,9 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from comparing import compare, keep_runs
 from icon_arms import ARMS, VARIANTS
 
+from fullbatch.training.run_folder import replace_text
+from fullbatch.trials.comparison_plan import folder_name
+
 VIT = Path(__file__).with_name("vit.json")
 SAMPLES = 2_500_000
 TUNING_SEED = 100  # not one of those that are reported
@@ -303,20 +306,21 @@ def race_plan(
 
 
 def forget_other_rates(chosen: Mapping[str, Mapping[int, float]], out: Path) -> None:
-    """Runs of a cell that has got another rate since are trained anew."""
-    plan = out / "race" / "plan.yaml"
-    changed = [
-        (row["name"], size)
-        for row in yaml.safe_load(plan.read_text())["methods"]
-        for size, at in row["at"].items()
-        if chosen.get(row["name"], {}).get(size, at["lr"]) != at["lr"]
-    ]
-    for arm, size in changed:
-        for run in (out / "race" / "runs").glob(f"{arm.replace(' ', '_')}-b{size}-seed*"):
-            print(f"{run}: trained anew, at {chosen[arm][size]:g}", flush=True)
-            shutil.rmtree(run)
-    if changed:
-        plan.unlink()  # it would hold the comparison to the former rates
+    """Runs of a cell that has got another rate since are trained anew; what earlier calls asked for stays in the plan,
+    also where this call is stopped here."""
+    path = out / "race" / "plan.yaml"
+    plan, changed = yaml.safe_load(path.read_text()), False
+    for row in plan["methods"]:
+        for size, at in row["at"].items():
+            rate = chosen.get(row["name"], {}).get(size, at["lr"])
+            if rate == at["lr"]:
+                continue
+            for run in (out / "race" / "runs").glob(f"{folder_name(row['name'])}-b{size}-seed*"):
+                print(f"{run}: trained anew, at {rate:g}", flush=True)
+                shutil.rmtree(run)
+            at["lr"], changed = rate, True
+    if changed:  # else the comparison would be held to the former rates
+        replace_text(path, yaml.safe_dump(plan, sort_keys=False))
 
 
 def race(arms: Sequence[str], sizes: Sequence[int], setting: Setting, out: Path, more: list[str]) -> None:

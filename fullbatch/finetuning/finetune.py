@@ -33,7 +33,7 @@ from fullbatch.loading import KINDS, open_model, settle, write_model
 from fullbatch.training import checkpoint
 from fullbatch.training.display import Display
 from fullbatch.training.run_folder import LOCK, Folder, training_alone_in
-from fullbatch.training_run import Trained, train
+from fullbatch.training_run import Trained, check_all_go_on, train
 
 TOLERANCE = 0.01
 
@@ -63,6 +63,7 @@ def finetune(
     tasks = config.evaluation.evaluate or ()
     with distributed.ranks(pick_device(config)) as world, ExitStack() as held:
         first = world.rank == 0
+        check_all_go_on(resume is not None)
         asked = metric
         metric = distributed.together(lambda: None if asked is None else deciding(asked, tasks))
         distributed.together(lambda: check_tasks(tasks))

@@ -139,6 +139,7 @@ class Trainer:
                         self.end_early()
                         break
                     if stop:
+                        distributed.together(self.writer.wait)  # if that failed, there is less to go on from
                         raise Interrupted(interruption.signal, f"Go on with: {self.go_on}")
                 distributed.together(self.writer.wait)
             except WorkerDied as error:
@@ -281,8 +282,12 @@ class Trainer:
         self._check_waiting(line["waiting"])
         if self.device.type == "cuda":
             line["gpu_gib"] = torch.cuda.max_memory_allocated(self.device) / 2**30
-        self.metrics.write(line)
+        self._write(line)
         self.display.show(line)
+
+    def _write(self, line: dict[str, Any], kind: str = "train") -> None:
+        """The first rank does; where it cannot, no other waits for it."""
+        distributed.together(lambda: self.metrics.write(line, kind))
 
     def _advice(self) -> str:
         kept = checkpoint.checkpoints(self.folder.checkpoints)
@@ -360,7 +365,7 @@ class Trainer:
             return
         if distributed.from_first_rank(self.metrics.audited) != step:
             with self.stopwatch.paused():
-                self.metrics.write({"step": step, **auditor.audit()}, AUDIT)
+                self._write({"step": step, **auditor.audit()}, AUDIT)
 
     def evaluate_if_due(self) -> bool:
         """At the end, every so often, and if asked before the first step: once each.  Whether the run is to end here,
@@ -379,7 +384,7 @@ class Trainer:
                 log.info("%s", reason)
                 kind = OSError if isinstance(error, OSError) else ValueError
                 raise kind(f"{reason}; go on from there with `{self.go_on}`.") from None
-            self.metrics.write({"step": step, **line, "seconds": time.monotonic() - started}, EVALUATION)
+            self._write({"step": step, **line, "seconds": time.monotonic() - started}, EVALUATION)
             if line.get(BEST):
                 self.save()
                 if self.first_rank:

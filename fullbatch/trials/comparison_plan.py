@@ -79,7 +79,7 @@ class PlannedRun:
     @property
     def cell(self) -> str:
         """Where it stands in the table, without the seed."""
-        return f"{_folder_name(self.row.name)}-b{self.batch_size}"
+        return f"{folder_name(self.row.name)}-b{self.batch_size}"
 
     @property
     def name(self) -> str:
@@ -109,9 +109,9 @@ class Plan(Checked):
         require(plain, self, "name", "be a plain folder name")
         require(bool(self.methods), self, "methods", "name at least one method")
         require(bool(self.seeds), self, "seeds", "name at least one seed")
-        folders = [_folder_name(row.name) for row in self.methods]
+        folders = [folder_name(row.name) for row in self.methods]
         for row in self.methods:
-            if folders.count(_folder_name(row.name)) > 1:
+            if folders.count(folder_name(row.name)) > 1:
                 raise ValueError(f"Two rows of the comparison are called {row.name!r}; give each `name` its own.")
         self.row(self.baseline, "baseline")
         if self.equal_time is not None:
@@ -222,6 +222,6 @@ def named_rows(methods: Any) -> list[dict[str, Any]]:
     return rows
 
 
-def _folder_name(label: str) -> str:
+def folder_name(label: str) -> str:
     """A label as part of a folder's name."""
     return re.sub(r"[^A-Za-z0-9._=+-]+", "_", label)

@@ -9,10 +9,11 @@ import pytest
 import torch
 
 import fullbatch as fb
+import fullbatch.training_run
 from fullbatch.assembly import assemble
 from fullbatch.config.optimization import Recovery
 from fullbatch.config.training import Evaluation
-from fullbatch.training import checkpoint
+from fullbatch.training import checkpoint, run_folder
 from fullbatch.training_run import train
 from tests.data.making import captioned, write_shard
 from tests.training.small import differences, renamed, saved_state, small_config
@@ -157,6 +158,52 @@ def test_a_mistake_is_the_same_message_on_every_rank(tmp_path, two_ranks):
     (tmp_path / "run" / "config.yaml").touch()
     for message in two_ranks.run(mistake, config):
         assert "exists already" in message
+
+
+def mistake_where_one_goes_on(rank, config, run):
+    try:
+        train(config, run if rank == 0 else None)
+    except ValueError as error:
+        return str(error)
+
+
+def test_ranks_that_do_not_see_the_same_run_are_refused(tmp_path, two_ranks):
+    """As with --resume auto, where one machine does not see yet what another has just written."""
+    config = small_config(tmp_path)
+    run = two_ranks.run(on_rank, config, None) and tmp_path / "run"
+    before = checkpoint.checkpoints(run / "checkpoints")
+    for message in two_ranks.run(mistake_where_one_goes_on, config, run):
+        assert message.startswith("Only some of the ranks (0) see the run that has begun; ")
+    assert checkpoint.checkpoints(run / "checkpoints") == before
+
+
+WRITTEN = {  # by the first rank alone, and by whom
+    "config": (run_folder.Folder, "write_config"),
+    "design": (fullbatch.training_run, "write_design"),
+    "lines": (run_folder.Metrics, "__init__"),
+    "a line": (run_folder.Metrics, "write"),
+    "results": (fullbatch.training_run, "replace_text"),
+}
+
+
+def mistake_without_room(rank, config, what):
+    def full(*given, **options):
+        raise OSError("The disk is full")
+
+    with pytest.MonkeyPatch.context() as patch:
+        if rank == 0:
+            patch.setattr(*WRITTEN[what], full)
+        try:
+            train(config)
+        except (ValueError, OSError) as error:
+            return str(error)
+
+
+@pytest.mark.parametrize("what", WRITTEN)
+def test_a_full_disk_of_the_first_rank_is_told_on_every_rank(tmp_path, two_ranks, what):
+    """None waits for the first one, which is gone."""
+    for message in two_ranks.run(mistake_without_room, small_config(tmp_path), what):
+        assert message.startswith("The disk is full")
 
 
 def mistake_with_own_data(rank, config, paths):

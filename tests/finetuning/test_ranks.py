@@ -8,6 +8,7 @@ import torch
 from fullbatch.cli import main
 from fullbatch.config.model import Model
 from fullbatch.finetuning.finetune import finetune
+from fullbatch.finetuning.record import Record, write_record
 from fullbatch.models.build import build_model
 from tests.finetuning.making import said, tuning_config
 from tests.training.small import renamed
@@ -23,6 +24,13 @@ def on_rank(rank, config):
 def mistake(rank, config, metric):
     try:
         finetune(config, metric)
+    except ValueError as error:
+        return str(error)
+
+
+def mistake_where_one_goes_on(rank, config, run):
+    try:
+        finetune(config, resume=run if rank == 0 else None)
     except ValueError as error:
         return str(error)
 
@@ -74,3 +82,12 @@ def test_a_mistake_is_one_message_on_every_rank(tmp_path, base, two_ranks):
     task = config.evaluation.evaluate[0]
     for message in two_ranks.run(mistake, tuning_config(tmp_path, base), f"{task} accuracy"):
         assert "none of the tasks gives it" in message and "text_to_image_r10" in message
+
+
+def test_ranks_that_do_not_see_the_same_run_are_refused(tmp_path, base, two_ranks):
+    run = tmp_path / "run"
+    run.mkdir()
+    write_record(run, Record("base", "mean", 0.01))
+    for message in two_ranks.run(mistake_where_one_goes_on, tuning_config(tmp_path, base), run):
+        assert message.startswith("Only some of the ranks (0) see the run that has begun; ")
+    assert [path.name for path in run.iterdir()] == ["finetune.json"]

@@ -145,6 +145,25 @@ def test_a_full_disk_is_one_message_and_the_last_checkpoint_stays(tmp_path, monk
     assert checkpoint.last_good(root) is not None
 
 
+def test_a_full_disk_is_told_where_a_signal_asked_for_the_checkpoint(tmp_path, monkeypatch):
+    """Else the run would say that it can go on, and not that it does so from an earlier step."""
+    config = small_config(tmp_path, "sogclr")
+    gradient = fullbatch.training.trainer.GradientRule.__call__
+
+    def signalled(self, model, objective, batch, step, scaler):
+        if step == 13:
+            os.kill(os.getpid(), signal.SIGTERM)
+            monkeypatch.setattr(checkpoint.torch, "save", full)
+        return gradient(self, model, objective, batch, step, scaler)
+
+    def full(part, path):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(fullbatch.training.trainer.GradientRule, "__call__", signalled)
+    with pytest.raises(OSError, match=r"The disk is full.*step-000000014 could not.*checkpoint is .*step-000000010"):
+        train(config)
+
+
 def test_too_many_bad_samples_stop_the_run(tmp_path):
     samples = captioned(40)
     for _, parts in samples[::3]:
