@@ -144,7 +144,6 @@ def test_rows_that_cannot_be_used(server, tmp_path):
 
 def test_a_picture_that_is_too_large_is_not_fetched(server, monkeypatch):
     monkeypatch.setattr(picture_files, "MAX_IMAGE_BYTES", 1000)
-    monkeypatch.setattr(remote, "_STALLED", 30.0)
     server.files["/large.jpg"] = bytes(30 << 20)
     sent = server.sent
     with pytest.raises(Exception, match=r"row 7: 'http://.*/large.jpg' has more bytes than the limit of 1,000"):
@@ -234,7 +233,6 @@ def test_a_caption_that_names_a_url_makes_no_table_remote(tables):
 @pytest.mark.parametrize("fault", ["503", "stall", "403", "407"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_store_that_is_down_is_no_bad_sample(server, kind, fault, monkeypatch):
-    monkeypatch.setattr(remote, "_STALLED", 30.0)  # on a busy machine, too
     monkeypatch.setenv("FULLBATCH_CACHE_GB", "0")
     table = open_source(Source(f"{server.url}/data/set/{kind}"))
     table.read(0)
