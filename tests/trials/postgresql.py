@@ -51,23 +51,12 @@ def server():
 
         run(place / "initdb", "-D", data, "-U", "tester", "--auth=trust", "--no-sync", "--encoding=UTF8")
         options = f"-c listen_addresses='' -c unix_socket_directories='{folder}' -c fsync=off"
-        run(
-            place / "pg_ctl",
-            "-D",
-            data,
-            "-o",
-            options,
-            "-l",
-            f"{folder}/server.txt",
-            "-w",
-            "-t",
-            f"{HANG:.0f}",
-            "start",
-        )
+        patiently = ("-w", "-t", f"{HANG:g}")
+        run(place / "pg_ctl", "-D", data, "-o", options, "-l", f"{folder}/server.txt", *patiently, "start")
         try:
             yield f"postgresql://tester@/postgres?host={folder}"
         finally:
-            run(place / "pg_ctl", "-D", data, "-m", "immediate", "-w", "stop")
+            run(place / "pg_ctl", "-D", data, "-m", "immediate", *patiently, "stop")
 
 
 def _other_user():
