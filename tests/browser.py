@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from tests.waiting import HANG
+
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 # What a reader may have: families that matplotlib brings along.  The first is as wide as Verdana.
 FONTS = {"wide": "DejaVuSans.ttf", "serif": "DejaVuSerif.ttf", "monospaced": "DejaVuSansMono.ttf"}
@@ -33,7 +35,8 @@ def browser_of(playwright: Any, font: str, folder: Path) -> Iterator[Any]:
     known = f"<fontconfig><dir>{folder / 'fonts'}</dir><cachedir>{folder / 'cache'}</cachedir></fontconfig>"
     (folder / "fonts.conf").write_text(f'<?xml version="1.0"?><!DOCTYPE fontconfig SYSTEM "fonts.dtd">{known}')
     environment = {**os.environ, "FONTCONFIG_FILE": str(folder / "fonts.conf")}
-    running = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"], env=environment)
+    how = {"executable_path": CHROMIUM, "args": ["--no-sandbox"], "timeout": 1000 * HANG}
+    running = playwright.chromium.launch(**how, env=environment)
     yield running
     running.close()
 

@@ -32,15 +32,17 @@ class Fatal:
 
 
 def started(function, *args):
-    """A process that calls this, forked from one that has imported the rest; its environment is that one's."""
+    """A process that calls this, forked from one that has imported the rest, with the environment of this moment."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(TAKE_LONG_TO_IMPORT)
-    process = context.Process(target=_alone, args=(function, *args))
+    process = context.Process(target=_alone, args=(dict(os.environ), function, *args))
     process.start()
     return process
 
 
-def _alone(function, *args):
+def _alone(environment, function, *args):
+    os.environ.clear()  # it is that of the moment in which the first test needed such a process
+    os.environ.update(environment)
     torch.set_num_threads(1)
     function(*args)
 

@@ -17,6 +17,7 @@ from fullbatch.cli import main
 from fullbatch.find.index import PictureIndex
 from fullbatch.find.nearest import Finder
 from tests.find.making import serving
+from tests.waiting import HANG
 
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "tutorial.md").read_text()
@@ -42,6 +43,7 @@ def test_from_a_folder_to_a_page(browser, tmp_path, monkeypatch, capsys):
     finder = Finder(PictureIndex(Path("pictures"), fb.load("runs/shapes", device="cpu")))
     with serving(finder) as server:
         page = browser.new_page(viewport={"width": 1100, "height": 640})
+        page.set_default_timeout(1000 * HANG)
         page.goto(server.url)
         page.fill("#words", COMMANDS[-1][3])
         page.press("#words", "Enter")

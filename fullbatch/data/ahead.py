@@ -86,7 +86,7 @@ class ReadingAhead:
             with self._changed:
                 if not self._queue and self._may_walk():
                     self._walk()  # one at a time, for the batch that is being made waits for the lock
-                elif not self._queue and not self._changed.wait(_IDLE):
+                elif not self._queue and not self._changed.wait(_IDLE) and not (self._queue or self._may_walk()):
                     self._threads -= 1
                     return
                 if not self._queue:

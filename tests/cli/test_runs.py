@@ -4,7 +4,6 @@ import importlib
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -17,7 +16,9 @@ from fullbatch.config.tree import from_dict, read_yaml, to_dict
 from tests.cli.making import answer, config_of, plain, small
 from tests.data.making import captioned, write_shard
 from tests.training.small import differences, saved_state
-from tests.waiting import wait_for
+from tests.waiting import HANG
+
+ROOT = Path(__file__).parents[2]
 
 
 def test_a_run_leaves_what_its_docstring_says(run_folder):
@@ -155,28 +156,37 @@ def test_the_same_command_goes_on_with_the_parts_that_it_began_with(place, tmp_p
         assert "another data set" in answer(capsys, "train", *other, "--resume", "auto", "--samples", "48")[2]
 
 
+STRUCK = """
+import os, sys
+from fullbatch.cli import main
+from fullbatch.training.trainer import Trainer
+from tests.killing import Fatal
+
+last = int(os.environ["RANK"]) == int(os.environ["WORLD_SIZE"]) - 1
+if last and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+    Fatal(13).among(Trainer, "train_step")
+sys.exit(main(sys.argv[1:]))
+"""
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("ranks", "parallel"), [(2, "ddp"), (4, "fsdp")])
 def test_a_rank_that_dies_under_torchrun(place, tmp_path, ranks, parallel):
     """Torchrun starts the command again, and the run ends where the undisturbed one does, to the bit."""
 
-    def started(name):
+    def started(name, *program):
         command = [
             sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks),
-            "--max-restarts", "2", "-m", "fullbatch", "train", *small(place), "--runs", str(tmp_path), "--name", name,
+            "--max-restarts", "2", *program, "train", *small(place), "--runs", str(tmp_path), "--name", name,
             "--resume", "auto", "--samples", "480", "--save-every", "5", "--parallel", parallel,
         ]  # fmt: skip
         log = (tmp_path / f"{name}.txt").open("w")
-        return subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ, "OMP_NUM_THREADS": "1"})
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+        return subprocess.run(command, stdout=log, stderr=log, env=environment, timeout=2 * HANG).returncode
 
-    assert started("whole").wait(300) == 0
-    watched = started("struck")
-    checkpoints = tmp_path / "struck" / "checkpoints"
-    wait_for(lambda: len(list(checkpoints.glob("step-*"))) > 1, watched)
-    children = Path(f"/proc/{watched.pid}/task/{watched.pid}/children").read_text().split()
-    processes = [pid for pid in children if b"fullbatch" in Path(f"/proc/{pid}/cmdline").read_bytes()]
-    os.kill(int(processes[-1]), signal.SIGKILL)
-    status, told = watched.wait(300), (tmp_path / "struck.txt").read_text
+    (tmp_path / "struck.py").write_text(STRUCK)
+    assert started("whole", "-m", "fullbatch") == 0
+    status, told = started("struck", str(tmp_path / "struck.py")), (tmp_path / "struck.txt").read_text
     assert status == 0, told()
     assert "-9" in told(), "it was killed, and torchrun says so"
     assert differences(*(saved_state(tmp_path / name, 60) for name in ("whole", "struck"))) == []

@@ -12,6 +12,7 @@ import pytest
 from fullbatch.data import block_cache as block_cache_module
 from fullbatch.data.block_cache import BlockCache, block_cache
 from fullbatch.data.cache_folder import write_atomically
+from tests.waiting import HANG
 
 BLOCK = random.Random(0).randbytes(200_000)
 SIZE = len(BLOCK) + 4 * 4  # with its checksums
@@ -256,9 +257,9 @@ def _use(folder, bound, seed, until):
 
 @pytest.mark.slow
 def test_many_processes_some_of_them_killed_keep_the_bound(tmp_path):
-    folder, bound, until = tmp_path / "blocks", 1_000_000, time.time() + 3
-    context, rng, processes, most = get_context("fork"), random.Random(0), [], 0
-    while time.time() < until:
+    folder, bound, until = tmp_path / "blocks", 1_000_000, time.time() + HANG
+    context, rng, processes, most, killed = get_context("fork"), random.Random(0), [], 0, 0
+    while killed < 25 or (most <= 0.5 * bound and time.time() < until):
         while len(processes) < 4:
             process = context.Process(target=_use, args=(folder, bound, rng.random(), until + 60))
             process.start()
@@ -271,6 +272,7 @@ def test_many_processes_some_of_them_killed_keep_the_bound(tmp_path):
         assert victim.exitcode is None, "a reader found another block's bytes"
         os.kill(victim.pid, signal.SIGKILL)
         victim.join()
+        killed += 1
     for process in processes:
         assert process.exitcode is None
         process.kill()

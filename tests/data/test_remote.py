@@ -7,6 +7,7 @@ import subprocess
 import time
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import get_context
+from types import SimpleNamespace
 
 import pytest
 
@@ -59,7 +60,13 @@ def test_what_passes_is_tried_again_and_said(server, caplog, fault, times, monke
     file = look_up(f"{server.url}/a.tar")
     server.faults = {("GET", number): fault for number in range(times)}
     if fault == "stall":
+
+        def wait(seconds):
+            if not server.faults:  # the next answer comes, and may be late
+                monkeypatch.setattr(remote, "_STALLED", 30.0)
+
         monkeypatch.setattr(remote, "_STALLED", 1.0)
+        monkeypatch.setattr(remote, "time", SimpleNamespace(sleep=wait))
     with caplog.at_level(logging.WARNING, "fullbatch"):
         assert file.fetch(0, 1000) == CONTENT[:1000]
     assert [f"try {attempt} of 5" in line for attempt, line in enumerate(caplog.messages, 2)] == [True] * times
@@ -106,8 +113,8 @@ def test_a_store_that_is_gone(server):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{free.getsockname()[1]}/a.tar"
-    with pytest.raises(StoreError, match="after 5 tries: Cannot connect to host"):
-        look_up(url)
+        with pytest.raises(StoreError, match="after 5 tries: Cannot connect to host"):
+            look_up(url)  # nobody listens there, and nobody else is given that port meanwhile
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="makes a certificate")

@@ -273,12 +273,11 @@ def test_s3_is_training_from_disk(bucket, tmp_path, shards):
 
 
 def _environment():
-    """For processes whose parent was started before the server was."""
+    """For ranks that were started before the server was."""
     return {name: os.environ[name] for name in os.environ if name.startswith(("AWS_", "FULLBATCH_", "NO_PROXY"))}
 
 
-def _go(config, resume, environment, die_in_step):
-    os.environ.update(environment)
+def _go(config, resume, die_in_step):
     multiprocessing.set_start_method("fork", force=True)  # its workers are to have these settings, too
     remote._FIRST_WAIT, remote._TRIES, remote.BLOCK_BYTES = 0.01, 12, 4096
     Fatal(die_in_step).among(Trainer, "train_step")
@@ -296,7 +295,7 @@ def test_s3_with_faults_and_kills_is_training_from_disk(s3, bucket, tmp_path, mo
     folder, rng, s3.share = tmp_path / "killed", random.Random(3), 0.1
     for die_in_step in [*(rng.randint(2, 9) for _ in range(6)), 0]:  # too few, in all, to come to the end
         resume = folder if (folder / "config.yaml").exists() else None
-        process = started(_go, other, resume, _environment(), die_in_step)
+        process = started(_go, other, resume, die_in_step)
         assert exit_code(process) == (-signal.SIGKILL if die_in_step else 0)
     s3.share = 0.0
     assert s3.faults > 20

@@ -147,7 +147,6 @@ def test_rows_that_cannot_be_used(server, tmp_path):
 
 def test_a_picture_that_is_too_large_is_not_fetched(server, monkeypatch):
     monkeypatch.setattr(picture_files, "MAX_IMAGE_BYTES", 1000)
-    monkeypatch.setattr(remote, "_STALLED", 30.0)
     server.files["/large.jpg"] = bytes(30 << 20)
     sent = server.sent
     with pytest.raises(Exception, match=r"row 7: 'http://.*/large.jpg' has more bytes than the limit of 1,000"):
@@ -259,7 +258,6 @@ def test_a_caption_that_names_a_url_makes_no_table_remote(tables):
 @pytest.mark.parametrize("fault", ["503", "stall", "403", "407"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_store_that_is_down_is_no_bad_sample(server, kind, fault, monkeypatch):
-    monkeypatch.setattr(remote, "_STALLED", 30.0)  # on a busy machine, too
     monkeypatch.setenv("FULLBATCH_CACHE_GB", "0")
     table = open_source(Source(f"{server.url}/data/set/{kind}"))
     table.read(0)
@@ -365,7 +363,8 @@ def test_training_from_a_faulty_server_is_training_from_disk(
     assert differences(saved_state(here, 20), saved_state(there, 20)) == []
     blocks = tmp_path / "cache" / "blocks"
     if blocks.exists():
-        assert sum(path.stat().st_size for path in blocks.iterdir()) <= float(gigabytes) * 1e9
+        held = sum(path.stat().st_size for path in blocks.iterdir() if not path.name.startswith(".lock"))
+        assert held <= float(gigabytes) * 1e9
 
 
 @pytest.mark.slow

@@ -60,7 +60,7 @@ def test_a_death_is_told_when_the_next_item_is_asked_for():
     stream = read_ahead(Slow(), [range(3)], 2)
     workers = workers_of(stream)
     os.kill(workers[0], signal.SIGKILL)
-    time.sleep(0.5)
+    wait_for(lambda: workers[0] not in children())
     with pytest.raises(WorkerDied, match=r"killed by SIGKILL.*memory.*--workers"):
         list(stream)
     wait_until_gone(workers)

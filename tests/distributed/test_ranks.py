@@ -192,14 +192,16 @@ def names_of_start(store, size, ranks):
 def test_ranks_that_start_wait_for_each_other_but_not_for_ever():
     """Whether the store is fresh, or still has what a dead rank wrote."""
     store = torch.distributed.HashStore()
-    store.set_timeout(timedelta(seconds=1))
+    store.set_timeout(timedelta(seconds=1))  # of those whose others never come
     one, other = names_of_start(store, 2, [0]), names_of_start(store, 2, [1])
     assert "Rank 0 has not heard from rank 1 for 1 seconds; see in its output" in str(one[0])
     assert "Rank 1 has not heard from rank 0 for 1 seconds" in str(other[0])
+    store.set_timeout(timedelta(seconds=HANG))
     names = [names_of_start(store, 4, range(4)) for _ in range(2)]
     assert all(len({*each}) == 1 and isinstance(each[0], str) for each in names) and names[0] != names[1]
+    store.set_timeout(timedelta(seconds=5))
     first, _ = names_of_start(store, 4, [0, 1])
-    assert "Rank 0 has not heard from rank 2, 3 for 1 seconds" in str(first)
+    assert "Rank 0 has not heard from rank 2, 3 for 5 seconds" in str(first)
     assert names_of_start(store, 1, [0])
 
 

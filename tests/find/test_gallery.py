@@ -8,6 +8,7 @@ from fullbatch.config.messages import plain
 from fullbatch.encoder import Encoder
 from fullbatch.find.gallery import write_static
 from tests.find.making import HOSTILE, picture, serving, write_hostile, write_pictures
+from tests.waiting import HANG
 
 MINUS = "\u2212"
 
@@ -26,6 +27,7 @@ class Visit:
     def __init__(self, browser, url, **options):
         self.wrong = []
         self.context = browser.new_context(**{"viewport": {"width": 1280, "height": 900}, **options})
+        self.context.set_default_timeout(1000 * HANG)
         self.page = self.context.new_page()
         self.page.on("console", lambda message: self.wrong.append(f"console: {message.text}"))
         self.page.on("pageerror", lambda error: self.wrong.append(f"error: {error}"))
@@ -49,6 +51,12 @@ class Visit:
 
     def names(self):
         return self.page.locator(".tile bdi").all_inner_texts()
+
+    def shows(self, name):
+        """A tile with this name comes."""
+        self.page.wait_for_function(
+            "name => [...document.querySelectorAll('.tile bdi')].some(e => e.textContent === name)", arg=name
+        )
 
     def search(self, words):
         self.page.fill("#words", words)
@@ -262,6 +270,7 @@ def test_hostile_names_do_no_harm(browser, server):
 def test_other_sites_cannot_use_it(browser, server):
     """A page of another origin, which knows the whole address, gets neither a picture, nor an answer, nor a frame."""
     context = browser.new_context()
+    context.set_default_timeout(1000 * HANG)
     page = context.new_page()
     page.route("http://evil.example/*", lambda route: route.fulfill(body="<p>evil</p>", content_type="text/html"))
     page.goto("http://evil.example/")
@@ -322,19 +331,17 @@ def test_many_pictures_without_stutter(browser, indexed, tmp_path, count):
         assert (visit.busy() - before) / 100 < 1 / 60, "what the page does fits in a frame"
         page.evaluate(scroll, [20_000, 20])
         page.evaluate("scrollTo(0, document.documentElement.scrollHeight)")
-        page.wait_for_timeout(100)
         last = names_of(many.find(many.query("a cat"), count))[-1]
-        assert last in visit.names()
+        visit.shows(last)
         visit.loaded()
         y = page.evaluate("scrollY")
-        page.wait_for_timeout(300)  # the place is remembered when scrolling has come to rest
+        page.wait_for_function(f"() => history.state.y === {y}")  # it is remembered when scrolling has come to rest
         page.locator(".tile .like").last.click()
         page.wait_for_selector("#likes li")
         page.wait_for_function("() => scrollY === 0")
         page.go_back()
         page.wait_for_function(f"() => Math.abs(scrollY - {y}) < 2")
-        page.wait_for_function("name => [...document.querySelectorAll('.tile bdi')].some(e => e.textContent === name)",
-                               arg=last)  # fmt: skip
+        visit.shows(last)
         page.keyboard.press("/")
         page.keyboard.press("ArrowDown")
         assert visit.wrong == []

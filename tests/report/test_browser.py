@@ -7,6 +7,7 @@ import pytest
 from fullbatch.report.blocks import Html, Page, Section
 from fullbatch.report.charts import Axis, Chart, Series, figures
 from fullbatch.report.page import fitting
+from tests.waiting import HANG
 
 SORTS = ("run", "several", "comparison", "tuned", "mixed", "tunings")
 
@@ -17,6 +18,7 @@ class Visit:
     def __init__(self, browser, path, **options):
         self.wrong = []
         self.context = browser.new_context(**{"viewport": {"width": 1280, "height": 900}, **options})
+        self.context.set_default_timeout(1000 * HANG)
         self.page = self.context.new_page()
         self.page.on("console", lambda message: self.wrong.append(f"console: {message.text}"))
         self.page.on("pageerror", lambda error: self.wrong.append(f"error: {error}"))
@@ -39,7 +41,9 @@ class Visit:
 
     def unfold(self):
         self.page.evaluate("for (const folded of document.querySelectorAll('details')) folded.open = true")
-        self.page.wait_for_timeout(200)
+        self.page.wait_for_function(
+            "[...document.querySelectorAll('figure.chart')].every(figure => figure.querySelector('svg[role=img]'))"
+        )
 
     def lines(self, chart="loss"):
         return self.page.locator(f"figure[data-chart='{chart}'] path.line").count()

@@ -12,6 +12,7 @@ from fullbatch.trials.search_summary import summarize, write_files
 from tests.report.making import HOSTILE, SCRIPT
 from tests.report.test_pages import data_of
 from tests.trials.made_up import Running, all_owed, plan_of, played
+from tests.waiting import HANG
 
 
 def written(folder, plan, ended, running=None, importance=True):
@@ -223,6 +224,7 @@ OVERLAPS = """() => {
 def test_it_looks_right(browser_with_a_font, pages, sort, scheme, width):
     """Nothing scrolls sideways, no text lies on another, nothing is NaN, nothing is loaded or run."""
     context = browser_with_a_font.new_context(viewport={"width": width, "height": 800}, color_scheme=scheme)
+    context.set_default_timeout(1000 * HANG)
     wrong = []
     page = context.new_page()
     page.on("console", lambda message: wrong.append(message.text))
@@ -242,6 +244,7 @@ def test_it_looks_right(browser_with_a_font, pages, sort, scheme, width):
 
 def test_points_tell_their_settings_and_can_be_hidden(browser, pages):
     page = browser.new_page(viewport={"width": 1280, "height": 900})
+    page.set_default_timeout(1000 * HANG)
     page.goto(pages["whole"].as_uri())
     figure = page.locator("figure[data-chart='fine-progression']")
     figure.locator("circle.dot").nth(3).hover()

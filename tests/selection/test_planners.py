@@ -2,12 +2,12 @@
 
 import os
 import signal
-import time
 
 import numpy as np
 import pytest
 
 from fullbatch.selection.planning import Planners, meeting_equals
+from tests.waiting import wait_for
 
 
 @pytest.mark.slow
@@ -41,7 +41,7 @@ def test_a_planner_that_died_is_a_sentence():
     (process,) = pool._processes.values()
     os.kill(process.pid, signal.SIGKILL)
     process.join()
-    time.sleep(0.5)  # the pool finds out a moment later
+    wait_for(lambda: pool._broken)  # the pool finds out a moment later
     with pytest.raises(OSError, match="A process that plans batches died"):
         planners.start([None])
     planners.close()

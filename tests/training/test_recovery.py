@@ -17,6 +17,7 @@ from fullbatch.training.stages import Stages, statistics_kept
 from fullbatch.training_run import train
 from tests.reference import papers
 from tests.resume.test_resume import go_on_from, lines
+from tests.training.clock import Clock
 from tests.training.linear import LinearBatches, LinearTowers, linear_trainer, take_steps
 from tests.training.small import differences, renamed, saved_state, small_config
 
@@ -228,7 +229,8 @@ def test_no_sample_meets_itself_in_a_larger_batch(tmp_path):
         assert len(ids.unique()) == len(ids) == 8
 
 
-def test_the_speed_counts_what_was_read(tmp_path):
+def test_the_speed_counts_what_was_read(tmp_path, monkeypatch):
+    Clock(monkeypatch)
     config = recovering(small_config(tmp_path, "tuneclip", steps=4), recovery_steps=4, recovery_batch=40)
     config = replace(config, run=replace(config.run, log_every=4))
     frozen, tuned = (json.loads(text) for text in (train(config).folder / "metrics.jsonl").read_text().splitlines())

@@ -7,7 +7,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from contextlib import nullcontext
 from dataclasses import replace
 
@@ -26,7 +25,7 @@ from fullbatch.loading import load_trained
 from fullbatch.models.saved import export
 from fullbatch.report.collect import read_run
 from fullbatch.report.curves import run_charts
-from fullbatch.training import checkpoint, display
+from fullbatch.training import checkpoint
 from fullbatch.training.optimizer import WeightAverage
 from fullbatch.training.run_folder import Folder
 from fullbatch.training.trainer import Diverged
@@ -34,6 +33,7 @@ from fullbatch.training_run import train
 from tests.data.making import captioned, write_shard
 from tests.selection.planned import AVERAGED
 from tests.tiers import first
+from tests.training.clock import Clock
 from tests.training.small import renamed, saved_state, small_config
 from tests.waiting import HANG, wait_for
 
@@ -81,9 +81,8 @@ def test_what_counts_for_a_queue_is_the_batches_that_the_objective_sees(changes,
 
 
 def test_slow_data_is_said_once(tmp_path, monkeypatch, caplog):
-    read = TrainingBatches.__getitem__
-    monkeypatch.setattr(TrainingBatches, "__getitem__", lambda *given: time.sleep(0.05) or read(*given))
-    monkeypatch.setattr(display, "LINE_EVERY", 0.1)  # seconds after which a pace says something
+    clock = Clock(monkeypatch)
+    monkeypatch.setattr(TrainingBatches, "__getitem__", clock.passes(1.0, TrainingBatches.__getitem__))
     run = train(small_config(tmp_path, "openclip")).folder
     lines = [json.loads(text) for text in (run / "metrics.jsonl").read_text().splitlines()]
     assert all(0.25 < line["waiting"] <= 1.0 for line in lines[-5:])

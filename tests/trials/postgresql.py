@@ -8,6 +8,8 @@ import tempfile
 from contextlib import contextmanager
 from pathlib import Path
 
+from tests.waiting import HANG
+
 
 def programs():
     """The folder with initdb and pg_ctl; None: there is none."""
@@ -43,17 +45,18 @@ def server():
             log = Path(folder) / "said.txt"
             with log.open("ab") as said:  # not a pipe: the server would keep it open
                 done = subprocess.run(
-                    command, stdout=said, stderr=said, cwd=folder, timeout=120, check=False, **as_other
+                    command, stdout=said, stderr=said, cwd=folder, timeout=2 * HANG, check=False, **as_other
                 )
             assert done.returncode == 0, log.read_text()
 
         run(place / "initdb", "-D", data, "-U", "tester", "--auth=trust", "--no-sync", "--encoding=UTF8")
         options = f"-c listen_addresses='' -c unix_socket_directories='{folder}' -c fsync=off"
-        run(place / "pg_ctl", "-D", data, "-o", options, "-l", f"{folder}/server.txt", "-w", "start")
+        patiently = ("-w", "-t", f"{HANG:g}")
+        run(place / "pg_ctl", "-D", data, "-o", options, "-l", f"{folder}/server.txt", *patiently, "start")
         try:
             yield f"postgresql://tester@/postgres?host={folder}"
         finally:
-            run(place / "pg_ctl", "-D", data, "-m", "immediate", "-w", "stop")
+            run(place / "pg_ctl", "-D", data, "-m", "immediate", *patiently, "stop")
 
 
 def _other_user():

@@ -13,7 +13,7 @@ import fullbatch.trials.queue
 import fullbatch.trials.storage
 from fullbatch.trials.phases import Ended, Score
 from fullbatch.trials.processes import ProcessIdentity
-from fullbatch.trials.queue import SlotQueue
+from fullbatch.trials.queue import Lease, SlotQueue
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)
 
@@ -107,6 +107,12 @@ def without_heartbeat(storage, trial_id):
     return trial_id not in storage._stage.heartbeats
 
 
+def _live(lease, live=Lease._live):
+    """An actor gives its signs of life itself: a thread would give them by a clock, and in the middle of a turn."""
+    if not isinstance(lease._queue.storage, Gate):
+        live(lease)
+
+
 class Actor:
     """A worker: it leases trials until there are none."""
 
@@ -138,6 +144,7 @@ class Actor:
 
     def _work(self):
         fullbatch.trials.queue.without_heartbeat = without_heartbeat
+        Lease._live = _live
         queue = SlotQueue(
             Gate(self.stage, self, self.lost_after),
             "study",

@@ -61,7 +61,7 @@ def test_killed_in_many_ways_it_ends_the_same(tmp_path):
         process = start(plan, "--jobs", "2")
         before = lines_under(folder)
         wait_for(lambda: lines_under(folder) >= before + lines, process)
-        return process, wait_for(lambda: workers_of(process.pid))
+        return process, wait_for(lambda: len(found := workers_of(process.pid)) == 2 and found, process)
 
     # The parent: its workers save and end by themselves.
     process, workers = under_way(30)

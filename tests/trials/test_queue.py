@@ -4,21 +4,25 @@ import itertools
 import os
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import asdict
+from datetime import timedelta
 
 import optuna
 import pytest
 from optuna.exceptions import StorageInternalError
 from optuna.samplers import TPESampler
 from optuna.storages import InMemoryStorage
+from optuna.storages._rdb.models import TrialHeartbeatModel
+from optuna.storages._rdb.storage import _create_scoped_session
 from optuna.trial import TrialState, create_trial
 
 from fullbatch.trials.phases import Score, Slot
 from fullbatch.trials.processes import ProcessIdentity, is_gone, this_process
 from fullbatch.trials.queue import ATTEMPT, MOST_DEATHS, SLOT, WORKER, SlotQueue
 from fullbatch.trials.storage import heartbeat_every, open_storage
-from tests.waiting import wait_for
+from tests.waiting import HANG, wait_for
 
 
 class World:
@@ -47,6 +51,13 @@ def sampler(slot):
 
 def choose(trial):
     return {"x": trial.suggest_float("x", 0, 1), "c": trial.suggest_categorical("c", ["a", "b"])}
+
+
+def grow_older(queue, number, seconds):
+    """As if the last heartbeat of this trial lay so much further back."""
+    trial = queue.study.trials[number]
+    with _create_scoped_session(queue.storage.scoped_session) as session:
+        TrialHeartbeatModel.where_trial_id(trial._trial_id, session).heartbeat -= timedelta(seconds=seconds)
 
 
 def taken(queue):
@@ -202,26 +213,37 @@ def test_who_was_taken_for_dead_changes_nothing():
         assert [found.values for found in queue.ended()] == [(1.0,)]
 
 
-@pytest.mark.slow
-def test_a_sign_of_life_is_enough(tmp_path):
-    storage = open_storage(str(tmp_path / "study.db"), lost_after=5.0)
+def test_a_sign_of_life_is_enough(tmp_path, monkeypatch):
+    monkeypatch.setattr("fullbatch.trials.storage.BEAT_EVERY", 0.01)
+    storage, beats = open_storage(str(tmp_path / "study.db")), []
+    record = storage.record_heartbeat
+    monkeypatch.setattr(storage, "record_heartbeat", lambda trial: record(trial) or beats.append(trial))
+    others = set(threading.enumerate())
     lease = taken(World(1, storage=storage).queue("elsewhere"))
+    (heart,) = set(threading.enumerate()) - others
     queue = World(1, storage=storage).queue()
     for _ in range(4):
-        time.sleep(2.0)
+        grow_older(queue, 0, 3600.0)
+        before = len(beats)
+        wait_for(lambda before=before: len(beats) > before + 1)  # the first of them may have begun before
         queue.fail_dead()
     assert not queue.study.trials[0].state.is_finished() and not lease.lost
     lease._over.set()  # no heartbeats any more
-    wait_for(lambda: queue.fail_dead() or queue.study.trials[0].state is TrialState.FAIL)
+    heart.join(HANG)
+    grow_older(queue, 0, 3600.0)
+    queue.fail_dead()
+    assert queue.study.trials[0].state is TrialState.FAIL
 
 
 def test_a_trial_that_never_had_a_heartbeat_grows_stale_too(tmp_path):
     """Its worker died on another machine, before the first one, or was of a version that had none."""
-    world = World(1, storage=open_storage(str(tmp_path / "study.db"), lost_after=3.0))
+    world = World(1, storage=open_storage(str(tmp_path / "study.db"), lost_after=180.0))
     made(world.queue("elsewhere"))
     queue = world.queue("here")
-    assert queue.take(sampler) is None
-    assert wait_for(lambda: queue.take(sampler)).attempt == 2
+    for _ in range(2):
+        assert queue.take(sampler) is None
+        grow_older(queue, 0, 100.0)
+    assert taken(queue).attempt == 2
 
 
 @pytest.mark.slow
@@ -266,12 +288,16 @@ def test_results_of_earlier_versions_count(named, attempt):
 
 def test_a_trial_without_a_slot_is_put_away(tmp_path):
     """Somebody else's, in the same study: it is in nobody's way."""
-    world = World(1, storage=open_storage(str(tmp_path / "study.db"), lost_after=3.0))
+    world = World(1, storage=open_storage(str(tmp_path / "study.db"), lost_after=180.0))
     queue = world.queue()
     stray = queue.study.ask()
     lease = taken(queue)
     assert lease.slot.number == 0
-    wait_for(lambda: queue.fail_dead() or queue.study.trials[stray.number].state is TrialState.FAIL)
+    for _ in range(2):
+        assert queue.study.trials[stray.number].state is TrialState.RUNNING
+        grow_older(queue, stray.number, 100.0)
+        queue.fail_dead()
+    assert queue.study.trials[stray.number].state is TrialState.FAIL
     lease.begin(choose)
     assert lease.end(Score("done", (1.0,)))
     assert len(queue.ended()) == 1

@@ -27,6 +27,7 @@ from fullbatch.trials.phases import Score
 from fullbatch.trials.processes import OUTPUT
 from fullbatch.trials.trial import FILE, CannotWork, Trial
 from tests.killing import Fatal, exit_code, started
+from tests.training.clock import Clock
 from tests.training.small import renamed, small_config
 
 MEAN = "mean(text_to_image_r1, image_to_text_r1)"
@@ -74,7 +75,8 @@ class Told:
 # how it ends
 
 
-def test_done(tmp_path):
+def test_done(tmp_path, monkeypatch):
+    Clock(monkeypatch)
     config, metrics = small_trial(tmp_path)
     told = Told(prune_at=4)  # too late: the run has ended
     score = run_trial(config, metrics, told)
