@@ -176,14 +176,15 @@ def stall(args: argparse.Namespace, device: torch.device) -> None:
 
 
 def bias(args: argparse.Namespace) -> None:
-    """log g of a batch less log g of ten blocks, the data set: the mean, and its size, over the anchors of one block.
+    """log g of a batch less log g of ten blocks, the data set: the mean, and its size, over the anchors of one block; and
+    the log of the mean ratio of the g themselves, which is what a moving average takes up.
     The snapshot that batches and corrections are made from is the table with noise, so that its rows have this cosine
     with today's."""
     size = args.block_batches * args.batch
     tables = embeddings(10 * size, args.width)
     everyone = _log_g(*tables, args.tau)
     image, text = tables[0][:size], tables[1][:size]
-    print("| a row's cosine with the snapshot's | batches | bias of log g | its size |\n|---|---|---|---|")
+    print("| a row's cosine with the snapshot's | batches | bias of log g | its size | of g |\n|---|---|---|---|---|")
     for noise in (0.0, 0.1, 0.2, 0.3, 0.5):
         generator = torch.Generator().manual_seed(1)
         spread = noise / args.width**0.5
@@ -202,7 +203,8 @@ def bias(args: argparse.Namespace) -> None:
             rows = torch.from_numpy(batches)
             found = torch.stack([_log_g(image[these], text[these], args.tau) for these in rows]) + correction
             off = found - everyone[rows]
-            print(f"| {cosine:.3f} | {name} | {off.mean():+.2f} | {off.abs().mean():.2f} |", flush=True)
+            mean = float(off.flatten().logsumexp(0)) - math.log(off.numel())
+            print(f"| {cosine:.3f} | {name} | {off.mean():+.2f} | {off.abs().mean():.2f} | {mean:+.2f} |", flush=True)
 
 
 def _log_g(image: Tensor, text: Tensor, tau: float) -> Tensor:
