@@ -176,10 +176,9 @@ def stall(args: argparse.Namespace, device: torch.device) -> None:
 
 
 def bias(args: argparse.Namespace) -> None:
-    """log g of a batch less log g of ten blocks, the data set: the mean, and its size, over the anchors of one block; and
-    the log of the mean ratio of the g themselves, which is what a moving average takes up.
-    The snapshot that batches and corrections are made from is the table with noise, so that its rows have this cosine
-    with today's."""
+    """log g of a batch less log g of ten blocks, the data set: the mean, and its size, over the anchors of one block;
+    and the log of the mean ratio of the g themselves, which is what a moving average takes up.  The snapshot that
+    batches and corrections are made from is the table with noise, so that its rows have this cosine with today's."""
     size = args.block_batches * args.batch
     tables = embeddings(10 * size, args.width)
     everyone = _log_g(*tables, args.tau)
