@@ -1,11 +1,9 @@
-"""CSV and parquet by URL, and tables that name pictures by URL: what is read, and what is trained, equals the same
-files on disk to the bit; what is missing is a bad sample, and a store that is down ends the run."""
+"""CSV and parquet by URL, and tables that name pictures by URL: what is read equals the same files on disk to the bit;
+what is missing is a bad sample, and a store that is down ends the run."""
 
-import functools
 import logging
 import pickle
 import random
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -20,9 +18,9 @@ from fullbatch.data.sample import BadSample
 from fullbatch.data.sources import fingerprint_of_samples, open_source
 from fullbatch.data.store_requests import StoreError
 from fullbatch.training_run import train
-from tests.data.faulty_server import often, serving
+from tests.data.faulty_server import serving
 from tests.data.making import jpeg, png, read_all, write_csv, write_images
-from tests.training.small import by_url, differences, saved_state, small_config
+from tests.training.small import by_url, small_config
 from tests.waiting import wait_for
 
 pytest.importorskip("fsspec")
@@ -317,78 +315,14 @@ def test_a_root_with_a_secret_is_refused_and_not_repeated(root):
         assert SECRET not in str(told.value)
 
 
-# -- training ----------------------------------------------------------------------------------------------------------
-
-
-def trained(config, data, name, workers=0, **run):
-    config = by_url(config, str(data), name)
-    config = replace(config, data=replace(config.data, workers=workers), run=replace(config.run, **run))
-    return train(config).folder
-
-
-def lose(server, tables, name):
-    (tables / name).unlink()
-    del server.files[f"/data/set/{name}"]
-
-
-def test_training_by_url_is_training_from_disk(server, tables, tmp_path):
-    """Missing pictures are replaced by the same others, too."""
-    lose(server, tables, "images/5.jpg")
-    config = small_config(tmp_path, "sogclr")
-    here = trained(config, tables / "pairs.csv", "here")
-    there = trained(config, f"{server.url}/data/set/pairs.csv", "there")
-    assert differences(saved_state(here, 20), saved_state(there, 20)) == []
-    assert "pairs.csv:row 5: Cannot read 'http://127.0.0.1" in (there / "log.txt").read_text()
-    asked = [path for path in pictures_asked(server) if not path.endswith("/5.jpg")]
-    assert len(asked) == len(set(asked)) == COUNT - 1
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("kind", "workers", "gigabytes"),
-    [("pairs.csv", 0, "1"), ("images.parquet", 2, "1"), ("pairs.csv", 2, "0.00002"), ("paths.parquet", 2, "0")],
-)
-def test_training_from_a_faulty_server_is_training_from_disk(
-    server, tables, tmp_path, monkeypatch, kind, workers, gigabytes
-):
-    monkeypatch.setattr(remote, "_STALLED", 0.2)
-    monkeypatch.setattr(remote, "_TRIES", 12)
-    monkeypatch.setenv("FULLBATCH_CACHE_GB", gigabytes)
-    lose(server, tables, "images/5.jpg")
-    config = small_config(tmp_path, "sogclr")
-    here = trained(config, tables / kind, "here")
-    faults = ("503", "429", "drop", "cut", "stall")  # "short": of a whole picture, nobody could tell
-    server.fails = functools.partial(often, random.Random(1), faults=faults)
-    there = trained(config, f"{server.url}/data/set/{kind}", "there", workers)
-    assert differences(saved_state(here, 20), saved_state(there, 20)) == []
-    blocks = tmp_path / "cache" / "blocks"
-    if blocks.exists():
-        held = sum(path.stat().st_size for path in blocks.iterdir() if not path.name.startswith(".lock"))
-        assert held <= float(gigabytes) * 1e9
-
-
-@pytest.mark.slow
-def test_a_store_that_goes_away_ends_the_run_and_a_resumed_one_ends_as_it_would_have(server, tables, tmp_path):
-    config = small_config(tmp_path, "sogclr")
-    here = trained(config, tables / "pairs.csv", "here")
-    gone = open_pool(Data(data=(str(tables / "pairs.csv"),)))[1].ids(0, np.arange(20, 21))[0]  # of the third batch
-    server.fails = lambda method, path: "503" if path.endswith(f"/{gone}.jpg") else None
-    with pytest.raises(OSError, match=r"Cannot read 'http://.*.jpg' after 5 tries: the server answered 503"):
-        trained(config, f"{server.url}/data/set/pairs.csv", "there", save_every=1)
-    server.fails = lambda method, path: None
-    there = tmp_path / "there"
-    assert 0 < len(list(there.glob("checkpoints/step-*"))) < 10
-    train(by_url(config, f"{server.url}/data/set/pairs.csv", "there"), resume=there)
-    assert differences(saved_state(here, 20), saved_state(there, 20)) == []
-
-
 def test_no_query_is_written_down(server, tables, tmp_path, caplog):
     rows = [(f"{server.url}/data/set/images/{number}.jpg?sig={SECRET}", "x") for number in range(COUNT)]
     table = write_csv(tmp_path / "signed.csv", rows)
     asked = server.requests  # what is read ahead is asked for once, so the second "503" is the batch's
     server.fails = lambda method, path: "503" if sum(there == path for _, there, _ in asked) <= 2 else None
     with caplog.at_level(logging.DEBUG):
-        run = trained(small_config(tmp_path), table, "run", workers=0)
+        config = small_config(tmp_path)
+        run = train(by_url(config, str(table), "run")).folder
     assert "try 2 of 5" in (run / "log.txt").read_text() and "there is no such file" in (run / "log.txt").read_text()
     written = [path.read_bytes() for place in (run, tmp_path / "cache") for path in place.rglob("*") if path.is_file()]
     assert not any(SECRET.encode() in raw for raw in written) and SECRET not in caplog.text
@@ -479,21 +413,6 @@ def test_credentials_that_expire_are_no_bad_sample(in_s3, code):
     in_s3.refuses = ["KeyTooLongError"]
     with pytest.raises(BadSample, match="the server answered 400"):
         table.read(1)
-
-
-@pytest.mark.slow
-def test_training_from_tables_in_a_faulty_s3_is_training_from_disk(in_s3, bucket, tables, tmp_path, monkeypatch):
-    monkeypatch.setattr(remote, "_TRIES", 12)
-    (tables / "images/5.jpg").unlink()
-    bucket.delete_object(Bucket="bucket", Key="set/images/5.jpg")
-    config = small_config(tmp_path, "sogclr")
-    in_s3.share = 0.25
-    for kind in KINDS:
-        here = trained(config, tables / kind, f"here-{kind}")
-        there = trained(config, f"s3://bucket/set/{kind}", f"there-{kind}", workers=2)
-        assert differences(saved_state(here, 20), saved_state(there, 20)) == []
-    in_s3.share = 0.0
-    assert in_s3.faults > 10
 
 
 @pytest.mark.parametrize("answer", ["400", "405", "416", "451"])
