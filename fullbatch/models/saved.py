@@ -7,6 +7,8 @@ import json
 import math
 import shutil
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -162,13 +164,14 @@ def export(
     whole = path.resolve()  # not "..", nor a link that would itself be replaced
     whole.parent.mkdir(parents=True, exist_ok=True)
     unfinished = tempfile.TemporaryDirectory(prefix=f".{whole.name}.", dir=whole.parent)
-    with told_if_full(whole), unfinished as place:
+    with _named(whole), told_if_full(whole), unfinished as place:
         new = Path(place) / (whole.stem + path.suffix)
         match format:
             case "open_clip":
                 _export_open_clip(model, new, temperature, bias)
             case "huggingface":
-                write_clip_model(model, new, temperature, bias)
+                with _written_by_safetensors(new / _CLIP_MODEL_WEIGHTS[0]):
+                    write_clip_model(model, new, temperature, bias)
                 _export_open_clip(model, new, temperature, bias)
             case "safetensors":
                 _export_safetensors(model, new, temperature, bias)
@@ -220,7 +223,7 @@ def _export_open_clip(model: TwoTowers, path: Path, temperature: float, bias: fl
         try:
             torch.save(state, path)
         except RuntimeError as error:
-            raise _not_written(path, error) from None
+            raise _NotWritten(path.name, first_line(error)) from None
         return
     path.mkdir(exist_ok=True)
     _save_safetensors(state, path / OPEN_CLIP_WEIGHTS[0], {})
@@ -287,16 +290,39 @@ def _with_tokenizer(design: OpenClipDesign, model: TwoTowers, folder: Path) -> O
 
 
 def _save_safetensors(state: dict[str, Tensor], path: Path, metadata: dict[str, str]) -> None:
-    from safetensors import SafetensorError
     from safetensors.torch import save_file
 
-    try:
+    with _written_by_safetensors(path):
         save_file({k: v.detach().cpu().contiguous() for k, v in state.items()}, path, {"format": "pt", **metadata})
+
+
+class _NotWritten(Exception):
+    """Neither library names the file, and torch not even the reason: most often a full disk.
+
+    file     its name, in the folder where an export is made
+    """
+
+    def __init__(self, file: str, reason: str) -> None:
+        super().__init__(reason)
+        self.file = file
+
+
+@contextmanager
+def _written_by_safetensors(file: Path) -> Iterator[None]:
+    from safetensors import SafetensorError
+
+    try:
+        yield
     except SafetensorError as error:
-        raise _not_written(path, error) from None
+        raise _NotWritten(file.name, first_line(error)) from None
 
 
-def _not_written(path: Path, error: Exception) -> OSError:
-    """Neither library names the file, and torch not even the reason: most often a full disk."""
-    free = shutil.disk_usage(path.parent).free
-    return OSError(f"{path.name} could not be written ({first_line(error)}); {free / 1e6:,.1f} MB are free.")
+@contextmanager
+def _named(whole: Path) -> Iterator[None]:
+    """By the place where the user will look for it."""
+    try:
+        yield
+    except _NotWritten as error:
+        file = whole if error.file == whole.name else whole / error.file
+        free = shutil.disk_usage(whole.parent).free
+        raise OSError(f"{file} could not be written ({error}); {free / 1e6:,.1f} MB are free.") from None

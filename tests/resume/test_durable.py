@@ -256,15 +256,23 @@ def test_a_full_disk_is_told_by_who_writes_a_models_design_or_weights(tmp_path, 
             train(config)
     run = train(replace(config, run=replace(config.run, name="other"))).folder
     monkeypatch.setattr(safetensors.torch, "save_file", unwritten)
-    with pytest.raises(OSError, match=r"fullbatch.safetensors could not be written \(I/O error: No space left"):
-        load_trained(run).export(tmp_path / "exported")
+    file = tmp_path / "exported.to" / "fullbatch.safetensors"
+    with pytest.raises(OSError, match=rf"^{file} could not be written \(I/O error: No space left"):
+        load_trained(run).export(tmp_path / "exported.to")
 
 
-@pytest.mark.parametrize("name", ["model.pt", "model.safetensors", "folder"])
-def test_an_export_without_room_is_named_and_leaves_nothing(name, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("name", "format", "file"),
+    [
+        ("model.pt", "open_clip", "model.pt"),
+        ("model.safetensors", "safetensors", "model.safetensors"),
+        ("folder", "open_clip", "folder/open_clip_model.safetensors"),
+        ("folder", "huggingface", "folder/model.safetensors"),
+    ],
+)
+def test_an_export_without_room_is_named_and_leaves_nothing(name, format, file, tmp_path, monkeypatch):
     monkeypatch.setattr(saved, "registered_name", lambda design: "tiny")  # a file is for open_clip's own architectures
-    format = "safetensors" if name.endswith(".safetensors") else "open_clip"
-    message = r"model\S* could not be written \(.+\); [\d,.]+ MB are free"
+    message = rf"^{tmp_path / file} could not be written \(.+\); [\d,.]+ MB are free"
     with files_of_at_most(5000), pytest.raises(OSError, match=message):
         export(build_model(Model()), tmp_path / name, format, 0.05, None)
     assert not list(tmp_path.iterdir())
